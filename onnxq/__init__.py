@@ -1,0 +1,1 @@
+"""onnxq: graph-rewriting quantization for ONNX models."""

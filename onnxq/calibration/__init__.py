@@ -1,0 +1,1 @@
+"""Calibration: samples in, statistics out, ranges from statistics."""

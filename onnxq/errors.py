@@ -1,0 +1,40 @@
+"""The few errors that onnxq raises on purpose; each message is one sentence a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnnxqError(Exception):
+    """Anything the user can fix: the message says what, expected, found and what to do."""
+
+
+class ModelError(OnnxqError):
+    """The model file or graph cannot be read, written or quantized."""
+
+
+class DataError(OnnxqError):
+    """The calibration or evaluation samples do not fit the model or hold no usable values."""
+
+
+class SchemeError(OnnxqError):
+    """A scheme, rule, spec or option is not valid or matches nothing in the model."""
+
+
+class OutputError(OnnxqError):
+    """The output cannot be written where the user asked for it."""
+
+
+class FidelityError(OnnxqError):
+    """The quantized model was verified and is below the wanted fidelity; nothing was written."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the candidate closest to ``name``, or an empty string.
+
+    >>> nearest("int9", ["int8", "uint8"])
+    "; did you mean 'int8'?"
+    """
+    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,1 @@
+"""The model layer: GraphSurgeon classes, read and written without loss."""

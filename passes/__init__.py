@@ -1,0 +1,1 @@
+"""Graph-rewriting passes, one a file."""
