@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxq.report import Report
 
 
 class OnnxqError(Exception):
@@ -27,7 +31,15 @@ class OutputError(OnnxqError):
 
 
 class FidelityError(OnnxqError):
-    """The quantized model was verified and is below the wanted fidelity; nothing was written."""
+    """The quantized model was verified and is below the wanted fidelity; nothing was written.
+
+    Attributes:
+        report: what was decided and measured.
+    """
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

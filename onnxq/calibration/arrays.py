@@ -1,0 +1,193 @@
+"""Arrays in .npy, .npz and .pb files, read without pickles, row by row and never beyond a declared size."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+
+ARRAY_LIMIT = 2 * 1024**3
+"""Most bytes that one array may take in memory, or one compressed array may unpack to."""
+
+# RuntimeError is what zipfile raises for encrypted members, the others are what hostile bytes make the parsers raise.
+_UNREADABLE = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    DecodeError,
+    lzma.LZMAError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array on disk, known by its header: nothing else has been read yet."""
+
+    where: str
+    stored: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+    open: Callable[[], AbstractContextManager[IO[bytes]]]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype in native byte order."""
+        return self.stored.newbyteorder("=")
+
+    def read(self) -> NDArray[Any]:
+        """Return the whole array in native byte order.
+
+        Raises:
+            DataError: The array is larger than `ARRAY_LIMIT` or its bytes cannot be read.
+        """
+        return next(self._blocks(1, self.shape[::-1] if self.fortran else self.shape, transpose=self.fortran))
+
+    def rows(self) -> Iterator[NDArray[Any]]:
+        """Yield ``array[0]``, ``array[1]``, ... holding one row in memory (Fortran order: the whole array).
+
+        Raises:
+            DataError: A row is larger than `ARRAY_LIMIT` or its bytes cannot be read.
+        """
+        if self.fortran:
+            yield from self.read()
+        else:
+            yield from self._blocks(self.shape[0], self.shape[1:], transpose=False)
+
+    def _blocks(self, count: int, shape: tuple[int, ...], *, transpose: bool) -> Iterator[NDArray[Any]]:
+        size = math.prod(shape) * self.stored.itemsize
+        if size > ARRAY_LIMIT:
+            raise DataError(
+                f"{self.where} declares {size} bytes, expected at most {ARRAY_LIMIT} at once; split it into samples"
+            )
+        with _readable(self.where), self.open() as stream:
+            stream.read(self.offset)
+            for _ in range(count):
+                block = np.frombuffer(_take(stream, size), self.stored).reshape(shape).astype(self.dtype, copy=False)
+                yield block.T if transpose else block
+
+
+def npy_array(path: Path) -> StoredArray:
+    """Read the header of a ``.npy`` file.
+
+    Raises:
+        DataError: The file is no ``.npy`` file, is truncated or holds pickled objects.
+    """
+
+    @contextmanager
+    def open_file() -> Iterator[IO[bytes]]:
+        with path.open("rb") as stream:
+            yield stream
+
+    with _readable(str(path)), path.open("rb") as stream:
+        return _stored(stream, path.stat().st_size, str(path), open_file)
+
+
+def npz_arrays(path: Path) -> dict[str, StoredArray]:
+    """Read the headers of all arrays in an ``.npz`` archive; member names are keys and never become paths.
+
+    Raises:
+        DataError: The archive is damaged, holds anything but ``.npy`` members or pickled objects, or a compressed
+            array that declares more than `ARRAY_LIMIT` bytes.
+    """
+    with _readable(str(path)), zipfile.ZipFile(path) as archive:
+        return {
+            info.filename.removesuffix(".npy"): _member(archive, info, path)
+            for info in archive.infolist()
+            if not info.is_dir()
+        }
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> StoredArray:
+    where = f"{path}: {info.filename.removesuffix('.npy')!r}"
+    if not info.filename.endswith(".npy"):
+        raise DataError(f"{where} is not a .npy array, expected an archive as numpy.savez writes it")
+    if info.compress_type != zipfile.ZIP_STORED and info.file_size > ARRAY_LIMIT:
+        raise DataError(
+            f"{where} unpacks to {info.file_size} bytes, expected at most {ARRAY_LIMIT}; split it or save uncompressed"
+        )
+
+    @contextmanager
+    def open_member() -> Iterator[IO[bytes]]:
+        with zipfile.ZipFile(path) as again, again.open(info.filename) as stream:
+            yield stream
+
+    with _readable(where), archive.open(info) as stream:
+        return _stored(stream, info.file_size, where, open_member)
+
+
+def _stored(
+    stream: IO[bytes], size: int, where: str, reopen: Callable[[], AbstractContextManager[IO[bytes]]]
+) -> StoredArray:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise DataError(f"{where} is .npy version {version}, expected 1.0 or 2.0; save a plain array with numpy.save")
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise DataError(f"{where} holds pickled Python objects, which are never loaded; save plain numeric arrays")
+    offset, declared = stream.tell(), math.prod(shape) * dtype.itemsize
+    if any(dim < 0 for dim in shape) or offset + declared > size:
+        raise DataError(
+            f"{where} declares shape {list(shape)} of {declared} bytes, found {size - offset} bytes; "
+            "the file is damaged, write it again"
+        )
+    return StoredArray(where, dtype, shape, fortran, offset, reopen)
+
+
+def read_tensor(path: Path) -> tuple[str, NDArray[Any]]:
+    """Read a serialized ``onnx.TensorProto``: its name (may be empty) and its values.
+
+    Raises:
+        DataError: The file is larger than `ARRAY_LIMIT`, no tensor, or refers to other files.
+    """
+    with _readable(str(path)):
+        size = path.stat().st_size
+        if size > ARRAY_LIMIT:
+            raise DataError(f"{path} has {size} bytes, expected at most {ARRAY_LIMIT}; split it into samples")
+        tensor = onnx.TensorProto.FromString(path.read_bytes())
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise DataError(f"{path} refers to external data, expected a tensor with its values inside; save it whole")
+        return tensor.name, onnx.numpy_helper.to_array(tensor)
+
+
+def _take(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError(f"expected {size} more bytes, found {len(data)}")
+    return data
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise DataError(f"{where} cannot be read: {reason}; write the file again") from error

@@ -1,0 +1,155 @@
+"""What ``--calib`` and ``--data`` accept, as one re-iterable stream of checked samples."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.calibration.files import Part, npz_part, suffixes, walk
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.inputs import Input, Sample, check_sample, model_inputs
+from onnxq.errors import DataError
+
+__all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
+
+
+class Samples:
+    """A re-iterable stream of checked samples; each iteration reads them again, in the same order."""
+
+    def __init__(self, parts: Sequence[Part], inputs: Sequence[Input], limit: int | None) -> None:
+        self._parts = tuple(parts)
+        self._inputs = tuple(inputs)
+        total = sum(part.count for part in parts)
+        self._count = total if limit is None else min(limit, total)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sample]:
+        return islice(self._checked(), self._count)
+
+    def _checked(self) -> Iterator[Sample]:
+        for part in self._parts:
+            seen = 0
+            for sample in islice(part.read(), part.count):
+                check_sample(sample, self._inputs, part.where if part.count == 1 else f"{part.where}, sample {seen}")
+                yield {name: np.asarray(value) for name, value in sample.items()}
+                seen += 1
+            if seen < part.count:
+                raise DataError(
+                    f"{part.where} gave {seen} samples, expected {part.count} as when opened; keep them unchanged"
+                )
+
+
+def open_samples(
+    source: str | Path | Iterable[Mapping[str, NDArray[Any]]],
+    inputs: Sequence[Input],
+    *,
+    images: ImageOptions | None = None,
+    limit: int | None = None,
+) -> Samples:
+    """Open calibration or evaluation samples for a model with `inputs`.
+
+    Accepted files:
+
+    - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
+      input, or when every input has a fixed batch of 1 and every array a leading axis of the same N > 1.
+    - ``.npy``: for models with one input; stacked in the same way.
+    - ``.png``, ``.jpg``, ``.jpeg``, ``.bmp``: for models with one image input; needs `images` and Pillow.
+
+    Accepted folders, nested at will, read in natural order of the names (``2`` before ``10``), other files ignored:
+
+    - a folder of such files, each holding whole samples;
+    - a folder with ``input_0.pb``, ``input_1.pb``, ... is one sample in ONNX's test data layout: matched by tensor
+      name where all names are inputs of the model, else by position;
+    - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
+      per input.
+
+    An iterable yields one sample per dict. One that can be iterated only once is first written to a temporary folder,
+    removed with the returned object.
+
+    Args:
+        source: A file, a folder or an iterable of dicts from input name to array.
+        inputs: See `model_inputs`.
+        images: How pixels become the input.
+        limit: Use only the first `limit` samples.
+
+    Raises:
+        DataError: Nothing usable was found, or names, dtypes or shapes in a header do not fit. Values are checked, and
+            samples without headers too, when they are iterated.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"Sample limit is {limit}, expected at least 1")
+    if not inputs:
+        raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
+    spool: Path | None = None
+    if isinstance(source, str | Path):
+        where, parts = str(source), _file_parts(Path(source), inputs, images, limit)
+    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise DataError(
+            f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
+            "wrap a single sample as [sample]"
+        )
+    elif iter(source) is source:
+        spool = Path(tempfile.mkdtemp(prefix="onnxq-samples-"))
+        where, parts = "The iterator of samples", _spool(source, inputs, spool, limit)
+    else:
+        count = len(source) if isinstance(source, Sized) else sum(1 for _ in islice(source, limit))
+        iterable = source
+        where, parts = "The iterable of samples", [Part("samples", count, lambda: iterable)]
+    samples = Samples(parts, inputs, limit)
+    if spool:
+        weakref.finalize(samples, shutil.rmtree, spool, ignore_errors=True)
+    if not len(samples):
+        raise DataError(f"{where} holds no samples, expected at least one; add samples")
+    return samples
+
+
+def _spool(
+    source: Iterable[Mapping[str, NDArray[Any]]], inputs: Sequence[Input], folder: Path, limit: int | None
+) -> list[Part]:
+    parts = []
+    try:
+        for index, sample in enumerate(islice(source, limit)):
+            check_sample(sample, inputs, f"samples, sample {index}")
+            path = folder / f"{index}.npz"
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, value in sample.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                        plain = value.astype(str) if value.dtype.hasobject else value
+                        np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
+            parts.append(npz_part(path, inputs))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return parts
+
+
+def _file_parts(path: Path, inputs: Sequence[Input], images: ImageOptions | None, limit: int | None) -> list[Part]:
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
+    parts: list[Part] = []
+    total = 0
+    for part in walk(path, inputs, images):
+        parts.append(part)
+        total += part.count
+        if limit is not None and total >= limit:
+            break
+    if not parts:
+        raise DataError(
+            f"{path} has {suffixes(path)}, expected .npz, .npy, image or input_N.pb files; add samples for the inputs "
+            + ", ".join(str(entry) for entry in inputs)
+        )
+    return parts

@@ -1,0 +1,190 @@
+"""Compare what two models answer on the same samples, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.inputs import model_inputs
+from onnxq.errors import DataError
+from onnxq.graph import load, skeleton
+from onnxq.numerics import signal_to_noise
+from onnxq.runtime import Array, Session, open_session, run
+
+
+@dataclass(frozen=True)
+class OutputAgreement:
+    """How well one output of a candidate agrees with the reference's, over all samples.
+
+    Attributes:
+        name: the output.
+        sqnr: signal-to-quantization-noise ratio in decibels over all elements of all samples, infinite when equal;
+            None for outputs that are not floating point.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2 or 3 with two or more
+            entries; share of equal elements for other types; None where neither says anything.
+        largest_error: largest absolute difference; 0 for outputs that are not floating point and equal.
+        same_shapes: whether every shape is the reference's.
+        finite: whether the candidate is finite wherever the reference is.
+    """
+
+    name: str
+    sqnr: float | None
+    agreement: float | None
+    largest_error: float
+    same_shapes: bool
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a candidate model agrees with a reference model.
+
+    Attributes:
+        samples: how many samples were run.
+        outputs: one entry for each output.
+    """
+
+    samples: int
+    outputs: tuple[OutputAgreement, ...]
+
+    @property
+    def worst_sqnr(self) -> float:
+        """The lowest SQNR in decibels; an output of integers counts as infinite when equal and -inf when not."""
+        found = [
+            (float("inf") if output.agreement in (1.0, None) else float("-inf")) if output.sqnr is None else output.sqnr
+            for output in self.outputs
+        ]
+        return min(found, default=float("inf"))
+
+    @property
+    def worst_agreement(self) -> float | None:
+        """The lowest arg max agreement, None when no output has one."""
+        return min((output.agreement for output in self.outputs if output.agreement is not None), default=None)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
+        outputs = [asdict(output) for output in self.outputs]
+        for output in outputs:
+            if output["sqnr"] is not None and not np.isfinite(output["sqnr"]):
+                output["sqnr"] = None
+        return {"samples": self.samples, "outputs": outputs}
+
+    @property
+    def sound(self) -> bool:
+        """Whether every output is finite and of the right shape."""
+        return all(output.same_shapes and output.finite for output in self.outputs)
+
+
+def compare(reference: Session, candidate: Session, samples: Iterable[Mapping[str, Array]]) -> Agreement:
+    """Run both models on every sample and compare all outputs, holding one sample at a time.
+
+    Args:
+        reference: session of the float model.
+        candidate: session of a model with the same inputs and outputs.
+        samples: the data.
+
+    Returns:
+        The agreement, outputs in the reference's order.
+
+    Raises:
+        DataError: the outputs differ in name, there is no sample, or a run fails.
+    """
+    names = output_names(reference)
+    others = output_names(candidate)
+    if sorted(names) != sorted(others):
+        raise DataError(f"the models cannot be compared: the first has outputs {names}, the second {others}")
+    pairs = ((run(reference, sample, names), run(candidate, sample, names)) for sample in samples)
+    return agreement_of(names, pairs)
+
+
+def compare_files(
+    reference: Path,
+    candidate: Path,
+    data: Path,
+    *,
+    images: ImageOptions | None = None,
+    limit: int | None = None,
+) -> Agreement:
+    """Compare two model files on samples that fit the reference; see compare.
+
+    Raises:
+        ModelError: a file cannot be read or loaded.
+        DataError: the samples do not fit, or the outputs differ in name.
+    """
+    inputs = model_inputs(skeleton(load(reference)))
+    samples = open_samples(data, inputs, images=images, limit=limit)
+    return compare(open_session(reference), open_session(candidate), samples)
+
+
+def agreement_of(names: list[str], pairs: Iterable[tuple[list[Any], list[Any]]]) -> Agreement:
+    """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
+    tallies = [_Tally(name) for name in names]
+    count = 0
+    for expected, found in pairs:
+        count += 1
+        for tally, one, other in zip(tallies, expected, found, strict=True):
+            tally.add(one, other)
+    if not count:
+        raise DataError("there are no samples to compare the models on; give at least one")
+    return Agreement(count, tuple(tally.result() for tally in tallies))
+
+
+def output_names(session: Session) -> list[str]:
+    """Return the names of a session's outputs in order."""
+    return [output.name for output in session.get_outputs()]
+
+
+class _Tally:
+    """Running energies and counts of one output."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.signal = self.noise = self.largest = 0.0
+        self.equal = self.compared = 0
+        self.is_float = False
+        self.same_shapes = self.finite = True
+
+    def add(self, expected: Any, found: Any) -> None:
+        if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
+            # Sequences and maps are compared as a whole.
+            self.compared += 1
+            self.equal += str(expected) == str(found)
+            return
+        if expected.shape != found.shape:
+            self.same_shapes = False
+            return
+        if expected.dtype.kind in "fV" or expected.dtype.name == "bfloat16":
+            self._add_floats(expected.astype(np.float64), found.astype(np.float64))
+        else:
+            self.compared += expected.size
+            self.equal += int(np.count_nonzero(expected == found))
+
+    def _add_floats(self, expected: Array, found: Array) -> None:
+        self.is_float = True
+        usable = np.isfinite(expected)
+        self.finite &= bool(np.isfinite(found[usable]).all())
+        usable &= np.isfinite(found)
+        difference = (found - expected)[usable]
+        self.signal += float(np.square(expected[usable]).sum())
+        self.noise += float(np.square(difference).sum())
+        self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))
+        if expected.ndim in (2, 3) and expected.shape[-1] > 1 and expected.size:
+            same = expected.argmax(axis=-1) == found.argmax(axis=-1)
+            self.equal += int(np.count_nonzero(same))
+            self.compared += same.size
+
+    def result(self) -> OutputAgreement:
+        return OutputAgreement(
+            name=self.name,
+            sqnr=signal_to_noise(self.signal, self.noise) if self.is_float else None,
+            agreement=self.equal / self.compared if self.compared else None,
+            largest_error=self.largest,
+            same_shapes=self.same_shapes,
+            finite=self.finite,
+        )

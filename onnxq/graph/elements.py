@@ -1,0 +1,220 @@
+"""Nodes and tensors: GraphSurgeon's classes with identity equality and the protos they were read from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, NodeProto, ValueInfoProto
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from onnxq.graph.data_types import data_type_of
+from onnxq.graph.payload import Payload
+from onnxq.graph.stored import as_payload
+
+if TYPE_CHECKING:
+    from onnxq.graph.model import Graph
+
+Tensor: TypeAlias = "Variable | Constant"
+Shape: TypeAlias = "list[int | str | None]"
+
+
+@dataclass(frozen=True, eq=False)
+class OpaqueAttribute:
+    """A node attribute of a kind that GraphSurgeon has no value for (types, sparse tensors, lists of tensors).
+
+    Attributes:
+        proto: the attribute, carried unchanged.
+    """
+
+    proto: AttributeProto
+
+
+class Identity:
+    """Two objects are equal when they are the same one; GraphSurgeon compares names and cannot hash."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class Node(Identity, gs.Node):
+    """An operator call.
+
+    Attributes:
+        source: the NodeProto it was read from, or None; documentation and metadata are written back from it.
+    """
+
+    op: str
+    name: str
+    domain: str | None
+    attrs: dict[str, Any]
+    inputs: list[Any]
+    outputs: list[Any]
+    source: NodeProto | None = None
+
+    def bodies(self) -> list[Graph]:
+        """Return the control-flow bodies of this node, in attribute order."""
+        found: list[Graph] = []
+        for value in self.attrs.values():
+            if isinstance(value, gs.Graph):
+                found.append(value)
+            elif isinstance(value, list) and value and isinstance(value[0], gs.Graph):
+                found.extend(value)
+        return found
+
+    def copy(
+        self,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        tensor_map: dict[str, Tensor] | None = None,
+    ) -> Node:
+        """Return a node of the same operator and attributes on other tensors; bodies are shared."""
+        twin = Node(self.op, self.name, dict(self.attrs), list(inputs or ()), list(outputs or ()), self.domain)
+        twin.source = self.source
+        return twin
+
+
+class Variable(Identity, gs.Variable):
+    """A tensor that is computed or fed.
+
+    Attributes:
+        dtype: numpy dtype, or None while unknown or when it is no tensor (sequence, map, optional).
+        shape: list of numbers, names and None for unknown dimensions; None while the rank is unknown.
+        source: the ValueInfoProto it was read with, or None.
+        returned_by: the graphs that list it among their outputs.
+    """
+
+    name: str
+    dtype: Any
+    shape: Shape | None
+    inputs: list[Any]
+    outputs: list[Any]
+    source: ValueInfoProto | None = None
+    returned_by: Sequence[Graph] = ()
+
+    def to_constant(self, values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> Constant:
+        """Turn this tensor into a Constant in place, as GraphSurgeon does; its producer stays attached."""
+        payload = as_payload(values, export_dtype)
+        for name in ("dtype", "shape", "type", "source"):
+            self.__dict__.pop(name, None)
+        self.__class__ = Constant
+        self.__dict__.update(_values=payload, data_location=None, _export_dtype=None)
+        return self
+
+    def copy(self) -> Variable:
+        """Return a tensor of the same name, type and shape without producers and consumers."""
+        twin = Variable(self.name, self.dtype, None if self.shape is None else list(self.shape), self.type)
+        twin.source = self.source
+        return twin
+
+
+class Constant(Identity, gs.Constant):
+    """A tensor whose values are stored in the model.
+
+    Attributes:
+        input_source: the graph input that lets a caller override it, or None.
+        kept: whether it is written although nothing uses it, because it was read so.
+        returned_by: the graphs that list it among their outputs.
+    """
+
+    name: str
+    inputs: list[Any]
+    outputs: list[Any]
+    returned_by: Sequence[Graph] = ()
+    input_source: ValueInfoProto | None = None
+    kept: bool = False
+
+    def __init__(
+        self,
+        name: str,
+        values: npt.NDArray[Any] | LazyValues,
+        data_location: int | None = None,
+        export_dtype: object = None,
+    ) -> None:
+        super().__init__(name, as_payload(values, export_dtype))
+
+    @property
+    def payload(self) -> Payload:
+        """The values in the form in which they are kept and written."""
+        payload = self._values
+        assert isinstance(payload, Payload), "restore_classes() converts what stock GraphSurgeon code assigns"
+        return payload
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The values as an array: read anew each time, and read-only unless an array was assigned."""
+        return self.payload.load()
+
+    @values.setter
+    def values(self, values: npt.NDArray[Any] | LazyValues) -> None:
+        self._values = as_payload(values)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions, without loading the values."""
+        return self.payload.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The numpy dtype, without loading the values."""
+        return self.payload.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored values, without loading them; 0 for strings."""
+        return self.payload.nbytes
+
+    def to_variable(self, dtype: object = None, shape: Sequence[int | str] | None = None) -> Variable:
+        """Turn this tensor into a Variable in place, as GraphSurgeon does."""
+        known_dtype = self.dtype if dtype is None else dtype
+        for name in ("_values", "_export_dtype", "data_location", "input_source", "kept"):
+            self.__dict__.pop(name, None)
+        self.__class__ = Variable
+        self.__dict__.update(dtype=known_dtype, shape=list(shape or ()), type="tensor_type")
+        return self
+
+    def copy(self) -> Constant:
+        """Return a tensor of the same name that shares the payload, without consumers."""
+        return Constant(self.name, self.payload)
+
+    def __repr__(self) -> str:
+        return f"Constant({self.name!r}, {self.payload!r})"
+
+    __str__ = __repr__
+
+
+def constant(name: str, array: npt.ArrayLike) -> Constant:
+    """Return a new Constant.
+
+    >>> constant("scale", np.float32(0.5)).shape
+    ()
+    """
+    return Constant(name, np.asarray(array))
+
+
+def become_constant(variable: Variable, payload: Payload) -> Constant:
+    """Turn a variable into a constant in place, so that all its consumers read the payload.
+
+    The producer keeps its other outputs at their positions: this one becomes an omitted output.
+    """
+    for producer in dict.fromkeys(variable.inputs):
+        for index, output in enumerate(producer.outputs):
+            if output is variable:
+                blank = Variable("")
+                list.__setitem__(producer.outputs, index, blank)
+                list.append(blank.inputs, producer)
+    list.clear(variable.inputs)
+    return variable.to_constant(payload)
+
+
+def onnx_dtype(tensor: Tensor) -> int:
+    """Return the ``TensorProto.DataType`` of a tensor; 0 when unknown.
+
+    >>> onnx_dtype(Variable("x", np.float32)) == TensorProto.FLOAT
+    True
+    """
+    return tensor.payload.onnx_dtype if isinstance(tensor, Constant) else data_type_of(tensor.dtype)

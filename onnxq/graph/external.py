@@ -1,0 +1,151 @@
+"""External data: where a tensor's bytes lie in a file beside the model, resolved without trusting the model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+
+Stamp = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class DataFolder:
+    """The folder that a model's external data must lie in.
+
+    Attributes:
+        path: the folder the model file was opened from.
+        real: the folder of the file behind it, when the model file is itself a link; data may lie there as well.
+    """
+
+    path: Path
+    real: Path | None = None
+    _files: dict[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_model(cls, path: Path) -> DataFolder:
+        """Return the folder of the model file at ``path``."""
+        return cls(path.parent, path.resolve().parent)
+
+    def locate(self, tensor: str, location: str) -> tuple[Path, Stamp]:
+        """Return the data file called ``location`` and its identity on disk when it was first looked up.
+
+        Raises:
+            ModelError: the location is absolute, climbs or leaves the folder, or is no regular file.
+        """
+        if location not in self._files:
+            self._files[location] = self._resolve(tensor, location)
+        return self._files[location]
+
+    def _resolve(self, tensor: str, location: str) -> tuple[Path, Stamp]:
+        subject = f"tensor {tensor!r} keeps its data in {location!r}"
+        parts = Path(location.replace("\\", "/")).parts
+        if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "/" in parts:
+            raise ModelError(
+                f"{subject}, which is not a path inside the model's folder; move the file beside the model"
+            )
+        try:
+            real = (self.path / location).resolve(strict=True)
+        except (OSError, RuntimeError) as error:
+            raise ModelError(
+                f"{subject}, but {self.path / location} cannot be found; put that file beside the model"
+            ) from error
+        roots = [root.resolve() for root in (self.path, self.real) if root is not None]
+        if not any(real.is_relative_to(root) for root in roots):
+            raise ModelError(
+                f"{subject}, which links to {real} outside the model's folder; copy the file there instead"
+            )
+        status = real.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{subject}, but {real} is not a regular file")
+        return real, stamp(status)
+
+
+@dataclass(frozen=True)
+class DataRange:
+    """The bytes of one tensor in a data file.
+
+    Attributes:
+        tensor: name of the tensor, for messages.
+        path: the file.
+        offset: first byte.
+        length: number of bytes.
+        stamp: identity of the file when the model was read.
+    """
+
+    tensor: str
+    path: Path
+    offset: int
+    length: int
+    stamp: Stamp
+
+    def check(self) -> None:
+        """Raise ModelError when the file has been replaced or changed since the model was read."""
+        try:
+            current = stamp(self.path.stat())
+        except OSError as error:
+            raise ModelError(f"tensor {self.tensor!r} cannot be read from {self.path}: {error.strerror}") from error
+        if current != self.stamp:
+            raise ModelError(
+                f"{self.path}, which holds tensor {self.tensor!r}, changed after the model was read; "
+                "load the model again"
+            )
+
+    def view(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes as a read-only array mapped from the file."""
+        self.check()
+        if not self.length:
+            return np.empty(0, np.uint8)
+        return np.asarray(np.memmap(self.path, np.uint8, "r", offset=self.offset, shape=(self.length,)))
+
+
+def stamp(status: os.stat_result) -> Stamp:
+    """Return what tells one version of a file from another."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def locate(proto: TensorProto, folder: DataFolder | None, nbytes: int) -> DataRange:
+    """Return where the data of an external tensor lies.
+
+    Args:
+        proto: the tensor, whose ``external_data`` is read.
+        folder: the folder of the model; None when the model came without one.
+        nbytes: the size that the tensor's shape and type ask for.
+
+    Raises:
+        ModelError: there is no folder, or location, offset and length do not name ``nbytes`` bytes of a file in it.
+    """
+    name = proto.name
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    if folder is None:
+        raise ModelError(
+            f"tensor {name!r} keeps its data in {entries.get('location', '')!r}, but the model has no folder; "
+            "load the model from its path"
+        )
+    path, identity = folder.locate(name, entries.get("location", ""))
+    offset = _number(name, path, "offset", entries.get("offset", "0"))
+    length = _number(name, path, "length", entries.get("length", str(nbytes)))
+    if length != nbytes:
+        raise ModelError(
+            f"tensor {name!r} says that {length} bytes of {path} are its data, but its shape and type need {nbytes}"
+        )
+    size = identity[2]
+    if offset + length > size:
+        raise ModelError(
+            f"tensor {name!r} needs bytes {offset} to {offset + length} of {path}, which has only {size}; "
+            "the file is cut short or belongs to another model"
+        )
+    return DataRange(name, path, offset, length, identity)
+
+
+def _number(tensor: str, path: Path, key: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ModelError(f"tensor {tensor!r} gives {text!r} as the {key} of its data in {path}; expected a number >= 0")
+    return int(text)

@@ -1,0 +1,179 @@
+"""Payloads: the values of a constant, kept in the form they came in until somebody asks for an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, numpy_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from onnxq.errors import ModelError
+from onnxq.graph.data_types import data_type_name, data_type_of, is_known, is_packed, numpy_dtype, stored_bytes
+
+CHUNK_BYTES = 1 << 24
+"""Pieces of at most this size are streamed from arrays."""
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
+
+
+class Payload(LazyValues):
+    """The values of one constant.
+
+    Attributes:
+        onnx_dtype: ``TensorProto.DataType`` of the elements.
+        shape: the dimensions.
+    """
+
+    onnx_dtype: int
+    shape: tuple[int, ...]
+
+    @property
+    def external(self) -> bool:
+        """Whether the values lie in a file beside the model."""
+        return False
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The numpy dtype of the loaded array."""
+        dtype = numpy_dtype(self.onnx_dtype)
+        assert dtype is not None, "every payload checks its type when it is made"
+        return dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored form (packed types count packed); 0 for strings."""
+        return stored_bytes(self.onnx_dtype, math.prod(self.shape))
+
+    @property
+    def tensor(self) -> TensorProto:
+        """The values as an unnamed TensorProto, for GraphSurgeon."""
+        return self.to_proto("")
+
+    def load(self) -> npt.NDArray[np.generic]:
+        """Return the values; the array is read-only unless the payload was made from an array."""
+        array = np.asarray(numpy_helper.to_array(self.to_proto("")))
+        array.flags.writeable = False
+        return array
+
+    def fill(self, proto: TensorProto, name: str) -> None:
+        """Write name, type, shape and values into an empty TensorProto."""
+        self.fill_without_values(proto, name)
+        proto.raw_data = b"".join(self.chunks())
+
+    def fill_without_values(self, proto: TensorProto, name: str) -> None:
+        """Write everything but the values, and where they lie, into an empty TensorProto."""
+        proto.name = name
+        proto.data_type = self.onnx_dtype
+        proto.dims.extend(self.shape)
+
+    def to_proto(self, name: str) -> TensorProto:
+        """Return a new TensorProto that holds the values itself."""
+        proto = TensorProto()
+        self.fill(proto, name)
+        return proto
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the raw data in order, in pieces fit for writing to a file; strings have none."""
+        yield memoryview(self.to_proto("").raw_data)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({data_type_name(self.onnx_dtype)}, shape={self.shape})"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ArrayPayload(Payload):
+    """Values in a numpy array, which is not copied.
+
+    Attributes:
+        array: any array of a type that ONNX has.
+    """
+
+    array: npt.NDArray[np.generic]
+
+    def __post_init__(self) -> None:
+        data_type_of(self.array.dtype)
+
+    @property
+    def onnx_dtype(self) -> int:  # type: ignore[override]
+        """``TensorProto.DataType`` of the elements."""
+        return data_type_of(self.array.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The dimensions."""
+        return self.array.shape
+
+    def load(self) -> npt.NDArray[np.generic]:
+        """Return the array itself."""
+        return self.array
+
+    def fill(self, proto: TensorProto, name: str) -> None:
+        """Write name, type, shape and values into an empty TensorProto."""
+        if self.onnx_dtype != TensorProto.STRING:
+            super().fill(proto, name)
+            return
+        self.fill_without_values(proto, name)
+        proto.string_data.extend(x if isinstance(x, bytes) else str(x).encode() for x in self.array.reshape(-1))
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the raw data in order."""
+        native = self.array.dtype.newbyteorder("<") if self.array.dtype.kind in "iufc" else self.array.dtype
+        if is_packed(self.onnx_dtype):
+            yield memoryview(numpy_helper.from_array(self.array).raw_data)
+            return
+        flat = np.ascontiguousarray(self.array, native).reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, CHUNK_BYTES):
+            yield flat[start : start + CHUNK_BYTES].data
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PackedPayload(Payload):
+    """Raw data as ONNX stores it, for types that share bytes between elements and for any other.
+
+    Attributes:
+        onnx_dtype: ``TensorProto.DataType`` of the elements.
+        shape: the dimensions, counted in elements.
+        data: the bytes; 4-bit types put the first element in the low half, 2-bit types in the lowest quarter.
+
+    >>> PackedPayload(TensorProto.INT4, (3,), bytes([0x21, 0x03])).load()
+    array([1, 2, 3], dtype=int4)
+    """
+
+    onnx_dtype: int
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        check_type_and_dims("packed data", self.onnx_dtype, self.shape)
+        if self.onnx_dtype == TensorProto.STRING:
+            raise ModelError("packed data cannot hold strings; make the constant from an array")
+        found = _bytes(self.data).nbytes
+        if found != self.nbytes:
+            raise ModelError(
+                f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
+                f"takes {self.nbytes} bytes, found {found}"
+            )
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the raw data in order."""
+        yield _bytes(self.data)
+
+
+def check_type_and_dims(subject: str, data_type: int, dims: tuple[int, ...]) -> None:
+    """Raise ModelError when no tensor can have this type and these dimensions."""
+    if not is_known(data_type):
+        raise ModelError(f"{subject} has {data_type_name(data_type)}, which this version of onnx cannot store")
+    if any(size < 0 for size in dims):
+        raise ModelError(f"{subject} has the shape {list(dims)}; the dimensions of stored values cannot be negative")
+
+
+def _bytes(data: Bytes) -> memoryview:
+    return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")

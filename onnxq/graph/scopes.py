@@ -1,0 +1,71 @@
+"""Walking a graph and the bodies inside it, and names that are new everywhere in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxq.graph.elements import Constant, Node
+from onnxq.graph.model import Graph
+
+
+def scopes(graph: Graph) -> Iterator[Graph]:
+    """Yield this graph and every control-flow body inside it, a graph before its bodies, in node order."""
+    pending = [graph]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        pending.extend(reversed([body for node in scope.nodes if node.attrs for body in node.bodies()]))
+
+
+def owner_graphs(graph: Graph) -> dict[Node, Graph]:
+    """Return, for every node of this graph and its bodies, the graph that lists it."""
+    return {node: scope for scope in scopes(graph) for node in scope.nodes}
+
+
+def constants(graph: Graph) -> list[Constant]:
+    """Return every constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
+    found: dict[Constant, None] = {}
+    for scope in scopes(graph):
+        found.update(dict.fromkeys(scope.initializers))
+        for node in scope.nodes:
+            found.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
+            found.update(dict.fromkeys(value for value in node.attrs.values() if isinstance(value, Constant)))
+    return list(found)
+
+
+class Names:
+    """The names of tensors and nodes in a graph and its bodies, and a source of new ones."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Collect every name used in ``graph`` and its bodies; the graph around it counts too."""
+        root = graph
+        while root.parent is not None:
+            root = root.parent
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+        for scope in scopes(root):
+            declared = (*scope.inputs, *scope.outputs, *scope.initializers)
+            self._taken.update(tensor.name for tensor in declared)
+            self._taken.update(tensor.name for tensor, _ in scope.sparse_initializers)
+            for node in scope.nodes:
+                self._taken.add(node.name)
+                self._taken.update(tensor.name for tensor in (*node.inputs, *node.outputs))
+                self._taken.update(value.name for value in node.attrs.values() if isinstance(value, Constant))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+    def fresh(self, base: str) -> str:
+        """Return ``base``, or ``base.1``, ``base.2`` and so on when it is taken, and take it.
+
+        >>> names = Names(Graph())
+        >>> names.fresh("w.codes"), names.fresh("w.codes")
+        ('w.codes', 'w.codes.1')
+        """
+        name, number = base, self._next.get(base, 0)
+        while name in self._taken or not name:
+            number += 1
+            name = f"{base}.{number}"
+        self._next[base] = number
+        self._taken.add(name)
+        return name

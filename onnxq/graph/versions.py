@@ -1,0 +1,24 @@
+"""Which version of the file format an opset asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NEWEST_IR_VERSION: Final = 13
+"""The newest file format that onnxruntime loads; a higher one is only ever kept, never set."""
+NEWEST_OPSET: Final = 26
+"""The newest ONNX opset that onnxruntime loads."""
+
+_FIRST_IR: Final = 3
+_IR_WITH_INITIALIZERS_BESIDE_INPUTS: Final = 4
+_IR_BY_OPSET: Final = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (13, 7))
+
+
+def minimum_ir_version(opset: int, *, all_initializers_are_inputs: bool = True) -> int:
+    """Return the lowest IR version that a model of this ONNX opset may have, at most 13.
+
+    >>> minimum_ir_version(21)
+    10
+    """
+    needed = next((version for first, version in _IR_BY_OPSET if opset >= first), _FIRST_IR)
+    return needed if all_initializers_are_inputs else max(needed, _IR_WITH_INITIALIZERS_BESIDE_INPUTS)

@@ -1,0 +1,48 @@
+"""Plan and statistics to parameters: the scale and zero point of every activation that gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from onnxq.calibration.statistics import Statistics, TensorStatistics
+from onnxq.errors import DataError
+from onnxq.formats import format_named
+from onnxq.numerics import Parameters, parameters_from_range
+from onnxq.plan import Plan
+
+RangeMethod = Callable[[TensorStatistics], tuple[float, float]]
+
+
+def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMethod) -> Mapping[str, Parameters]:
+    """Turn what calibration saw into scales and zero points; tensors of one group share them.
+
+    Args:
+        plan: names the tensors, their specs and their groups.
+        statistics: of at least ``plan.taps``.
+        method: which range the statistics of a tensor mean.
+
+    Returns:
+        Parameters by tensor name.
+
+    Raises:
+        DataError: a tensor was not calibrated.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
+    for activation in plan.activations:
+        found = activation.fixed_range or _calibrated_range(activation.tensor, statistics, method)
+        low, high = ranges.get(activation.group, found)
+        ranges[activation.group] = min(low, found[0]), max(high, found[1])
+    return {
+        activation.tensor: parameters_from_range(
+            *ranges[activation.group], format_named(activation.spec.format), symmetric=activation.spec.symmetric
+        )
+        for activation in plan.activations
+    }
+
+
+def _calibrated_range(tensor: str, statistics: Statistics, method: RangeMethod) -> tuple[float, float]:
+    found = statistics.tensors.get(tensor)
+    if found is None:
+        raise DataError(f"tensor {tensor} has no calibration statistics; calibrate with the plan's taps")
+    # A tensor that was empty in every sample has no range; zero width becomes scale 1.
+    return method(found) if found.count else (0.0, 0.0)

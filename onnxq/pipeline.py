@@ -1,0 +1,281 @@
+"""The way through the house: how a float model is prepared, and quantize(), the list of all steps in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.inputs import Sample, model_inputs
+from onnxq.calibration.ranges import MinMax
+from onnxq.errors import FidelityError, ModelError
+from onnxq.evaluate import compare
+from onnxq.graph import Graph, as_graph, constants, infer_shapes, save, scopes, skeleton
+from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.parameters import RangeMethod
+from onnxq.passes import (
+    DropNoOps,
+    FoldConstants,
+    FuseBatchNorm,
+    InlineFunctions,
+    LiftConstants,
+    NameNodes,
+    Pipeline,
+    RemoveUnused,
+    UpgradeOpset,
+)
+from onnxq.plan import METADATA_KEY, Plan
+from onnxq.presets import preset_named
+from onnxq.progress import Progress, silent
+from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
+from onnxq.report import Report
+from onnxq.runtime import open_session
+from onnxq.scheme import Mode, Scheme
+from onnxq.search import Outcome, leave_what_hurts
+from onnxq.targets import Target, target_named
+from onnxq.verify import count_kernels, measure_latency
+from onnxq.workbench import Workbench, evenly
+
+Model = str | Path | onnx.ModelProto | Any
+"""A file, a ModelProto, or a GraphSurgeon graph."""
+
+MINIMUM_SQNR = 20.0
+"""Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
+
+# The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
+_HEADROOM = 3.0
+_SEARCH_SAMPLES = 8
+_VERIFIED_SAMPLES = 64
+_TIMED_SAMPLES = 4
+
+# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
+_STATIC_OPSET = 13
+_MIN_MAX = MinMax()
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A quantized model and how it came about.
+
+    Attributes:
+        graph: the model; onnxq.save writes it.
+        report: what was decided and measured.
+    """
+
+    graph: Graph
+    report: Report
+
+
+def quantize(
+    model: Model,
+    calibration: str | Path | Iterable[Sample],
+    output: str | Path | None = None,
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = "onnxruntime-cpu",
+    ranges: RangeMethod = _MIN_MAX,
+    min_sqnr: float = MINIMUM_SQNR,
+    search: bool = True,
+    force: bool = False,
+    limit: int | None = None,
+    images: ImageOptions | None = None,
+    seconds: float = 2.0,
+    progress: Progress = silent,
+) -> Quantized:
+    """Quantize a float model, verify the result against the float model, and write it when it is good enough.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        calibration: representative samples: a file or folder (see open_samples) or dictionaries of arrays by input.
+        output: file to write; None writes nothing. An existing file is replaced only by a verified one.
+        scheme: a preset's name or a Scheme.
+        target: a name of TARGETS.
+        ranges: which range the statistics of a tensor mean.
+        min_sqnr: fidelity in decibels that the worst output must have.
+        search: whether nodes that hurt may be left in float to reach it.
+        force: whether a model below ``min_sqnr`` is written nevertheless.
+        limit: most samples to use; None uses all.
+        images: how image files become arrays.
+        seconds: time to spend on comparing latency with the float model; 0 leaves it out.
+        progress: told of each stage.
+
+    Returns:
+        The quantized graph and the report.
+
+    Raises:
+        ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
+        DataError: the samples do not fit the model.
+        SchemeError: the scheme, target or a pattern is wrong.
+        OutputError: the output cannot be written.
+        FidelityError: the result is below ``min_sqnr`` and ``force`` is not set; nothing was written.
+    """
+    start = time.perf_counter()
+    scheme, runtime = _scheme(scheme), target_named(target)
+    source = Path(model) if isinstance(model, (str, Path)) else None
+    output = Path(output) if output is not None else None
+    if output is not None:
+        check_output(output, source)
+    graph = as_graph(model)
+    with staging(output) as folder:
+        reference = _reference_file(graph, source, folder)
+        external = _external_bytes(graph)
+        samples = open_samples(calibration, model_inputs(skeleton(graph)), images=images, limit=limit)
+        bench = _workbench(graph, scheme, runtime, folder)
+        plan = bench.plan({})
+        _check_plan(plan, bench.graph)
+        statistics = bench.calibrate(plan, samples, progress)
+        few = evenly(samples, len(samples), _SEARCH_SAMPLES)
+        outcome = (
+            leave_what_hurts(
+                bench.plan, bench.measure(reference, few, statistics, ranges), min_sqnr + _HEADROOM, progress
+            )
+            if search
+            else Outcome(plan, float("nan"), (), 0)
+        )
+        progress("verify", 0, 0)
+        staged = folder / (output.name if output is not None else "model.onnx")
+        quantized = bench.build(outcome.plan, statistics, ranges, staged, external_data=external > 0)
+        report = Report(
+            model=str(source) if source else type(model).__name__,
+            output=str(output) if output is not None else None,
+            float_bytes=stored_bytes(reference) + external,
+            bytes=stored_bytes(staged, (data_file(staged),)),
+            plan=outcome.plan,
+            agreement=compare(
+                open_session(reference), open_session(staged), evenly(samples, len(samples), _VERIFIED_SAMPLES)
+            ),
+            kernels=count_kernels(staged),
+            latency=measure_latency(
+                reference, staged, list(evenly(samples, len(samples), _TIMED_SAMPLES)), seconds=seconds
+            )
+            if seconds > 0
+            else None,
+            sensitivities=outcome.sensitivities,
+            measured=outcome.measured,
+            samples=len(samples),
+            seconds=time.perf_counter() - start,
+        )
+        if not force:
+            _check_fidelity(report, min_sqnr)
+        if output is not None:
+            publish(staged, output)
+    return Quantized(quantized, report)
+
+
+def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxruntime-cpu") -> Plan:
+    """Say what quantize() would try first, without calibrating or measuring anything.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        scheme: a preset's name or a Scheme.
+        target: a name of TARGETS.
+
+    Returns:
+        The plan before any node is left in float for its noise.
+    """
+    scheme, runtime = _scheme(scheme), target_named(target)
+    with staging(None) as folder:
+        bench = _workbench(as_graph(model), scheme, runtime, folder)
+        found = bench.plan({})
+        _check_plan(found, bench.graph)
+    return found
+
+
+def prepare(graph: Graph, *, opset: int = 0) -> Graph:
+    """Bring a float model into the form that plans are made for, in place.
+
+    Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
+    BatchNormalization and drops nodes that do nothing.
+
+    Args:
+        graph: a float model.
+        opset: lowest default-domain opset wanted.
+
+    Returns:
+        The same graph, with inferred types.
+    """
+    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
+    infer_shapes(graph)
+    Pipeline((LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), RemoveUnused())).apply(graph)
+    infer_shapes(graph)
+    return graph
+
+
+def _scheme(scheme: str | Scheme) -> Scheme:
+    return preset_named(scheme) if isinstance(scheme, str) else scheme
+
+
+def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Workbench:
+    """Prepare the graph in place and put it on disk, at a later opset only when the plan needs one."""
+    _refuse_quantized(graph)
+    prepare(graph)
+    bench = Workbench(folder / "prepared.onnx", scheme, target)
+    save(graph, bench.prepared, external_data=True)
+    if graph.opset < _STATIC_OPSET and bench.plan({}).count(Mode.STATIC):
+        save(prepare(graph, opset=_STATIC_OPSET), bench.prepared, external_data=True)
+        bench = Workbench(bench.prepared, scheme, target)
+    return bench
+
+
+def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
+    """Return a file of the float model as the user gave it."""
+    if source is not None:
+        return source
+    save(graph, folder / "reference.onnx")
+    return folder / "reference.onnx"
+
+
+def _external_bytes(graph: Graph) -> int:
+    """Return the size of the values that lie outside the model file."""
+    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
+
+
+def _refuse_quantized(graph: Graph) -> None:
+    if METADATA_KEY in graph.metadata:
+        raise ModelError(
+            f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
+        )
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            if node.op in ALREADY_QUANTIZED:
+                raise ModelError(
+                    f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
+                    "quantize the float model it was made from"
+                )
+
+
+def _check_plan(plan: Plan, graph: Graph) -> None:
+    if not any(decision.weights for decision in plan.decisions):
+        reasons = "; ".join(reason for reason, _ in plan.left_in_float()[:3])
+        raise ModelError(f"there is nothing to quantize in the model: {reasons or 'it has no nodes'}")
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            for weight in plan.by_node[node.name].weights:
+                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32)).all():
+                    raise ModelError(
+                        f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
+                        "export the model again from sound weights"
+                    )
+
+
+def _check_fidelity(report: Report, min_sqnr: float) -> None:
+    agreement = report.agreement
+    if not agreement.sound:
+        broken = next(o for o in agreement.outputs if not (o.same_shapes and o.finite))
+        what = "is not finite" if broken.same_shapes else "has another shape"
+        raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
+    if agreement.worst_sqnr < min_sqnr:
+        worst = min(agreement.outputs, key=lambda output: output.sqnr if output.sqnr is not None else float("-inf"))
+        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+        raise FidelityError(
+            f"output {worst.name} has {agreement.worst_sqnr:.1f} dB, expected {min_sqnr:g} dB or more; nothing was "
+            + (f"written; the nodes that hurt most are {hurt}" if hurt else "written; let the search leave nodes out"),
+            report,
+        )

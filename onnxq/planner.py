@@ -1,0 +1,395 @@
+"""Scheme, target and graph to plan: what can be integer, what is worth it, and which tensors share a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from onnx import TensorProto
+
+from onnxq.errors import SchemeError
+from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, scopes
+from onnxq.operators import OPERATORS, Operator, Role
+from onnxq.plan import Activation, Decision, Demotion, Plan, Weight
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.targets import Target
+
+# Below this a weight saves less than the nodes that decode it cost.
+_SMALLEST_STORED_WEIGHT = 256
+# 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
+_LONGEST_SUM = 33_000
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+def make_plan(
+    graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None
+) -> Plan:
+    """Decide for every node of a prepared graph.
+
+    A node becomes static when the scheme asks for it, the target has an integer kernel for it as it stands, and, for
+    operators that only pass integers on, when integers come in and an integer node takes what goes out, so that no
+    QuantizeLinear and DequantizeLinear stand alone. Any other node with large constant weights stores them as codes.
+
+    Args:
+        graph: with unique node names and inferred types.
+        scheme: the user's rules.
+        target: the runtime.
+        demotions: nodes to take out of integer arithmetic, by name.
+
+    Returns:
+        The plan.
+
+    Raises:
+        SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
+    """
+    nodes = [(scope, node) for scope in scopes(graph) for node in scope.nodes]
+    _check_patterns(scheme, nodes)
+    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in nodes}
+    _check_specs({wish.rule for wish in wishes.values()}, target)
+
+    absorbed = _absorbed_clamps(graph, wishes, target)
+    obstacles: dict[Node, str] = {}
+    for scope, node in nodes:
+        obstacle = wishes[node].obstacle or (
+            "stands in a control-flow body, where activations are not calibrated"
+            if scope is not graph
+            else _obstacle(node, target)
+        )
+        if obstacle:
+            obstacles[node] = obstacle
+    integer = _integer_nodes(graph, obstacles, absorbed, target)
+    activations = _activations(graph, integer, absorbed, wishes, target)
+    vanished = _vanished_clamps(absorbed, integer, activations)
+    decisions = tuple(_decide(node, wishes[node], integer, vanished, obstacles, target) for _, node in nodes)
+    return Plan(decisions, activations, scheme.name, target.name)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the scheme and the demotions ask of a node, and why it cannot be static if they say so."""
+
+    rule: Rule
+    mode: Mode
+    obstacle: str = ""
+
+
+def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
+    rule = scheme.rule_for(node.op, node.name, _tensor_names(node))
+    if rule.mode is not Mode.STATIC:
+        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
+    if node.name in demotions:
+        demotion = demotions[node.name]
+        return _Wish(rule, demotion.mode, demotion.reason)
+    return _Wish(rule, Mode.STATIC)
+
+
+def _tensor_names(node: Node) -> Iterator[str]:
+    return (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
+
+
+def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None:
+    if any(rule.op_types or rule.nodes or rule.tensors for rule in scheme.rules):
+        pairs = tuple(nodes)
+        scheme.check_used(
+            {node.op for _, node in pairs},
+            {node.name for _, node in pairs},
+            {name for _, node in pairs for name in _tensor_names(node)},
+        )
+
+
+def _check_specs(rules: Iterable[Rule], target: Target) -> None:
+    for rule in rules:
+        if rule.mode is not Mode.STATIC:
+            continue
+        activation, weight = _activation_spec(rule, target), _weight_spec(rule, target)
+        if not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR:
+            raise SchemeError(
+                f"activations as {activation.format} per {activation.per} have no integer kernel on {target.name}; "
+                "use uint8 or int8 per tensor"
+            )
+        if not weight.format.startswith("int8") or not weight.symmetric:
+            raise SchemeError(
+                f"weights as {weight.format} have no fast integer kernel on {target.name}; use symmetric int8"
+            )
+
+
+def _activation_spec(rule: Rule, target: Target) -> Spec:
+    return rule.activation or Spec(target.activation, symmetric=False)
+
+
+def _weight_spec(rule: Rule, target: Target) -> Spec:
+    return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
+
+
+# --- what the target can run as an integer kernel -----------------------------------------------------------------
+
+
+def _obstacle(node: Node, target: Target) -> str:
+    """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    if operator is None or operator.role is Role.WEIGHTED or node.op not in target.fused:
+        return f"{node.op} has no integer kernel on {target.name}"
+    if operator.role is Role.COMPUTE:
+        return _compute_obstacle(node, operator)
+    for tensor in _data_inputs(node, operator):
+        if isinstance(tensor, Constant):
+            return f"{node.op} takes a constant as data"
+        if problem := _type_obstacle(tensor):
+            return problem
+    if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
+        return "Resize that interpolates changes its results on codes"
+    if node.op == "MaxPool" and len(node.outputs) > 1:
+        return "MaxPool that returns indices has no integer kernel"
+    return ""
+
+
+def _compute_obstacle(node: Node, operator: Operator) -> str:
+    data = node.inputs[0]
+    if isinstance(data, Constant):
+        return f"the first input of {node.op} is constant"
+    if problem := _type_obstacle(data):
+        return problem
+    weight = node.inputs[1]
+    if not isinstance(weight, Constant):
+        return "its weight is computed at run time"
+    if onnx_dtype(weight) != TensorProto.FLOAT:
+        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    rank = len(weight.shape)
+    if node.op == "MatMul" and rank != 2:
+        return f"a MatMul weight of rank {rank} has no integer kernel"
+    if 0 in weight.shape:
+        return "its weight is empty"
+    if node.op == "Gemm" and (
+        node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
+    ):
+        return "Gemm with alpha, beta or transA has no integer kernel"
+    channels = weight.shape[operator.weights[1](node)]
+    terms = _volume(weight.shape) // channels
+    if terms > _LONGEST_SUM:
+        return f"sums of {terms} products can overflow an int32 accumulator"
+    bias = node.inputs[operator.bias] if operator.bias is not None and len(node.inputs) > operator.bias else None
+    if bias is not None and bias.name:
+        if not isinstance(bias, Constant):
+            return "its bias is computed at run time"
+        if _volume(bias.shape) != channels:
+            return f"its bias has {_volume(bias.shape)} values for {channels} channels"
+    return ""
+
+
+def _type_obstacle(tensor: Variable) -> str:
+    dtype = onnx_dtype(tensor)
+    if dtype == TensorProto.UNDEFINED:
+        return f"the type of its input {tensor.name} is unknown"
+    if dtype != TensorProto.FLOAT:
+        return f"its input {tensor.name} is {TensorProto.DataType.Name(dtype).lower()}, not float32"
+    return ""
+
+
+def _data_inputs(node: Node, operator: Operator) -> list[Variable | Constant]:
+    indices = range(len(node.inputs)) if operator.data is None else operator.data
+    if operator.role is Role.COMPUTE:
+        indices = (0,)
+    return [node.inputs[index] for index in indices if index < len(node.inputs) and node.inputs[index].name]
+
+
+def _volume(shape: Iterable[int]) -> int:
+    volume = 1
+    for extent in shape:
+        volume *= extent
+    return volume
+
+
+# --- which of them stay integer together --------------------------------------------------------------------------
+
+
+def _absorbed_clamps(
+    graph: Graph, wishes: Mapping[Node, _Wish], target: Target
+) -> dict[Node, Node]:
+    """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it."""
+    outputs = set(graph.outputs)
+    found = {}
+    for node in graph.nodes:
+        if node.op not in target.clamps or node.domain or wishes[node].mode is not Mode.STATIC:
+            continue
+        source = node.inputs[0]
+        producer = _producer(source)
+        if producer is None or len(source.outputs) != 1 or source in outputs or not _starts_at_zero(node):
+            continue
+        operator = OPERATORS.get(producer.op)
+        affine = not _activation_spec(wishes[producer].rule, target).symmetric
+        if affine and operator and producer.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
+            found[node] = producer
+    return found
+
+
+def _producer(tensor: Variable | Constant) -> Node | None:
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def _starts_at_zero(clamp: Node) -> bool:
+    if clamp.op == "Relu":
+        return True
+    low = clamp.inputs[1] if len(clamp.inputs) > 1 else None
+    return isinstance(low, Constant) and low.nbytes > 0 and float(low.values.reshape(-1)[0]) == 0.0
+
+
+def _integer_nodes(
+    graph: Graph, obstacles: Mapping[Node, str], absorbed: Mapping[Node, Node], target: Target
+) -> set[Node]:
+    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it."""
+    integer = {node for node in graph.nodes if node not in obstacles and node not in absorbed}
+    pending = [node for node in graph.nodes if node in integer]
+    while pending:
+        node = pending.pop()
+        if node not in integer or OPERATORS[node.op].role is Role.COMPUTE:
+            continue
+        before, behind = _before(node, absorbed), _behind(node, absorbed)
+        if (
+            all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
+            and len(before) == len(_data_inputs(node, OPERATORS[node.op]))
+            and any(neighbour in integer for neighbour in behind)
+        ):
+            continue
+        integer.discard(node)
+        pending.extend((*before, *behind))
+    return integer
+
+
+def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
+    """Return the nodes whose codes a node reads, looking through absorbed clamps."""
+    producers = (_producer(tensor) for tensor in _data_inputs(node, OPERATORS[node.op]))
+    return [absorbed.get(producer, producer) for producer in producers if producer is not None]
+
+
+def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
+    """Return the nodes that read the codes of a node, looking through absorbed clamps."""
+    return [consumer for tensor in _quantized_outputs(node, absorbed) for consumer in tensor.outputs]
+
+
+def _quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variable]:
+    """Return the outputs that carry codes: behind the clamp when one is absorbed."""
+    found = []
+    for tensor in node.outputs:
+        clamp = tensor.outputs[0] if len(tensor.outputs) == 1 else None
+        found.append(clamp.outputs[0] if clamp is not None and absorbed.get(clamp) is node else tensor)
+    return found
+
+
+# --- which tensors get a scale ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Groups:
+    """Union-find over tensors; the representative of a group is its first tensor."""
+
+    parent: dict[Variable, Variable] = field(default_factory=dict)
+
+    def find(self, tensor: Variable) -> Variable:
+        root = tensor
+        while self.parent.get(root, root) is not root:
+            root = self.parent[root]
+        while self.parent.get(tensor, tensor) is not root:
+            self.parent[tensor], tensor = root, self.parent[tensor]
+        return root
+
+    def join(self, first: Variable, second: Variable) -> None:
+        self.parent[self.find(second)] = self.find(first)
+
+
+def _activations(
+    graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], wishes: Mapping[Node, _Wish], target: Target
+) -> tuple[Activation, ...]:
+    found: dict[Variable, Activation] = {}
+    groups = _Groups()
+    for node in graph.nodes:
+        if node not in integer:
+            continue
+        operator = OPERATORS[node.op]
+        spec = _activation_spec(wishes[node].rule, target)
+        inputs = _data_inputs(node, operator)
+        outputs = [] if node.op in target.float_output else _quantized_outputs(node, absorbed)
+        for tensor in inputs:
+            found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+        for tensor in outputs:
+            known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+            found[tensor] = replace(known, every_consumer=True)
+        if operator.role is Role.CARRIER:
+            for tensor in (*inputs[1:], *outputs):
+                groups.join(inputs[0], tensor)
+    return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
+    producer = tensor.inputs[0] if tensor.inputs else None
+    operator = OPERATORS.get(producer.op) if producer is not None and not producer.domain else None
+    return operator.fixed_range if operator else None
+
+
+# --- the decision and its reason ----------------------------------------------------------------------------------
+
+
+def _vanished_clamps(
+    absorbed: Mapping[Node, Node], integer: set[Node], activations: tuple[Activation, ...]
+) -> dict[Node, Node]:
+    """Keep the absorbed clamps that really have a quantizer behind them."""
+    quantized = {activation.tensor for activation in activations}
+    return {
+        clamp: producer
+        for clamp, producer in absorbed.items()
+        if producer in integer and clamp.outputs[0].name in quantized
+    }
+
+
+def _decide(
+    node: Node,
+    wish: _Wish,
+    integer: set[Node],
+    vanished: Mapping[Node, Node],
+    obstacles: Mapping[Node, str],
+    target: Target,
+) -> Decision:
+    if node in integer:
+        return _static_decision(node, wish, target)
+    if node in vanished:
+        return Decision(node.name, node.op, Mode.STATIC, f"vanishes into the quantizer behind {vanished[node].name}")
+    reason = obstacles.get(node) or "integer nodes do not stand both before and behind it"
+    if wish.mode is Mode.FLOAT:
+        return Decision(node.name, node.op, Mode.FLOAT, reason)
+    weights = tuple(_stored_weights(node, wish, target))
+    if not weights:
+        return Decision(node.name, node.op, Mode.FLOAT, reason)
+    formats = " and ".join(sorted({weight.spec.format for weight in weights}))
+    return Decision(node.name, node.op, Mode.STORAGE, f"computes in float from {formats} weights: {reason}", weights)
+
+
+def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
+    operator = OPERATORS[node.op]
+    if operator.role is Role.CARRIER:
+        return Decision(node.name, node.op, Mode.STATIC, "passes codes on with one scale")
+    if operator.role is Role.ARITHMETIC:
+        return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
+    weight = Weight(1, node.inputs[1].name, _weight_spec(wish.rule, target), operator.weights[1](node))
+    has_bias = operator.bias is not None and len(node.inputs) > operator.bias and node.inputs[operator.bias].name
+    return Decision(
+        node.name,
+        node.op,
+        Mode.STATIC,
+        "integer kernel",
+        (weight,),
+        bias=operator.bias if has_bias else None,
+        data=node.inputs[0].name,
+    )
+
+
+def _stored_weights(node: Node, wish: _Wish, target: Target) -> Iterator[Weight]:
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    for index, axis in operator.weights.items() if operator else ():
+        tensor = node.inputs[index] if index < len(node.inputs) else None
+        if (
+            isinstance(tensor, Constant)
+            and onnx_dtype(tensor) in _FLOATS
+            and _volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
+            and len(tensor.shape) >= 2
+        ):
+            yield Weight(index, tensor.name, _weight_spec(wish.rule, target), axis(node))

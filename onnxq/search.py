@@ -1,0 +1,145 @@
+"""Leave in float what hurts: a greedy search over measured noise. Plans in, a plan out; edits no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onnxq.plan import Demotion, Plan
+from onnxq.progress import Progress
+from onnxq.scheme import Mode
+
+Demotions = Mapping[str, Demotion]
+Planner = Callable[[Demotions], Plan]
+Measure = Callable[[Plan], float]
+"""Builds a plan's model, runs it and gives the worst output's SQNR in decibels."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What one node costs.
+
+    Attributes:
+        node: its name.
+        mode: how it was quantized when measured.
+        sqnr: SQNR in decibels of the worst output with this node quantized and nothing else.
+    """
+
+    node: str
+    mode: Mode
+    sqnr: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search found.
+
+    Attributes:
+        plan: the plan to build.
+        sqnr: its measured SQNR in decibels.
+        sensitivities: the nodes measured alone, worst first; empty when nothing had to be left.
+        measured: how many models were built and run.
+    """
+
+    plan: Plan
+    sqnr: float
+    sensitivities: tuple[Sensitivity, ...]
+    measured: int
+
+
+def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: Progress) -> Outcome:
+    """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
+
+    Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
+    demotion reaches the goal. Demoted nodes store their weights as codes; only when that is still too noisy are
+    stored weights left in float, in the same way.
+
+    Args:
+        planner: demotions to plan.
+        measure: plan to the worst output's SQNR.
+        goal: SQNR in decibels to reach.
+        progress: told of the stage ``search``.
+
+    Returns:
+        The first plan that reaches the goal, or the most faithful one that was found.
+    """
+    counter = _Counter(measure, progress)
+    full = planner({})
+    sqnr = counter(full)
+    if sqnr >= goal:
+        return Outcome(full, sqnr, (), counter.calls)
+    demoted: dict[str, Demotion] = {}
+    sensitivities: list[Sensitivity] = []
+    best = full, sqnr
+    for mode, fallback in ((Mode.STATIC, Mode.STORAGE), (Mode.STORAGE, Mode.FLOAT)):
+        found = _alone(planner, counter, mode, demoted)
+        sensitivities.extend(found)
+        plan, sqnr = _shortest_prefix(planner, counter, found, fallback, demoted, goal)
+        if sqnr > best[1]:
+            best = plan, sqnr
+        if sqnr >= goal:
+            break
+        demoted |= {one.node: _demotion(one, fallback) for one in found}
+    sensitivities.sort(key=lambda one: one.sqnr)
+    return Outcome(best[0], best[1], tuple(sensitivities), counter.calls)
+
+
+def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) -> list[Sensitivity]:
+    """Measure each weighted node of ``mode`` with every other weight in float, noisiest first."""
+    plan = planner(demoted)
+    units = [decision.node for decision in plan.decisions if decision.mode is mode and decision.weights]
+    everything = [decision.node for decision in plan.decisions if decision.weights]
+    measure.expect(len(units))
+    silence = Demotion(Mode.FLOAT, "left in float to measure another node alone")
+    found = []
+    for unit in units:
+        others = {node: silence for node in everything if node != unit}
+        kept = {unit: demoted[unit]} if unit in demoted else {}
+        found.append(Sensitivity(unit, mode, measure(planner(others | kept))))
+    return sorted(found, key=lambda one: one.sqnr)
+
+
+def _shortest_prefix(
+    planner: Planner,
+    measure: _Counter,
+    noisy: list[Sensitivity],
+    fallback: Mode,
+    demoted: Demotions,
+    goal: float,
+) -> tuple[Plan, float]:
+    def demote(count: int) -> tuple[Plan, float]:
+        plan = planner({**demoted, **{one.node: _demotion(one, fallback) for one in noisy[:count]}})
+        return plan, measure(plan)
+
+    low, high = 0, len(noisy)
+    best = demote(high)
+    while high - low > 1 and best[1] >= goal:
+        middle = (low + high) // 2
+        plan, sqnr = demote(middle)
+        if sqnr >= goal:
+            best, high = (plan, sqnr), middle
+        else:
+            low = middle
+    return best
+
+
+def _demotion(one: Sensitivity, fallback: Mode) -> Demotion:
+    return Demotion(fallback, f"quantized alone it leaves {one.sqnr:.1f} dB at the worst output")
+
+
+class _Counter:
+    """A measure that counts its calls and tells of them."""
+
+    def __init__(self, measure: Measure, progress: Progress) -> None:
+        self._measure, self._progress = measure, progress
+        self.calls = 0
+        self._expected = 1
+
+    def expect(self, more: int) -> None:
+        self._expected += more + max(more, 1).bit_length()
+
+    def __call__(self, plan: Plan) -> float:
+        sqnr = self._measure(plan)
+        self.calls += 1
+        self._progress("search", self.calls, max(self._expected, self.calls))
+        return sqnr

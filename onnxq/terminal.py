@@ -1,0 +1,142 @@
+"""What people see: progress bars and tables, on stderr unless they are the answer itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from onnxq import progress as progress_module
+from onnxq.evaluate import Agreement
+from onnxq.inspection import Inspection
+from onnxq.report import Report
+from onnxq.scheme import Mode
+
+_SHOWN_REASONS = 8
+_SHOWN_NODES = 5
+_STAGES = {
+    "calibrate": "Calibrating",
+    "search": "Searching what to leave in float",
+    "verify": "Verifying",
+}
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[progress_module.Progress]:
+    """Yield a progress function that draws bars on a terminal and says nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield progress_module.silent
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield show
+
+
+def print_report(report: Report) -> None:
+    """Print the closing table on stderr."""
+    console = Console(stderr=True)
+    table = Table(title=report.output or report.model, show_header=False)
+    table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
+    for output in report.agreement.outputs:
+        parts = [] if output.sqnr is None else [f"SQNR {_decibels(output.sqnr)}"]
+        if output.agreement is not None:
+            parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
+        table.add_row(f"output {output.name}", ", ".join(parts) or "not compared")
+    if report.latency is not None:
+        latency = report.latency
+        table.add_row(
+            "latency",
+            f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
+            f"{latency.threads} threads)",
+        )
+    kernels = report.kernels
+    table.add_row(
+        "kernels",
+        f"{kernels.integer} integer, {kernels.heavy_float} float convolutions and products, "
+        f"{kernels.quantize} QuantizeLinear and DequantizeLinear left",
+    )
+    plan = report.plan
+    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode))
+    console.print(table)
+    reasons = plan.left_in_float()
+    if reasons:
+        left = Table(title="Not integer, and why", show_header=False)
+        for reason, count in reasons[:_SHOWN_REASONS]:
+            left.add_row(str(count), reason)
+        if len(reasons) > _SHOWN_REASONS:
+            left.add_row(str(sum(count for _, count in reasons[_SHOWN_REASONS:])), "other reasons; see --report")
+        console.print(left)
+    if report.sensitivities:
+        hurt = Table("node", "alone at the worst output", title="What hurts most")
+        for one in report.sensitivities[:_SHOWN_NODES]:
+            hurt.add_row(one.node, _decibels(one.sqnr))
+        console.print(hurt)
+
+
+def print_agreement(agreement: Agreement) -> None:
+    """Print how well two models agree on stdout."""
+    table = Table("output", "SQNR", "agreement", "largest error", title=f"{agreement.samples} samples")
+    for output in agreement.outputs:
+        table.add_row(
+            output.name,
+            "-" if output.sqnr is None else _decibels(output.sqnr),
+            "-" if output.agreement is None else f"{output.agreement:.2%}",
+            f"{output.largest_error:.4g}",
+        )
+    Console().print(table)
+
+
+def print_inspection(found: Inspection) -> None:
+    """Print what is in a model on stdout."""
+    console = Console()
+    table = Table(title=found.path, show_header=False)
+    external = f" and {_size(found.external_bytes)} external" if found.external_bytes else ""
+    table.add_row("size", _size(found.bytes) + external)
+    table.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()))
+    table.add_row("IR", str(found.ir_version))
+    table.add_row("producer", found.producer or "-")
+    table.add_row("quantized", (found.scheme or "yes") if found.quantized else "no")
+    for kind, ports in (("input", found.inputs), ("output", found.outputs)):
+        for port in ports:
+            shape = "?" if port.shape is None else "x".join("?" if d is None else str(d) for d in port.shape) or "scalar"
+            table.add_row(kind, f"{port.name} {port.type} {shape}")
+    table.add_row("graphs", str(found.graphs))
+    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))
+    for name, (count, size) in found.constants.items():
+        table.add_row(f"{name} constants", f"{count}, {_size(size)}")
+    console.print(table)
+    if found.quantized:
+        weights = Table("node", "op", "weight", "scales", "data", title="Weights")
+        for weight in found.weights:
+            weights.add_row(weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
+        console.print(weights)
+
+
+def _decibels(value: float) -> str:
+    return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,74 @@
+"""Weights and biases of integer kernels: arrays to codes, with the int32 accumulator kept from overflowing."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.formats import FORMATS, Format
+from onnxq.numerics import Parameters, QTensor, parameters_from_range, quantize, weight_range
+
+# Half of an int32 accumulator is the bias's, the other half the products'.
+_LARGEST_BIAS = 2**30
+
+
+def quantize_weight(weight: npt.NDArray[np.floating], format: Format, axis: int | None) -> QTensor:
+    """Quantize a weight symmetrically by its largest magnitude.
+
+    Args:
+        weight: float array of any rank.
+        format: the codes' format.
+        axis: axis that keeps a scale of its own for each index; None for one scale.
+
+    Returns:
+        Codes of the weight's shape; the scale has its rank, or is a scalar for ``axis`` None.
+
+    >>> quantize_weight(np.array([[1.0, -2.0], [0.0, 0.5]]), FORMATS["int8-narrow"], axis=0).codes
+    array([[  64, -127],
+           [   0,  127]], dtype=int8)
+    """
+    reduced = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
+    low, high = weight_range(weight, reduced)
+    return quantize(weight, parameters_from_range(low, high, format, symmetric=True), format)
+
+
+def quantize_weight_with_bias(
+    weight: npt.NDArray[np.floating],
+    bias: npt.NDArray[np.floating],
+    format: Format,
+    axis: int,
+    input_scale: float,
+    *,
+    per_channel: bool,
+) -> tuple[QTensor, QTensor]:
+    """Quantize a weight, and its bias to int32 with scale ``input_scale * weight scale`` and zero point 0.
+
+    Where a bias would exceed half of the int32 range, the weight's scale of that channel (or the one scale) is
+    raised until it fits: such a bias is so much larger than the products that their coarser codes do not matter.
+
+    Args:
+        weight: float array.
+        bias: one value for each index along ``axis``.
+        format: format of the weight's codes.
+        axis: the weight's channel axis.
+        input_scale: scale of the data that the weight multiplies.
+        per_channel: whether each channel has its own scale.
+
+    Returns:
+        The weight and the bias; the bias's scale is per channel when the weight's is, else a scalar.
+    """
+    flat = bias.reshape(-1).astype(np.float64)
+    first = quantize_weight(weight, format, axis if per_channel else None)
+    scale = first.parameters.scale.reshape(-1).astype(np.float64)
+    wanted = np.abs(flat) / (input_scale * _LARGEST_BIAS)
+    raised = np.maximum(scale, wanted if per_channel else wanted.max(initial=0.0)).astype(np.float32)
+    if np.array_equal(raised, scale.astype(np.float32)):
+        quantized = first
+    else:
+        parameters = Parameters(raised.reshape(first.parameters.scale.shape), None)
+        quantized = quantize(weight, parameters, format)
+    # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
+    bias_scale = (np.float32(input_scale) * raised).astype(np.float32)
+    codes = FORMATS["int32"].round(flat / bias_scale.astype(np.float64))
+    shaped = bias_scale if per_channel else bias_scale.reshape(())
+    return quantized, QTensor(codes, Parameters(shaped, None), FORMATS["int32"])

@@ -1,0 +1,112 @@
+"""The prepared float model on disk, and everything that is built from it: plans, statistics, candidate models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnx
+
+from onnxq.calibration.inputs import Sample
+from onnxq.calibration.runner import collect
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.taps import with_taps
+from onnxq.evaluate import agreement_of, output_names
+from onnxq.graph import Graph, load, save
+from onnxq.parameters import RangeMethod, activation_parameters
+from onnxq.passes import InsertQuantizeDequantize, Pipeline, QuantizeWeights, RemoveUnused, ShareInitializers, StoreWeights
+from onnxq.plan import METADATA_KEY, Demotion, Plan
+from onnxq.planner import make_plan
+from onnxq.progress import Progress
+from onnxq.runtime import open_session, run
+from onnxq.scheme import Scheme
+from onnxq.targets import Target
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A prepared float model in a working folder, with what the user wants of it.
+
+    Attributes:
+        prepared: file of the prepared model, its weights beside it, so that loading it again costs little.
+        scheme: the user's rules.
+        target: the runtime.
+    """
+
+    prepared: Path
+    scheme: Scheme
+    target: Target
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The prepared graph, for reading only."""
+        return load(self.prepared)
+
+    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
+        """Plan with some nodes taken out of integer arithmetic."""
+        return make_plan(self.graph, self.scheme, self.target, demotions)
+
+    def calibrate(self, plan: Plan, samples: Sequence[Sample], progress: Progress) -> Statistics:
+        """Run the float model and collect statistics of every tensor that the plan needs."""
+        if not plan.taps:
+            return Statistics(0, {})
+        tapped = self.prepared.with_name("tapped.onnx")
+        onnx.save(with_taps(onnx.load(self.prepared, load_external_data=False), plan.taps), tapped)
+        return collect(tapped, samples, plan.taps, progress=lambda done, total: progress("calibrate", done, total))
+
+    def build(
+        self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool
+    ) -> Graph:
+        """Write the model that a plan describes to ``path`` and return its graph."""
+        graph = load(self.prepared)
+        parameters = activation_parameters(plan, statistics, ranges)
+        Pipeline(
+            (
+                QuantizeWeights(plan, parameters),
+                InsertQuantizeDequantize(plan, parameters),
+                StoreWeights(plan),
+                ShareInitializers(),
+                RemoveUnused(),
+            )
+        ).apply(graph)
+        graph.set_metadata(METADATA_KEY, self.scheme.name)
+        save(graph, path, external_data=external_data)
+        return graph
+
+    def measure(
+        self, reference: Path, samples: Iterable[Sample], statistics: Statistics, ranges: RangeMethod
+    ) -> Callable[[Plan], float]:
+        """Return a function that gives the SQNR in decibels of the worst output of a plan's model.
+
+        The float model's outputs are computed once and kept, so ``samples`` should be few.
+        """
+        kept = list(samples)
+        session = open_session(reference)
+        names = output_names(session)
+        expected = [run(session, sample, names) for sample in kept]
+
+        def sqnr(plan: Plan) -> float:
+            candidate = self.prepared.with_name("candidate.onnx")
+            self.build(plan, statistics, ranges, candidate, external_data=False)
+            session = open_session(candidate)
+            found = (run(session, sample, names) for sample in kept)
+            agreement = agreement_of(names, zip(expected, found, strict=True))
+            return agreement.worst_sqnr if agreement.sound else float("-inf")
+
+        return sqnr
+
+
+def evenly(items: Sequence[Item] | Iterable[Item], count: int, most: int) -> Iterable[Item]:
+    """Yield at most ``most`` of ``count`` items, evenly spaced, without holding them.
+
+    >>> list(evenly(range(10), 10, 4))
+    [0, 3, 6, 9]
+    """
+    wanted = {int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}
+    return (item for index, item in enumerate(items) if index in wanted)

@@ -1,0 +1,87 @@
+"""Fold the weights and biases of static nodes into packed initializers behind DequantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.formats import format_named
+from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes
+from onnxq.numerics import Parameters, QTensor
+from onnxq.passes.base import Changes, Pass
+from onnxq.plan import Decision, Plan
+from onnxq.scheme import Granularity, Mode
+from onnxq.weights import quantize_weight, quantize_weight_with_bias
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeWeights(Pass):
+    """Replace the constant weight and bias of each static node by codes and a DequantizeLinear.
+
+    Leaves nodes whose weight is codes already. The float initializer goes when no other node uses it.
+
+    Attributes:
+        plan: names the nodes, their weights and biases.
+        parameters: scale of each activation by tensor name; the bias's scale is the data's times the weight's.
+    """
+
+    plan: Plan
+    parameters: Mapping[str, Parameters]
+
+    def apply(self, graph: Graph) -> Changes:
+        """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
+        names = Names(graph)
+        before: dict[Node, list[Node]] = {}
+        changed, left = [], []
+        for node in graph.nodes:
+            decision = self.plan.by_node.get(node.name)
+            if decision is None or decision.mode is not Mode.STATIC or not decision.weights:
+                continue
+            if not isinstance(node.inputs[decision.weights[0].index], Constant):
+                left.append((node.name, "its weight is codes already"))
+                continue
+            before[node] = self._quantize(node, decision, names)
+            changed.append(node.name)
+        insert_nodes(graph, before=before)
+        return Changes(tuple(changed), tuple(left))
+
+    def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
+        weight = decision.weights[0]
+        source = node.inputs[weight.index]
+        format = format_named(weight.spec.format)
+        values = source.values
+        axis = weight.axis % values.ndim
+        per_channel = weight.spec.per is Granularity.CHANNEL
+        if decision.bias is None:
+            codes = quantize_weight(values, format, axis if per_channel else None)
+            return [_replace(node, weight.index, codes, axis, names)]
+        bias = node.inputs[decision.bias].values
+        scale = float(self.parameters[decision.data].scale)
+        codes, bias_codes = quantize_weight_with_bias(values, bias, format, axis, scale, per_channel=per_channel)
+        return [
+            _replace(node, weight.index, codes, axis, names),
+            _replace(node, decision.bias, bias_codes, 0, names),
+        ]
+
+
+def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
+    """Make the input read a DequantizeLinear of the codes, and return that node."""
+    source = node.inputs[index]
+    scale = quantized.parameters.scale
+    attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
+    flat = scale.reshape(-1) if attributes else scale.reshape(())
+    inputs = [
+        constant(names.fresh(f"{source.name}.codes"), quantized.codes.reshape(source.shape)),
+        constant(names.fresh(f"{source.name}.scale"), flat),
+        constant(names.fresh(f"{source.name}.zero_point"), np.zeros(flat.shape, quantized.codes.dtype)),
+    ]
+    if quantized.format.name == "int32":
+        inputs.pop()
+    values = Variable(names.fresh(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
+    decoder = Node("DequantizeLinear", names.fresh(f"{source.name}.dequantize"), attributes, inputs, [values])
+    node.inputs[index] = values
+    return decoder
+
+
