@@ -214,7 +214,7 @@ def become_constant(variable: Variable, payload: Payload) -> Constant:
 def onnx_dtype(tensor: Tensor) -> int:
     """Return the ``TensorProto.DataType`` of a tensor; 0 when unknown.
 
-    >>> onnx_dtype(Variable("x", np.float32)) == TensorProto.FLOAT
-    True
+    >>> onnx_dtype(Variable("x", np.float32)), onnx_dtype(Variable("y"))
+    (1, 0)
     """
     return tensor.payload.onnx_dtype if isinstance(tensor, Constant) else data_type_of(tensor.dtype)

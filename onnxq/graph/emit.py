@@ -57,15 +57,13 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
     read = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in source.opset_import}
     if imports == read:
         model.opset_import.extend(source.opset_import)
-    elif source.opset_import or graph.model_source is None or imports != {"": 1}:
+    else:
         for domain, version in imports.items():
             entry = model.opset_import.add()
             entry.domain = domain
             entry.version = version
     minimum = minimum_ir_version(graph.opset, all_initializers_are_inputs=emission.all_initializers_are_inputs)
     model.ir_version = max(graph.ir_version or 0, minimum)
-    if graph.ir_version and not graph.opset and emission.all_initializers_are_inputs:
-        model.ir_version = graph.ir_version
 
 
 @dataclass(eq=False)
@@ -214,17 +212,14 @@ class _Emission:
             tensor = visible.tensors.get(info.name)
             if tensor is not None:
                 listed.add(info.name)
-                _emit_info(target.value_info.add(), tensor, info)
+                if _is_told(tensor):
+                    _emit_info(target.value_info.add(), tensor, info, complete=False)
             elif info.name in graph.unattached:
                 target.value_info.add().CopyFrom(info)
         for node in nodes:
             for tensor in node.outputs:
-                if (
-                    tensor.name
-                    and tensor.name not in listed
-                    and (tensor.source is not None or tensor.dtype is not None)
-                ):
-                    _emit_info(target.value_info.add(), tensor, None)
+                if tensor.name and tensor.name not in listed and _is_told(tensor):
+                    _emit_info(target.value_info.add(), tensor, None, complete=False)
 
 
 def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
@@ -244,8 +239,13 @@ def _input_source(graph: Graph, tensor: Tensor) -> ValueInfoProto | None:
     return tensor.input_source if isinstance(tensor, Constant) else tensor.source
 
 
-def _emit_info(target: ValueInfoProto, tensor: Tensor, declared: ValueInfoProto | None) -> None:
-    """Write the declaration of a tensor: as it was declared before wherever the graph says nothing else."""
+def _emit_info(
+    target: ValueInfoProto, tensor: Tensor, declared: ValueInfoProto | None, *, complete: bool = True
+) -> None:
+    """Write the declaration of a tensor, as it was declared before unless the graph says something else.
+
+    With ``complete``, what the graph leaves unknown is taken from the declaration: inputs and outputs stay declared.
+    """
     if declared is None and isinstance(tensor, Variable):
         declared = tensor.source
     if declared is not None:
@@ -256,13 +256,27 @@ def _emit_info(target: ValueInfoProto, tensor: Tensor, declared: ValueInfoProto 
         if declared is None or not _fits(tensor, declared):
             write_tensor_type(target, tensor.dtype, tensor.shape)
         return
-    current = (data_type_of(tensor.dtype), None if tensor.shape is None else list(tensor.shape))
-    if tensor.source is not None and current == _known(tensor.source):
+    if _is_as_read(tensor):
         return
+    wanted = _told(tensor)
     known = _known(declared) if declared is not None else (0, None)
-    wanted = (current[0] or known[0], known[1] if current[1] is None else current[1])
+    if complete:
+        wanted = (wanted[0] or known[0], known[1] if wanted[1] is None else wanted[1])
     if wanted != known:
         write_tensor_type(target, wanted[0], wanted[1])
+
+
+def _told(tensor: Variable) -> tuple[int, Shape | None]:
+    return data_type_of(tensor.dtype), None if tensor.shape is None else list(tensor.shape)
+
+
+def _is_as_read(tensor: Variable) -> bool:
+    return tensor.source is not None and _told(tensor) == _known(tensor.source)
+
+
+def _is_told(tensor: Tensor) -> bool:
+    """Return whether there is anything to declare about a tensor inside a graph."""
+    return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
 
 
 def _known(info: ValueInfoProto) -> tuple[int, Shape | None]:

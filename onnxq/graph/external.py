@@ -91,7 +91,7 @@ class DataRange:
         try:
             current = stamp(self.path.stat())
         except OSError as error:
-            raise ModelError(f"tensor {self.tensor!r} cannot be read from {self.path}: {error.strerror}") from error
+            raise self.unreadable(error) from error
         if current != self.stamp:
             raise ModelError(
                 f"{self.path}, which holds tensor {self.tensor!r}, changed after the model was read; "
@@ -103,7 +103,14 @@ class DataRange:
         self.check()
         if not self.length:
             return np.empty(0, np.uint8)
-        return np.asarray(np.memmap(self.path, np.uint8, "r", offset=self.offset, shape=(self.length,)))
+        try:
+            return np.asarray(np.memmap(self.path, np.uint8, "r", offset=self.offset, shape=(self.length,)))
+        except OSError as error:
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: OSError) -> ModelError:
+        """Return the error to raise when the file cannot be opened."""
+        return ModelError(f"tensor {self.tensor!r} cannot be read from {self.path}: {error.strerror or error}")
 
 
 def stamp(status: os.stat_result) -> Stamp:

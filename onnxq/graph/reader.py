@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.data_types import numpy_dtype
 from onnxq.graph.elements import Constant, Node, Tensor, Variable
 from onnxq.graph.external import DataFolder
 from onnxq.graph.model import Graph
@@ -64,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> Graph:
 
 def read_model(
     model: ModelProto,
-    folder: Path | DataFolder | None = None,
+    folder: str | os.PathLike[str] | DataFolder | None = None,
     *,
     payload: Callable[[TensorProto], Payload] | None = None,
 ) -> Graph:
@@ -78,7 +79,7 @@ def read_model(
     Raises:
         ModelError: the model is incomplete, or holds a graph that cannot be executed.
     """
-    data_folder = DataFolder(folder) if isinstance(folder, Path) else folder
+    data_folder = folder if isinstance(folder, DataFolder | None) else DataFolder(Path(folder))
     try:
         _check_model(model)
         imports = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
@@ -216,7 +217,8 @@ class _Reading:
             scope.declare(initializer, "an initializer")
             graph.initializers.append(initializer)
         for sparse in proto.sparse_initializer:
-            tensor = _variable(sparse.values.name, None)
+            tensor = _variable(sparse.values.name, declared_inputs.get(sparse.values.name))
+            tensor.dtype, tensor.shape = numpy_dtype(sparse.values.data_type), list(sparse.dims)
             scope.declare(tensor, "a sparse initializer")
             graph.sparse_initializers.append((tensor, sparse))
         overridable = {tensor.name: tensor for tensor in graph.initializers if tensor.input_source is not None}

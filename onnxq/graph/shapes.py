@@ -22,7 +22,8 @@ def infer_shapes(graph: Graph) -> None:
     """Find out dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
 
     What was known before about tensors inside the graph is forgotten first, unless onnx does not know the operator
-    that makes them; what cannot be found out stays None. Declared inputs and outputs are only completed.
+    that makes them; what cannot be found out is None. Declared inputs and outputs are only completed. Where inference
+    gives up on the model as a whole, the graph is left as it is.
 
     Raises:
         ModelError: an overridable initializer has another type or rank than the input it stands for.
@@ -32,6 +33,8 @@ def infer_shapes(graph: Graph) -> None:
     model = skeleton(graph)
     invented = _sanitise(model.graph)
     inferred = _infer(model)
+    if inferred is None:
+        return
     for scope, proto in zip(scopes(graph), _graphs(inferred.graph), strict=True):
         _write_back(scope, proto, invented)
 
@@ -49,10 +52,10 @@ def _check_overridable(graph: Graph) -> None:
             )
 
 
-def _infer(model: ModelProto) -> ModelProto:
-    """Return the model with what onnx can tell; nothing is added when its inference gives up on the model."""
-    for declared in (True, False):
-        if not declared:
+def _infer(model: ModelProto) -> ModelProto | None:
+    """Return the model with what onnx can tell, or None when its inference gives up on the model."""
+    for trust_outputs in (True, False):
+        if not trust_outputs:
             for info in model.graph.output:
                 info.ClearField("type")
         try:
@@ -60,7 +63,7 @@ def _infer(model: ModelProto) -> ModelProto:
         # The bindings turn any C++ error into one of these, and none of them should keep a user from going on.
         except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError):
             continue
-    return model
+    return None
 
 
 def _sanitise(graph: GraphProto) -> set[str]:
@@ -104,14 +107,14 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _write_back(scope: Graph, inferred: GraphProto, names: set[str]) -> None:
-    known = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    known = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
     declared = set(scope.inputs) | set(scope.outputs)
     for node in scope.nodes:
         for tensor in node.outputs:
             if tensor.name and isinstance(tensor, Variable) and tensor not in declared:
                 tensor.dtype, tensor.shape = _read(known.get(tensor.name), names)
-    for tensor in scope.outputs:
-        if isinstance(tensor, Variable) and tensor.inputs:
+    for tensor in declared:
+        if isinstance(tensor, Variable) and tensor.name in known:
             dtype, shape = _read(known.get(tensor.name), names)
             tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
             tensor.shape = _complete(tensor.shape, shape)

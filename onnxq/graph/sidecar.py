@@ -79,7 +79,11 @@ def refer(proto: TensorProto, location: str, offset: int, length: int) -> None:
 def _copy(source: DataRange, target: BinaryIO, offset: int) -> None:
     """Copy bytes between files: inside the kernel where it can, else through a small buffer."""
     source.check()
-    with source.path.open("rb") as file:
+    try:
+        opened = source.path.open("rb")
+    except OSError as error:
+        raise source.unreadable(error) from error
+    with opened as file:
         done = _copy_in_kernel(file, source, target, offset)
         file.seek(source.offset + done)
         target.seek(offset + done)

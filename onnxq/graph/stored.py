@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,8 @@ class ProtoPayload(Payload):
 
     def load(self) -> npt.NDArray[np.generic]:
         """Return the values; the array is read-only, and mapped from the file when they are external."""
+        if self.onnx_dtype == TensorProto.STRING:
+            return _strings(self.proto.string_data, self.shape)
         if self.external and not is_packed(self.onnx_dtype):
             return self.data_range().view().view(self.dtype).reshape(self.shape)
         if self.proto.HasField("raw_data") and not is_packed(self.onnx_dtype) and self.nbytes:
@@ -164,11 +166,25 @@ def as_payload(values: npt.NDArray[Any] | LazyValues, export_dtype: object = Non
         raise ModelError(f"the values of a constant must be a numpy array, found {type(values).__name__}")
     array = np.asarray(values)
     try:
+        if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.flat):
+            raise TypeError("only text can be stored as objects")  # noqa: TRY301 - one message for both
         if export_dtype is not None and data_type_of(export_dtype) != data_type_of(array.dtype):
             array = array.astype(numpy_dtype(data_type_of(export_dtype)))
         return ArrayPayload(array)
     except TypeError as error:
         raise ModelError(f"a constant cannot be made of {array.dtype} values: {error}") from error
+
+
+def _strings(values: Iterable[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    """Return an array of text, of bytes where the values are not UTF-8."""
+    stored = list(values)
+    array = np.empty(len(stored), object)
+    try:
+        array[:] = [value.decode() for value in stored]
+    except UnicodeDecodeError:
+        array[:] = stored
+    array.flags.writeable = False
+    return array.reshape(shape)
 
 
 def _rename(proto: TensorProto, name: str) -> None:

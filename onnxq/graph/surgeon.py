@@ -34,6 +34,8 @@ def restore_classes(graph: gs.Graph) -> Graph:
         if not isinstance(scope, Graph):
             raise ModelError(f"graph {scope.name!r} is a plain GraphSurgeon graph; convert it with from_graphsurgeon")
         scope.parent = parent
+        if parent is not None:
+            scope.opset_imports = parent.opset_imports
         for node in scope.nodes:
             if type(node) is gs.Node:
                 node.__class__ = Node
@@ -53,14 +55,19 @@ def restore_classes(graph: gs.Graph) -> Graph:
     return graph
 
 
-def _restore_tensor(tensor: object) -> None:
+def _restore_tensor(tensor: Any) -> None:
     kind = type(tensor)
+    if not isinstance(tensor, gs.Tensor):
+        return
+    for node in (*tensor.inputs, *tensor.outputs):
+        if type(node) is gs.Node:
+            node.__class__ = Node
     if kind is gs.Variable:
         tensor.__class__ = Variable
     elif kind is gs.Constant:
-        payload = as_payload(tensor._values, tensor._export_dtype)  # type: ignore[attr-defined]
+        payload = as_payload(tensor._values, tensor._export_dtype)
         tensor.__class__ = Constant
-        tensor._values = payload  # type: ignore[attr-defined]
+        tensor._values = payload
 
 
 def export_plain_graph(graph: gs.Graph) -> ModelProto:
@@ -72,18 +79,33 @@ def export_plain_graph(graph: gs.Graph) -> ModelProto:
     """
     constants = list(_constants(graph))
     _refuse_losses(constants)
+    domains = graph.import_domains
     imported = [(tensor._values, tensor._values.tensor) for tensor in constants if _is_imported(tensor)]
     try:
         # The exporter writes names into the protos that the graph was imported from, so it gets copies.
         for values, proto in imported:
             values.tensor = TensorProto()
             values.tensor.CopyFrom(proto)
-        model: ModelProto = gs.export_onnx(graph.copy(), do_type_check=False)  # noqa: TID251
-    except (OnnxGraphSurgeonException, AssertionError, AttributeError, TypeError, ValueError) as error:
+        # It also adds domains to the list that it finds, which is the one of the model read.
+        graph.import_domains = None if domains is None else list(domains)
+        model: ModelProto = gs.export_onnx(graph, do_type_check=False)  # noqa: TID251 - losses are refused above
+    except (
+        OnnxGraphSurgeonException,
+        AssertionError,
+        AttributeError,
+        TypeError,
+        UnboundLocalError,
+        ValueError,
+    ) as error:
         raise ModelError(f"GraphSurgeon cannot export the graph {graph.name!r}: {error}") from error
     finally:
+        graph.import_domains = domains
         for values, proto in imported:
             values.tensor = proto
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            # It ignores an opset that was set after the import.
+            entry.version = graph.opset
     if graph.ir_version is None:
         # GraphSurgeon takes the newest that onnx knows, which onnxruntime may not load; the writer sets what is needed.
         model.ClearField("ir_version")

@@ -26,7 +26,7 @@ _LARGEST_MODEL = 2**31 - 1
 _LARGEST_INLINE = 1900 * 2**20
 
 
-def to_model(graph: Graph, *, folder: Path | None = None) -> ModelProto:
+def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> ModelProto:
     """Return the model in memory, with external data read in.
 
     Args:
@@ -36,7 +36,7 @@ def to_model(graph: Graph, *, folder: Path | None = None) -> ModelProto:
     Raises:
         ModelError: the graph is not whole, its external data cannot be read, or the model would exceed 2 GiB.
     """
-    kept = None if folder is None else folder.resolve()
+    kept = None if folder is None else Path(folder).resolve()
     total = 0
 
     def store(proto: TensorProto, payload: Payload, name: str) -> None:
@@ -125,7 +125,7 @@ def _serialize(model: ModelProto) -> bytes:
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
     """Yield an unused path beside the target, and remove what is left there at the end."""
-    path = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    path = target.with_name(f".onnxq-{secrets.token_hex(8)}.tmp")
     try:
         yield path
     finally:
