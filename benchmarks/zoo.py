@@ -71,8 +71,10 @@ def main() -> None:
         print(_line(row, len(threads)), flush=True)
     done = [row for row in rows if row.valid]
     if done:
-        print(f"\n{len(done)} valid of {len(rows)}; geometric means: size {_mean([r.size_ratio for r in done]):.2f}, speed ")
-        print(", ".join(f"{_mean([row.speed[i] for row in done]):.2f} with {n} threads" for i, n in enumerate(threads)))
+        print(f"\n{len(done)} valid of {len(rows)}; geometric means: size {_mean([r.size_ratio for r in done]):.2f}")
+        print(
+            ", ".join(f"speed with {n} threads {_mean([r.speed[i] for r in done]):.2f}" for i, n in enumerate(threads))
+        )
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 

@@ -9,52 +9,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxq.calibration.data import open_samples
     from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
-    from onnxq.calibration.statistics import Statistics
     from onnxq.errors import OnnxqError
+    from onnxq.evaluate import compare_files
     from onnxq.graph import Graph, load, save
     from onnxq.passes import Changes, Pass, Pipeline
-    from onnxq.pipeline import Quantized, calibrate, plan, prepare, quantize
-    from onnxq.plan import Plan
+    from onnxq.pipeline import calibrate, plan, prepare, quantize
     from onnxq.presets import PRESETS
     from onnxq.scheme import Mode, Rule, Scheme, Spec, load_scheme
 
-_HOMES = {
-    "Changes": "onnxq.passes",
-    "Graph": "onnxq.graph",
-    "MeanSquaredError": "onnxq.calibration.ranges",
-    "MinMax": "onnxq.calibration.ranges",
-    "Mode": "onnxq.scheme",
-    "OnnxqError": "onnxq.errors",
-    "PRESETS": "onnxq.presets",
-    "Pass": "onnxq.passes",
-    "Percentile": "onnxq.calibration.ranges",
-    "Pipeline": "onnxq.passes",
-    "Plan": "onnxq.plan",
-    "Quantized": "onnxq.pipeline",
-    "Rule": "onnxq.scheme",
-    "Scheme": "onnxq.scheme",
-    "Spec": "onnxq.scheme",
-    "Statistics": "onnxq.calibration.statistics",
-    "calibrate": "onnxq.pipeline",
-    "load": "onnxq.graph",
-    "load_scheme": "onnxq.scheme",
-    "open_samples": "onnxq.calibration.data",
-    "plan": "onnxq.pipeline",
-    "prepare": "onnxq.pipeline",
-    "quantize": "onnxq.pipeline",
-    "save": "onnxq.graph",
-}
+__all__ = [
+    "Changes",
+    "Graph",
+    "MeanSquaredError",
+    "MinMax",
+    "Mode",
+    "OnnxqError",
+    "PRESETS",
+    "Pass",
+    "Percentile",
+    "Pipeline",
+    "Rule",
+    "Scheme",
+    "Spec",
+    "calibrate",
+    "compare_files",
+    "load",
+    "load_scheme",
+    "plan",
+    "prepare",
+    "quantize",
+    "save",
+]
 
-__all__ = [*_HOMES]  # noqa: PLE0604
+_HOMES = {
+    "onnxq.calibration.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
+    "onnxq.errors": ("OnnxqError",),
+    "onnxq.evaluate": ("compare_files",),
+    "onnxq.graph": ("Graph", "load", "save"),
+    "onnxq.passes": ("Changes", "Pass", "Pipeline"),
+    "onnxq.pipeline": ("calibrate", "plan", "prepare", "quantize"),
+    "onnxq.presets": ("PRESETS",),
+    "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec", "load_scheme"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'onnxq' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return __all__

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -30,24 +32,66 @@ def _parse_size(context: click.Context, parameter: click.Parameter, text: str | 
     return int(parts[0]), int(parts[1])
 
 
-def _parse_numbers(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> tuple[float, ...] | None:
+def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[float, ...]:
     try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
 
 
-def _image_options(command: click.decorators.FC) -> click.decorators.FC:
+def _image_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about image files to a command, which takes them as one argument ``images``."""
+
+    @functools.wraps(command)
+    def with_images(
+        *args: Any,
+        image_size: tuple[int, int] | None,
+        image_mean: tuple[float, ...],
+        image_std: tuple[float, ...],
+        image_channels: Literal["RGB", "BGR", "GRAY"],
+        image_fit: Literal["stretch", "crop"],
+        **kwargs: Any,
+    ) -> None:
+        from onnxq.calibration.images import ImageOptions
+
+        images = ImageOptions(image_size, image_mean, image_std, channels=image_channels, fit=image_fit)
+        command(*args, images=images, **kwargs)
+
     for option in (
-        click.option("--image-channels", type=click.Choice(["RGB", "BGR", "GRAY"]), help="Order of the colours."),
-        click.option("--image-std", callback=_parse_numbers, metavar="R,G,B", help="Divide by these, after --image-mean."),
-        click.option("--image-mean", callback=_parse_numbers, metavar="R,G,B", help="Subtract these from pixels in 0..1."),
-        click.option("--image-size", callback=_parse_size, metavar="HxW", help="Resize images; default: the model's own size."),
+        click.option(
+            "--image-fit",
+            type=click.Choice(["stretch", "crop"]),
+            default="stretch",
+            show_default=True,
+            help="Stretch images to the size, or keep their shape and crop the centre.",
+        ),
+        click.option(
+            "--image-channels",
+            type=click.Choice(["RGB", "BGR", "GRAY"]),
+            default="RGB",
+            show_default=True,
+            help="Order of the colours.",
+        ),
+        click.option(
+            "--image-std",
+            callback=_parse_numbers,
+            default="1",
+            metavar="R,G,B",
+            help="Divide pixels by these, after --image-mean.  [default: 1]",
+        ),
+        click.option(
+            "--image-mean",
+            callback=_parse_numbers,
+            default="0",
+            metavar="R,G,B",
+            help="Subtract these from pixels in 0..1.  [default: 0]",
+        ),
+        click.option(
+            "--image-size", callback=_parse_size, metavar="HxW", help="Resize images.  [default: the model's own size]"
+        ),
     ):
-        command = option(command)
-    return command
+        with_images = option(with_images)
+    return with_images
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -59,22 +103,38 @@ def cli(debug: bool) -> None:
 
 @cli.command(epilog=_EPILOG)
 @_MODEL
-@click.option("--calib", required=True, type=click.Path(path_type=Path), help="Samples: a folder or file of .npz, "
-              ".npy, images, or ONNX test data.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: MODEL.PRESET.onnx "
-              "in the current folder]")
+@click.option(
+    "--calib",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Samples: a folder or file of .npz, .npy, images, or ONNX test data.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: MODEL.PRESET.onnx in the current folder]",
+)
 @click.option("--preset", help="What to do: int8, int8-per-tensor, int8-storage.  [default: int8]")
-@click.option("--scheme", "scheme_file", type=click.Path(path_type=Path), help="TOML file of rules instead of a preset.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave these nodes in float: a glob, or re:REGEX. "
-              "Repeatable.")
-@click.option("--range", "range_text", default="minmax", show_default=True, help="minmax, percentile:99.99 or mse.")
+@click.option(
+    "--scheme", "scheme_file", type=click.Path(path_type=Path), help="TOML file of rules instead of a preset."
+)
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave these nodes in float: a glob, or re:REGEX. Repeatable."
+)
+@click.option("--range", "range_text", help="minmax, percentile:99.99 or mse.  [default: the best of these, measured]")
 @click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
 @click.option("--min-sqnr", type=float, default=20.0, show_default=True, help="Decibels the worst output must have.")
 @click.option("--search/--no-search", default=True, help="Leave nodes in float that hurt too much.  [default: search]")
 @click.option("--force", is_flag=True, help="Write the model even below --min-sqnr.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Time to spend on "
-              "comparing latency; 0 skips it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Time to spend on comparing latency; 0 skips it.",
+)
 @click.option("--report", type=click.Path(path_type=Path), help="Write the plan and all figures as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, one node a line, and write nothing.")
 @_image_options
@@ -85,7 +145,7 @@ def quantize(
     preset: str | None,
     scheme_file: Path | None,
     exclude: tuple[str, ...],
-    range_text: str,
+    range_text: str | None,
     target: str,
     min_sqnr: float,
     search: bool,
@@ -94,10 +154,7 @@ def quantize(
     seconds: float,
     report: Path | None,
     dry_run: bool,
-    image_size: tuple[int, int] | None,
-    image_mean: tuple[float, ...] | None,
-    image_std: tuple[float, ...] | None,
-    image_channels: str | None,
+    images: ImageOptions,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
@@ -111,7 +168,6 @@ def quantize(
         for decision in pipeline.plan(model, scheme=scheme, target=target).decisions:
             click.echo("\t".join((decision.mode, decision.op_type, decision.node, decision.reason)))
         return
-    images = _images(image_size, image_mean, image_std, image_channels)
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,
@@ -119,7 +175,7 @@ def quantize(
             output or Path(f"{model.stem}.{scheme.name}.onnx"),
             scheme=scheme,
             target=target,
-            ranges=parse_range(range_text),
+            ranges=parse_range(range_text) if range_text is not None else None,
             min_sqnr=min_sqnr,
             search=search,
             force=force,
@@ -162,16 +218,12 @@ def compare(
     data: Path,
     limit: int | None,
     as_json: bool,
-    image_size: tuple[int, int] | None,
-    image_mean: tuple[float, ...] | None,
-    image_std: tuple[float, ...] | None,
-    image_channels: str | None,
+    images: ImageOptions,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees."""
     from onnxq import terminal
     from onnxq.evaluate import compare_files
 
-    images = _images(image_size, image_mean, image_std, image_channels)
     agreement = compare_files(reference, candidate, data, images=images, limit=limit)
     if as_json:
         click.echo(json.dumps(agreement.to_dict(), indent=2))
@@ -188,18 +240,6 @@ def _scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
     return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")
 
 
-def _images(
-    size: tuple[int, int] | None,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-    channels: str | None,
-) -> ImageOptions:
-    from onnxq.calibration.images import ImageOptions
-
-    given = {"size": size, "mean": mean, "std": std, "channels": channels}
-    return ImageOptions(**{name: value for name, value in given.items() if value is not None})
-
-
 def main() -> None:
     """Run the command line and exit: an error is one sentence on stderr, a fault in onnxq asks for a report."""
     debug = "--debug" in sys.argv[1:]
@@ -213,7 +253,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("onnxq: stopped; nothing was written", err=True)
         sys.exit(130)
-    except Exception as error:  # noqa: BLE001 - the last line of defence turns any fault into one sentence
+    except Exception as error:
         if debug:
             raise
         _exit_with_sentence(error)
@@ -231,5 +271,7 @@ def _exit_with_sentence(error: Exception) -> None:
     if isinstance(error, OnnxqError):
         click.echo(f"onnxq: {error}", err=True)
         sys.exit(_BAD_INPUT)
-    click.echo(f"onnxq: a fault in onnxq ({type(error).__name__}: {error}); run again with --debug and report it", err=True)
+    click.echo(
+        f"onnxq: a fault in onnxq ({type(error).__name__}: {error}); run again with --debug and report it", err=True
+    )
     sys.exit(1)

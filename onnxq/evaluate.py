@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def compare_files(
     return compare(open_session(reference), open_session(candidate), samples)
 
 
-def agreement_of(names: list[str], pairs: Iterable[tuple[list[Any], list[Any]]]) -> Agreement:
+def agreement_of(names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> Agreement:
     """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
     tallies = [_Tally(name) for name in names]
     count = 0

@@ -52,7 +52,8 @@ class Format:
         >>> FORMATS["int8"].round(np.array([0.5, 1.5, -200.0]))
         array([   0,    2, -128], dtype=int8)
         """
-        return np.clip(np.rint(values), self.minimum, self.maximum).astype(self.dtype)
+        codes: npt.NDArray[np.generic] = np.clip(np.rint(values), self.minimum, self.maximum).astype(self.dtype)
+        return codes
 
 
 def _integer(name: str, onnx_type: int, minimum: int, maximum: int, opset: int) -> Format:

@@ -180,5 +180,3 @@ def _decoder(tensor: object) -> Node | None:
     if node.op == "Mul" and not (source.inputs and source.inputs[0].op == "Cast"):
         return None
     return node  # type: ignore[no-any-return]
-
-

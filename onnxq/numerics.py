@@ -7,13 +7,14 @@ multiple of the extent of the scale (after leading axes of the scale were padded
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxq.formats import Format
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 # Dividing by a denormal scale overflows, so the smallest scale is the smallest normal number of its type.
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)

@@ -14,7 +14,8 @@ import onnx
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import Sample, model_inputs
-from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
+from onnxq.calibration.statistics import Statistics
 from onnxq.errors import FidelityError, ModelError
 from onnxq.evaluate import compare
 from onnxq.graph import Graph, as_graph, constants, infer_shapes, save, scopes, skeleton
@@ -41,7 +42,7 @@ from onnxq.scheme import Mode, Scheme
 from onnxq.search import Outcome, leave_what_hurts
 from onnxq.targets import Target, target_named
 from onnxq.verify import count_kernels, measure_latency
-from onnxq.workbench import Workbench, evenly
+from onnxq.workbench import Trials, Workbench, evenly
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
@@ -50,14 +51,14 @@ MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
-_HEADROOM = 3.0
+_HEADROOM = 1.0
 _SEARCH_SAMPLES = 8
 _VERIFIED_SAMPLES = 64
 _TIMED_SAMPLES = 4
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
-_MIN_MAX = MinMax()
+_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquaredError())
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,8 @@ def quantize(
     *,
     scheme: str | Scheme = "int8",
     target: str = "onnxruntime-cpu",
-    ranges: RangeMethod = _MIN_MAX,
+    ranges: RangeMethod | None = None,
+    statistics: Statistics | None = None,
     min_sqnr: float = MINIMUM_SQNR,
     search: bool = True,
     force: bool = False,
@@ -97,7 +99,9 @@ def quantize(
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
-        ranges: which range the statistics of a tensor mean.
+        ranges: which range the statistics of a tensor mean; None tries min-max, a percentile and the least squared
+            error on the whole model and keeps the best.
+        statistics: from calibrate() on the same model and scheme; None runs the calibration.
         min_sqnr: fidelity in decibels that the worst output must have.
         search: whether nodes that hurt may be left in float to reach it.
         force: whether a model below ``min_sqnr`` is written nevertheless.
@@ -123,6 +127,7 @@ def quantize(
     if output is not None:
         check_output(output, source)
     graph = as_graph(model)
+    _refuse_quantized(graph)
     with staging(output) as folder:
         reference = _reference_file(graph, source, folder)
         external = _external_bytes(graph)
@@ -130,24 +135,26 @@ def quantize(
         bench = _workbench(graph, scheme, runtime, folder)
         plan = bench.plan({})
         _check_plan(plan, bench.graph)
-        statistics = bench.calibrate(plan, samples, progress)
-        few = evenly(samples, len(samples), _SEARCH_SAMPLES)
+        statistics = statistics or bench.calibrate(plan, samples, progress)
+        trials = bench.trials(reference, evenly(samples, len(samples), _SEARCH_SAMPLES), statistics)
+        chosen = ranges or _best_range(trials, plan)
         outcome = (
             leave_what_hurts(
-                bench.plan, bench.measure(reference, few, statistics, ranges), min_sqnr + _HEADROOM, progress
+                bench.plan, lambda candidate: trials.sqnr(candidate, chosen), min_sqnr + _HEADROOM, progress
             )
             if search
-            else Outcome(plan, float("nan"), (), 0)
+            else Outcome(plan, (), 0)
         )
         progress("verify", 0, 0)
         staged = folder / (output.name if output is not None else "model.onnx")
-        quantized = bench.build(outcome.plan, statistics, ranges, staged, external_data=external > 0)
+        quantized = bench.build(outcome.plan, statistics, chosen, staged, external_data=external > 0)
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
             plan=outcome.plan,
+            ranges=repr(chosen),
             agreement=compare(
                 open_session(reference), open_session(staged), evenly(samples, len(samples), _VERIFIED_SAMPLES)
             ),
@@ -169,6 +176,39 @@ def quantize(
     return Quantized(quantized, report)
 
 
+def calibrate(
+    model: Model,
+    calibration: str | Path | Iterable[Sample],
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = "onnxruntime-cpu",
+    limit: int | None = None,
+    images: ImageOptions | None = None,
+    progress: Progress = silent,
+) -> Statistics:
+    """Collect the statistics that quantize() needs, once, to try range methods or fidelities without running again.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        calibration: representative samples, as quantize() takes them.
+        scheme: a preset's name or a Scheme.
+        target: a name of TARGETS.
+        limit: most samples to use; None uses all.
+        images: how image files become arrays.
+        progress: told of the stage.
+
+    Returns:
+        Statistics of every activation that the plan quantizes; save() writes them to one file.
+    """
+    scheme, runtime = _scheme(scheme), target_named(target)
+    graph = as_graph(model)
+    _refuse_quantized(graph)
+    with staging(None) as folder:
+        samples = open_samples(calibration, model_inputs(skeleton(graph)), images=images, limit=limit)
+        bench = _workbench(graph, scheme, runtime, folder)
+        return bench.calibrate(bench.plan({}), samples, progress)
+
+
 def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxruntime-cpu") -> Plan:
     """Say what quantize() would try first, without calibrating or measuring anything.
 
@@ -182,7 +222,9 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxrunt
     """
     scheme, runtime = _scheme(scheme), target_named(target)
     with staging(None) as folder:
-        bench = _workbench(as_graph(model), scheme, runtime, folder)
+        graph = as_graph(model)
+        _refuse_quantized(graph)
+        bench = _workbench(graph, scheme, runtime, folder)
         found = bench.plan({})
         _check_plan(found, bench.graph)
     return found
@@ -214,7 +256,6 @@ def _scheme(scheme: str | Scheme) -> Scheme:
 
 def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Workbench:
     """Prepare the graph in place and put it on disk, at a later opset only when the plan needs one."""
-    _refuse_quantized(graph)
     prepare(graph)
     bench = Workbench(folder / "prepared.onnx", scheme, target)
     save(graph, bench.prepared, external_data=True)
@@ -222,6 +263,13 @@ def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Wo
         save(prepare(graph, opset=_STATIC_OPSET), bench.prepared, external_data=True)
         bench = Workbench(bench.prepared, scheme, target)
     return bench
+
+
+def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
+    """Return the range method whose model is closest to the float model; the first of equals."""
+    if not plan.taps:
+        return _RANGES[0]
+    return max(_RANGES, key=lambda method: trials.sqnr(plan, method))
 
 
 def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:

@@ -22,9 +22,7 @@ _LONGEST_SUM = 33_000
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
-def make_plan(
-    graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None
-) -> Plan:
+def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None) -> Plan:
     """Decide for every node of a prepared graph.
 
     A node becomes static when the scheme asks for it, the target has an integer kernel for it as it stands, and, for
@@ -203,9 +201,7 @@ def _volume(shape: Iterable[int]) -> int:
 # --- which of them stay integer together --------------------------------------------------------------------------
 
 
-def _absorbed_clamps(
-    graph: Graph, wishes: Mapping[Node, _Wish], target: Target
-) -> dict[Node, Node]:
+def _absorbed_clamps(graph: Graph, wishes: Mapping[Node, _Wish], target: Target) -> dict[Node, Node]:
     """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it."""
     outputs = set(graph.outputs)
     found = {}

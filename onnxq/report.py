@@ -24,6 +24,7 @@ class Report:
         float_bytes: size of the float model with its external data.
         bytes: size of the quantized model with its external data.
         plan: every node's decision with its reason.
+        ranges: the range method that turned statistics into scales.
         agreement: with the float model, on samples of the calibration data.
         kernels: what runs in the optimised graph.
         latency: beside the float model; None when it was not asked for.
@@ -38,6 +39,7 @@ class Report:
     float_bytes: int
     bytes: int
     plan: Plan
+    ranges: str
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None

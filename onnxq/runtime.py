@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 
 from onnxq.errors import DataError, ModelError
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Session = Any
 """An onnxruntime.InferenceSession, which ships without types."""
 
@@ -62,7 +61,7 @@ def open_session(
         source = model.SerializeToString()
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as reason:  # noqa: BLE001 - onnxruntime raises a dozen unrelated types, RuntimeError among them
+    except Exception as reason:
         what = f"model {model}" if isinstance(model, Path) else "the model"
         raise ModelError(f"{what} does not load in onnxruntime: {shortened(reason)}") from reason
 
@@ -83,7 +82,7 @@ def run(session: Session, sample: Mapping[str, Array], outputs: Sequence[str] | 
     """
     try:
         result: list[Any] = session.run(None if outputs is None else list(outputs), dict(sample))
-    except Exception as reason:  # noqa: BLE001 - see open_session
+    except Exception as reason:
         raise DataError(f"the model does not run on this sample: {shortened(reason)}") from reason
     return result
 

@@ -131,7 +131,7 @@ class Scheme:
 def matches(pattern: str, name: str) -> bool:
     """Whether a glob, or ``re:`` and a regular expression, matches the whole name.
 
-    >>> matches("/head/*", "/head/Conv_1"), matches(r"re:.*_\\d+", "/head/Conv_1")
+    >>> matches("/head/*", "/head/Conv_1"), matches("re:.*_[0-9]+", "/head/Conv_1")
     (True, True)
     """
     if pattern.startswith(_REGEX):

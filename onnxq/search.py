@@ -36,13 +36,11 @@ class Outcome:
 
     Attributes:
         plan: the plan to build.
-        sqnr: its measured SQNR in decibels.
         sensitivities: the nodes measured alone, worst first; empty when nothing had to be left.
         measured: how many models were built and run.
     """
 
     plan: Plan
-    sqnr: float
     sensitivities: tuple[Sensitivity, ...]
     measured: int
 
@@ -67,7 +65,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     full = planner({})
     sqnr = counter(full)
     if sqnr >= goal:
-        return Outcome(full, sqnr, (), counter.calls)
+        return Outcome(full, (), counter.calls)
     demoted: dict[str, Demotion] = {}
     sensitivities: list[Sensitivity] = []
     best = full, sqnr
@@ -81,7 +79,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
             break
         demoted |= {one.node: _demotion(one, fallback) for one in found}
     sensitivities.sort(key=lambda one: one.sqnr)
-    return Outcome(best[0], best[1], tuple(sensitivities), counter.calls)
+    return Outcome(best[0], tuple(sensitivities), counter.calls)
 
 
 def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) -> list[Sensitivity]:

@@ -116,7 +116,9 @@ def print_inspection(found: Inspection) -> None:
     table.add_row("quantized", (found.scheme or "yes") if found.quantized else "no")
     for kind, ports in (("input", found.inputs), ("output", found.outputs)):
         for port in ports:
-            shape = "?" if port.shape is None else "x".join("?" if d is None else str(d) for d in port.shape) or "scalar"
+            shape = (
+                "?" if port.shape is None else "x".join("?" if d is None else str(d) for d in port.shape) or "scalar"
+            )
             table.add_row(kind, f"{port.name} {port.type} {shape}")
     table.add_row("graphs", str(found.graphs))
     table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))

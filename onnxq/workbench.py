@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 
 from onnxq.calibration.inputs import Sample
-from onnxq.calibration.runner import collect
+from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.taps import with_taps
 from onnxq.evaluate import agreement_of, output_names
 from onnxq.graph import Graph, load, save
 from onnxq.parameters import RangeMethod, activation_parameters
-from onnxq.passes import InsertQuantizeDequantize, Pipeline, QuantizeWeights, RemoveUnused, ShareInitializers, StoreWeights
+from onnxq.passes import (
+    InsertQuantizeDequantize,
+    Pipeline,
+    QuantizeWeights,
+    RemoveUnused,
+    ShareInitializers,
+    StoreWeights,
+)
 from onnxq.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planner import make_plan
 from onnxq.progress import Progress
@@ -52,7 +59,7 @@ class Workbench:
         """Plan with some nodes taken out of integer arithmetic."""
         return make_plan(self.graph, self.scheme, self.target, demotions)
 
-    def calibrate(self, plan: Plan, samples: Sequence[Sample], progress: Progress) -> Statistics:
+    def calibrate(self, plan: Plan, samples: SampleSource, progress: Progress) -> Statistics:
         """Run the float model and collect statistics of every tensor that the plan needs."""
         if not plan.taps:
             return Statistics(0, {})
@@ -79,30 +86,44 @@ class Workbench:
         save(graph, path, external_data=external_data)
         return graph
 
-    def measure(
-        self, reference: Path, samples: Iterable[Sample], statistics: Statistics, ranges: RangeMethod
-    ) -> Callable[[Plan], float]:
-        """Return a function that gives the SQNR in decibels of the worst output of a plan's model.
-
-        The float model's outputs are computed once and kept, so ``samples`` should be few.
-        """
-        kept = list(samples)
+    def trials(self, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
+        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
+        kept = tuple(samples)
         session = open_session(reference)
-        names = output_names(session)
-        expected = [run(session, sample, names) for sample in kept]
-
-        def sqnr(plan: Plan) -> float:
-            candidate = self.prepared.with_name("candidate.onnx")
-            self.build(plan, statistics, ranges, candidate, external_data=False)
-            session = open_session(candidate)
-            found = (run(session, sample, names) for sample in kept)
-            agreement = agreement_of(names, zip(expected, found, strict=True))
-            return agreement.worst_sqnr if agreement.sound else float("-inf")
-
-        return sqnr
+        names = tuple(output_names(session))
+        expected = tuple(tuple(run(session, sample, names)) for sample in kept)
+        return Trials(self, statistics, kept, names, expected)
 
 
-def evenly(items: Sequence[Item] | Iterable[Item], count: int, most: int) -> Iterable[Item]:
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """What is needed to build a plan's model and see how far it is from the float model.
+
+    Attributes:
+        bench: builds the models.
+        statistics: of the plan's activations.
+        samples: the samples that every candidate runs.
+        names: of the outputs.
+        expected: the float model's outputs for each sample.
+    """
+
+    bench: Workbench
+    statistics: Statistics
+    samples: tuple[Sample, ...]
+    names: tuple[str, ...]
+    expected: tuple[tuple[Any, ...], ...]
+
+    def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
+        """Return the SQNR in decibels of the worst output of a plan's model; -inf when it is not finite."""
+        candidate = self.bench.prepared.with_name("candidate.onnx")
+        self.bench.build(plan, self.statistics, ranges, candidate, external_data=False)
+        session = open_session(candidate)
+        found = (run(session, sample, self.names) for sample in self.samples)
+        agreement = agreement_of(self.names, zip(self.expected, found, strict=True))
+        return agreement.worst_sqnr if agreement.sound else float("-inf")
+
+
+def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
     """Yield at most ``most`` of ``count`` items, evenly spaced, without holding them.
 
     >>> list(evenly(range(10), 10, 4))

@@ -38,4 +38,21 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
 )
 """Every pass by name."""
 
-__all__ = ["PASSES", "Changes", "Pass", "Pipeline", *PASSES]
+__all__ = [
+    "Changes",
+    "DropNoOps",
+    "FoldConstants",
+    "FuseBatchNorm",
+    "InlineFunctions",
+    "InsertQuantizeDequantize",
+    "LiftConstants",
+    "NameNodes",
+    "PASSES",
+    "Pass",
+    "Pipeline",
+    "QuantizeWeights",
+    "RemoveUnused",
+    "ShareInitializers",
+    "StoreWeights",
+    "UpgradeOpset",
+]

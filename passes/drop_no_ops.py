@@ -17,7 +17,8 @@ class DropNoOps(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Drop; ``changed`` holds the names of the nodes."""
-        changed, left = [], []
+        changed: list[str] = []
+        left: list[tuple[str, str]] = []
         for scope in scopes(graph):
             outputs = set(scope.outputs)
             dropped = []

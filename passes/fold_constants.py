@@ -60,9 +60,8 @@ class FoldConstants(Pass):
             if _folds(scope, cone, graph.opset, changed):
                 continue
             # One node that cannot be computed must not keep the others.
-            for node in cone:
-                if not _folds(scope, (node,), graph.opset, changed):
-                    left.append((node.name, "onnxruntime cannot compute it alone"))
+            refused = [node for node in cone if not _folds(scope, (node,), graph.opset, changed)]
+            left.extend((node.name, "onnxruntime cannot compute it alone") for node in refused)
         return Changes(tuple(changed), tuple(left))
 
     def _cone(self, scope: Graph) -> tuple[Node, ...]:
@@ -139,17 +138,11 @@ def _compute(nodes: Sequence[Node], wanted: Sequence[Variable], opset: int) -> l
 
     def copy(tensor: Variable | Constant) -> Variable:
         if tensor not in copies:
-            constant = isinstance(tensor, Constant)
-            copies[tensor] = Variable(
-                tensor.name,
-                dtype=tensor.dtype if constant else None,
-                shape=list(tensor.shape) if constant else None,
-            )
+            known = isinstance(tensor, Constant)
+            copies[tensor] = Variable(tensor.name, tensor.dtype if known else None, tensor.shape if known else None)
         return copies[tensor]
 
-    feeds = list(
-        dict.fromkeys(t for node in nodes for t in node.inputs if isinstance(t, Constant) and t.name)
-    )
+    feeds = list(dict.fromkeys(t for node in nodes for t in node.inputs if isinstance(t, Constant) and t.name))
     graph = Graph(
         nodes=[
             Node(node.op, node.name, dict(node.attrs), [copy(t) for t in node.inputs], [copy(t) for t in node.outputs])

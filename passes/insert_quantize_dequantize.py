@@ -74,5 +74,7 @@ def _pair(activation: Activation, tensor: Variable, parameters: Parameters, name
     values = Variable(names.fresh(f"{name}.dequantized"), dtype=tensor.dtype, shape=tensor.shape)
     return (
         Node("QuantizeLinear", names.fresh(f"{name}.quantize"), inputs=[tensor, scale, zero_point], outputs=[codes]),
-        Node("DequantizeLinear", names.fresh(f"{name}.dequantize"), inputs=[codes, scale, zero_point], outputs=[values]),
+        Node(
+            "DequantizeLinear", names.fresh(f"{name}.dequantize"), inputs=[codes, scale, zero_point], outputs=[values]
+        ),
     )

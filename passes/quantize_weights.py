@@ -83,5 +83,3 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     decoder = Node("DequantizeLinear", names.fresh(f"{source.name}.dequantize"), attributes, inputs, [values])
     node.inputs[index] = values
     return decoder
-
-

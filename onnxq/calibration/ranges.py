@@ -68,7 +68,7 @@ class Percentile:
         edges = data.edges.clip(data.minimum, data.maximum)
         low = _last_edge(edges, below, cut)
         high = -_last_edge(-edges[::-1], below[-1] - below[::-1], cut)
-        return low, high
+        return low, max(low, high)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class MeanSquaredError:
                 high = float(highs[np.argmin(_errors(np.full(_STEPS, low), highs, centers, weights, self.levels))])
             if low < 0:
                 low = float(lows[np.argmin(_errors(lows, np.full(_STEPS, high), centers, weights, self.levels))])
-        return max(low * magnitude, data.minimum), min(high * magnitude, data.maximum)
+        low, high = max(low * magnitude, data.minimum), min(high * magnitude, data.maximum)
+        return low, max(low, high)
 
 
 RANGES: Mapping[str, type] = MappingProxyType({"minmax": MinMax, "percentile": Percentile, "mse": MeanSquaredError})
@@ -156,9 +157,9 @@ def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: floa
     if cut <= 0:
         return float(edges[0])
     index = min(int(np.searchsorted(below, cut, side="right")) - 1, len(edges) - 2)
-    share = min((cut - below[index]) / (below[index + 1] - below[index]), 1.0)
+    share = min(float((cut - below[index]) / (below[index + 1] - below[index])), 1.0)
     start, end = float(edges[index]), float(edges[index + 1])
-    return start * (1 - share) + end * share if share else start
+    return min(max(start * (1 - share) + end * share, start), end)
 
 
 def _errors(

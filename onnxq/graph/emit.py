@@ -45,7 +45,12 @@ def emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Stor
         if value or source.HasField(name):
             setattr(model, name, value)
     emission = _Emission(placed, store)
-    emission.graph(graph, model.graph, None)
+    try:
+        emission.graph(graph, model.graph, None)
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"the model holds text that is not UTF-8, such as {error.object!r}; correct it first"
+        ) from error
     _emit_versions(graph, source, model, emission)
     return model
 

@@ -83,4 +83,6 @@ def _one_cycle(needs: list[set[int]], waiting: list[int]) -> list[int]:
         seen[current] = len(path)
         path.append(current)
         current = min(index for index in needs[current] if waiting[index])
-    return path[seen[current] :][::-1]
+    cycle = path[seen[current] :][::-1]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]

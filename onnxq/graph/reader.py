@@ -80,15 +80,12 @@ def read_model(
         ModelError: the model is incomplete, or holds a graph that cannot be executed.
     """
     data_folder = folder if isinstance(folder, DataFolder | None) else DataFolder(Path(folder))
-    try:
-        _check_model(model)
-        imports = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
-        if not imports and model.ir_version < 3:
-            imports[""] = 1
-        reading = _Reading(imports, payload or (lambda proto: ProtoPayload(proto, data_folder)))
-        graph = reading.graph(model.graph, None)
-    except UnicodeDecodeError as error:
-        raise ModelError("the model holds names that are not UTF-8; it is damaged") from error
+    _check_model(model)
+    imports = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
+    if not imports and model.ir_version < 3:
+        imports[""] = 1
+    reading = _Reading(imports, payload or (lambda proto: ProtoPayload(proto, data_folder)))
+    graph = reading.graph(model.graph, None)
     graph.model_source = model
     graph.ir_version = model.ir_version
     graph.producer_name, graph.producer_version = model.producer_name, model.producer_version
@@ -164,6 +161,7 @@ class _Scope:
         return None
 
     def declare(self, tensor: Tensor, what: str) -> None:
+        _check_text(tensor.name)
         if tensor.name in self.tensors:
             raise ModelError(
                 f"graph {self.name!r} declares the tensor {tensor.name!r} twice, the second time as {what}"
@@ -180,6 +178,7 @@ class _Reading:
     graphs: list[Graph] = field(default_factory=list)
 
     def graph(self, proto: GraphProto, parent: tuple[Graph, _Scope] | None) -> Graph:
+        _check_text(proto.name, proto.doc_string)
         graph = Graph(name=proto.name, doc_string=proto.doc_string)
         graph.opset_imports = self.opset_imports
         graph.source = proto
@@ -242,6 +241,7 @@ class _Reading:
         return outputs
 
     def _node(self, proto: NodeProto, outputs: list[Variable], graph: Graph, scope: _Scope) -> Node:
+        _check_text(proto.op_type, proto.name, proto.domain)
         inputs = [self._input(name, proto, scope) for name in proto.input]
         domain = proto.domain if proto.HasField("domain") else None
         if domain in (None, "", "ai.onnx") and "" not in self.opset_imports:
@@ -253,6 +253,7 @@ class _Reading:
         return node
 
     def _input(self, name: str, node: NodeProto, scope: _Scope) -> Tensor:
+        _check_text(name)
         if not name:
             return Variable("")
         tensor = scope.find(name)
@@ -265,6 +266,7 @@ class _Reading:
     def _attributes(self, protos: Iterable[AttributeProto], parent: tuple[Graph, _Scope]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for proto in protos:
+            _check_text(proto.name)
             if proto.ref_attr_name:
                 values[proto.name] = read_attribute(proto)
             elif proto.type == AttributeProto.GRAPH:
@@ -276,6 +278,13 @@ class _Reading:
             else:
                 values[proto.name] = read_attribute(proto)
         return values
+
+
+def _check_text(*names: str) -> None:
+    """Refuse what protobuf hands out as bytes because it is no text."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelError(f"the model holds the name {name!r}, which is not UTF-8; it is damaged")
 
 
 def _variable(name: str, info: ValueInfoProto | None) -> Variable:

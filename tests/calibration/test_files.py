@@ -67,7 +67,7 @@ def test_test_data_tensors_are_matched_by_name_where_all_names_fit(tmp_path: Pat
 
 def test_test_data_with_a_missing_input_is_an_error(tmp_path: Path) -> None:
     write_tensor(tmp_path / "input_0.pb", 5)
-    with pytest.raises(DataError, match="input 'y' .* is missing"):
+    with pytest.raises(DataError, match=r"input 'y' .* is missing"):
         list(open_samples(tmp_path, PAIR))
 
 
@@ -90,7 +90,7 @@ def test_a_folder_with_one_file_per_input_is_a_sample(tmp_path: Path) -> None:
 def test_a_file_that_stands_for_no_input_gets_a_suggestion(tmp_path: Path) -> None:
     inputs = (Input("image", FLOAT, (2,)), Input("y", FLOAT, (2,)))
     np.save(tmp_path / "imaeg.npy", np.zeros(2, np.float32))
-    with pytest.raises(DataError, match="imaeg.npy stands for no input .*did you mean 'image'"):
+    with pytest.raises(DataError, match=r"imaeg.npy stands for no input .*did you mean 'image'"):
         list(open_samples(tmp_path, inputs))
 
 
@@ -108,7 +108,7 @@ def test_one_array_does_not_feed_two_inputs(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no files, expected .npz"):
+    with pytest.raises(DataError, match=r"has no files, expected .npz"):
         open_samples(tmp_path, SINGLE)
 
 

@@ -50,7 +50,9 @@ def test_every_element_is_counted_in_its_bin(values: NDArray[np.floating]) -> No
 
 
 @given(ANY_FLOATS, st.data())
-def test_any_split_in_any_order_gives_what_one_observation_gives(values: NDArray[np.floating], data: st.DataObject) -> None:
+def test_any_split_in_any_order_gives_what_one_observation_gives(
+    values: NDArray[np.floating], data: st.DataObject
+) -> None:
     flat = values.ravel()
     owners = data.draw(hnp.arrays(np.int64, flat.size, elements=st.integers(0, 3)))
     parts = data.draw(st.permutations([flat[owners == owner] for owner in range(4)]))
@@ -125,7 +127,7 @@ def test_every_float_type_is_observed(dtype: type[np.generic]) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
 def test_other_types_are_an_error(dtype: type[np.generic]) -> None:
-    with pytest.raises(DataError, match="Tensor 'ids' is .* expected a float type"):
+    with pytest.raises(DataError, match=r"Tensor 'ids' is .* expected a float type"):
         observe(np.zeros(2, dtype), name="ids")
 
 
@@ -178,7 +180,7 @@ def test_equality_looks_at_every_field() -> None:
 
 
 def statistics(samples: int, **tensors: list[float]) -> Statistics:
-    return Statistics(samples, {name: observe(np.array(values)) for name, values in tensors.items()})
+    return Statistics(samples, {name: observe(np.array(values, np.float64)) for name, values in tensors.items()})
 
 
 def test_statistics_merge_by_tensor_name() -> None:

@@ -109,8 +109,8 @@ def denotations(model: ModelProto) -> None:
 
 
 def rank_and_dimension_kinds(model: ModelProto) -> None:
-    model.graph.node.extend(helper.make_node("Relu", ["x"], [name]) for name in "abcd")
-    for name, shape in (("a", None), ("b", []), ("c", [None, 4]), ("d", ["M", -1])):
+    model.graph.node.extend(helper.make_node("Relu", ["x"], [name]) for name in ("r1", "r2", "r3", "r4"))
+    for name, shape in (("r1", None), ("r2", []), ("r3", [None, 4]), ("r4", ["M", -1])):
         model.graph.value_info.append(helper.make_tensor_value_info(name, 1, shape))
 
 
@@ -353,7 +353,8 @@ def test_the_domain_of_a_new_node_is_imported() -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_initializers_beside_the_inputs_need_ir_version_4(listed: bool) -> None:
-    text = '<ir_version: 3, opset_import: ["" : 8]> g (float[4] x) => (float[4] y) <float[4] w = {1,2,3,4}> {y = Add(x, w)}'
+    text = """<ir_version: 3, opset_import: ["" : 8]>
+    g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"""
     model = parser.parse_model(text)
     if listed:
         model.graph.input.append(helper.make_tensor_value_info("w", 1, [4]))

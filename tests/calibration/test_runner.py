@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.calibration.runner import collect, open_session, run_outputs
+from onnxq.calibration.statistics import observe
+from onnxq.calibration.taps import with_taps
+from onnxq.errors import DataError, ModelError
+
+WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
+
+
+def model() -> onnx.ModelProto:
+    """Return x -> MatMul(w) -> h -> Relu -> y, a chain that onnxruntime would fuse or fold were it not tapped."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(WEIGHT, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def sample(*rows: list[float]) -> dict[str, np.ndarray]:
+    return {"x": np.array(rows, np.float32)}
+
+
+SAMPLES = [sample([1, 1]), sample([2, 0], [-1, 4]), sample([0, 0])]
+ROWS = np.concatenate([entry["x"] for entry in SAMPLES])
+
+
+def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
+    seen = collect(model(), SAMPLES, ["h", "x", "y", "w"])
+    assert seen.samples == 3
+    assert list(seen.tensors) == ["h", "x", "y", "w"]
+    assert seen.tensors["h"] == observe(ROWS @ WEIGHT)
+    assert seen.tensors["x"] == observe(ROWS)
+    assert seen.tensors["y"] == observe(np.maximum(ROWS @ WEIGHT, 0))
+    assert seen.tensors["w"] == observe(np.stack([WEIGHT] * 3))
+
+
+def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
+    assert collect(with_taps(model(), ["h"]), SAMPLES, ["h"]) == collect(model(), SAMPLES, ["h"])
+
+
+def test_shards_merge_to_the_whole_in_any_order() -> None:
+    whole = collect(model(), SAMPLES, ["h", "y"])
+    first, second = collect(model(), SAMPLES[:1], ["h", "y"]), collect(model(), SAMPLES[1:], ["h", "y"])
+    assert first.merge(second) == whole == second.merge(first)
+    assert collect(model(), SAMPLES[::-1], ["h", "y"], threads=1) == whole
+
+
+def test_progress_counts_samples() -> None:
+    seen: list[tuple[int, int]] = []
+    collect(model(), SAMPLES, ["h"], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_large_tensors_are_counted_at_a_selection_unless_all_are_wanted() -> None:
+    large = [{"x": np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)}]
+    limited = collect(model(), large, ["h"], histogram_elements=100).tensors["h"]
+    exact = collect(model(), large, ["h"], histogram_elements=None).tensors["h"]
+    assert (limited.count, limited.minimum, limited.maximum) == (exact.count, exact.minimum, exact.maximum)
+    assert (exact.counts.sum(), limited.counts.sum() <= 100) == (2000, True)
+
+
+def test_external_data_is_found_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path, save_as_external_data=True, size_threshold=0, location="m.data")
+    before = {entry.name: entry.stat().st_mtime_ns for entry in tmp_path.iterdir()}
+    assert set(before) == {"m.onnx", "m.data"}
+    assert collect(path, SAMPLES, ["h"]) == collect(model(), SAMPLES, ["h"])
+    assert {entry.name: entry.stat().st_mtime_ns for entry in tmp_path.iterdir()} == before
+
+
+def test_nothing_to_tap_still_counts_samples() -> None:
+    seen = collect(model(), SAMPLES, [])
+    assert (seen.samples, dict(seen.tensors)) == (3, {})
+
+
+def test_empty_tensors_are_counted_as_nothing() -> None:
+    seen = collect(model(), [{"x": np.zeros((0, 2), np.float32)}, SAMPLES[0]], ["h"])
+    assert seen.tensors["h"].count == 2
+
+
+def test_an_unknown_tensor_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="Tensor 'hh' is not in the main graph"):
+        collect(model(), SAMPLES, ["hh"])
+
+
+def test_a_tensor_that_overflows_names_itself_and_the_sample() -> None:
+    with pytest.raises(DataError, match="Tensor 'h' holds 2 NaN or infinite values of 2 in sample 1"):
+        collect(model(), [SAMPLES[0], sample([3e38, 3e38])], ["h"])
+
+
+def test_a_sample_that_does_not_run_gives_the_reason() -> None:
+    with pytest.raises(DataError, match=r"Sample 1 cannot be run by onnxruntime: .*x.*; check shapes"):
+        collect(model(), [SAMPLES[0], {"x": np.zeros((1, 3), np.float32)}], ["h"])
+
+
+def test_a_sample_without_its_input_is_a_data_error() -> None:
+    with pytest.raises(DataError, match=r"The sample cannot be run by onnxruntime: .*x"):
+        run_outputs(open_session(model()), {})
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_outputs_are_returned_by_name(optimize: bool) -> None:
+    outputs = run_outputs(open_session(with_taps(model(), ["h"]), threads=1, optimize=optimize), SAMPLES[0])
+    assert {name: value.tolist() for name, value in outputs.items()} == {"y": [[2, 0]], "h": [[2, -3]]}
+
+
+def test_sessions_open_from_messages_bytes_and_paths(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx")
+    for source in (model(), model().SerializeToString(), tmp_path / "m.onnx"):
+        assert run_outputs(open_session(source), SAMPLES[0])["y"].tolist() == [[2, 0]]
+
+
+def test_a_model_that_does_not_load_is_a_model_error(tmp_path: Path) -> None:
+    broken = model()
+    broken.graph.node[1].op_type = "NoSuchOperator"
+    with pytest.raises(ModelError, match=r"The model cannot be loaded by onnxruntime: .*NoSuchOperator"):
+        open_session(broken)
+    (tmp_path / "m.onnx").write_bytes(b"\xff\xff not a model")
+    with pytest.raises(ModelError, match=r"m.onnx cannot be loaded by onnxruntime"):
+        open_session(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"m.onnx is no ONNX model"):
+        collect(tmp_path / "m.onnx", SAMPLES, ["h"])
+    with pytest.raises(ModelError, match=r"gone.onnx cannot be read: No such file"):
+        collect(tmp_path / "gone.onnx", SAMPLES, ["h"])
+
+
+def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path, save_as_external_data=True, size_threshold=0, location="m.data")
+    (tmp_path / "m.data").unlink()
+    with pytest.raises(ModelError, match="The model cannot be loaded by onnxruntime"):
+        collect(path, SAMPLES, ["h"])

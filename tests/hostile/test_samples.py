@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+from PIL import Image
+
+from onnxq.calibration.data import ImageOptions, Input, open_samples
+from onnxq.calibration.statistics import Statistics, observe
+from onnxq.errors import DataError
+
+FLOAT = np.dtype(np.float32)
+X = (Input("x", FLOAT, ("N", 2)),)
+IMAGE = (Input("x", FLOAT, (1, 3, 8, 8)),)
+
+
+class Bomb:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array)
+    return stream.getvalue()
+
+
+def npy_claiming(shape: str, descr: str = "'<f4'") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+
+
+def write_zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def read_all(path: Path, inputs: tuple[Input, ...] = X) -> int:
+    return sum(1 for _ in open_samples(path, inputs, images=ImageOptions()))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_pickles_are_never_loaded(kind: str, tmp_path: Path) -> None:
+    array = np.array([Bomb(tmp_path / "exploded")], dtype=object)
+    path = tmp_path / f"a.{kind}"
+    np.save(path, array, allow_pickle=True) if kind == "npy" else np.savez(path, x=array)
+    with pytest.raises(DataError, match=rf"a.{kind}.* holds pickled Python objects, which are never loaded"):
+        read_all(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_bare_pickle_named_npy_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    with pytest.raises(DataError, match=r"a.npy cannot be read"):
+        read_all(tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("name", ["../escaped.npy", "/escaped.npy", "a/../../escaped.npy", "C:\\escaped.npy"])
+def test_archive_names_are_keys_and_never_paths(name: str, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = write_zip(inner / "a.npz", {name: npy_bytes(np.zeros((1, 2), np.float32))})
+    with pytest.raises(DataError, match="is not an input of the model"):
+        read_all(path)
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["a.npz", "inner"]
+
+
+def test_a_compressed_member_that_unpacks_beyond_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxq.calibration.arrays.ARRAY_LIMIT", 1000)
+    zeros = npy_bytes(np.zeros((1000, 2), np.float32))
+    path = write_zip(tmp_path / "a.npz", {"x.npy": zeros}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(DataError, match=r"a.npz: 'x' unpacks to 8\d\d\d bytes, expected at most 1000"):
+        read_all(path)
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776, 2)", "(1, 4611686018427387904)", "(-1, 2)", "(3, 1000)"])
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_a_header_that_promises_more_than_there_is_is_refused(kind: str, shape: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    data = npy_claiming(shape)
+    path.write_bytes(data) if kind == "npy" else write_zip(path, {"x.npy": data})
+    with pytest.raises(DataError, match=r"declares shape \[.*; the file is damaged"):
+        read_all(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr"),
+    [
+        ("(1, 2)", "'|O'"),
+        ("(1, 2)", "[('a', '<f4'), ('b', '|O')]"),
+        ("(1, 2)", "'<f5'"),
+        ("(1, 2)", "__import__('os')"),
+        ("(1.5, 2)", "'<f4'"),
+        ("'x'", "'<f4'"),
+        ("(" * 300, "'<f4'"),
+        ("(0, 9223372036854775807)", "'<f4'"),
+    ],
+)
+def test_a_malformed_header_is_refused(shape: str, descr: str, tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npy_claiming(shape, descr))
+    with pytest.raises(DataError, match=r"a.npy"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 40, 128, 131, 200])
+@pytest.mark.parametrize("kind", ["npy", "npz", "png"])
+def test_a_truncated_file_is_refused(kind: str, keep: int, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    if kind == "png":
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    elif kind == "npy":
+        np.save(path, np.zeros((20, 2), np.float32))
+    else:
+        np.savez_compressed(path, x=np.zeros((20, 2), np.float32))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=rf"a\.{kind}"):
+        read_all(path, IMAGE if kind == "png" else X)
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.npz", {"x.npy": npy_bytes(np.zeros((1, 2), np.float32)), "readme.txt": b"hello"})
+    with pytest.raises(DataError, match=r"a.npz: 'readme.txt' is not a .npy array"):
+        read_all(path)
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.npz", {"x.npy": npy_bytes(np.zeros((1, 2), np.float32))})
+    data = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(signature) + offset] |= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a.npz: 'x' cannot be read: .*encrypted"):
+        read_all(path)
+
+
+@pytest.mark.parametrize("kind", ["external", "shape", "type", "junk"])
+def test_a_damaged_tensor_file_is_refused(kind: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(bytes(8))
+    tensor = numpy_helper.from_array(np.zeros((1, 2), np.float32), "x")
+    if kind == "external":
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=str(secret))
+    elif kind == "shape":
+        tensor.dims[0] = 1 << 40
+    else:
+        tensor.data_type = 99
+    data = b"\xff\xff\xff" if kind == "junk" else tensor.SerializeToString()
+    (tmp_path / "input_0.pb").write_bytes(data)
+    with pytest.raises(DataError, match=r"input_0.pb"):
+        read_all(tmp_path)
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_an_image_bomb_is_refused(side: int, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png_claiming(side, side))
+    with pytest.raises(DataError, match=r"a.png has more pixels than Pillow's limit"):
+        read_all(tmp_path, IMAGE)
+
+
+def test_a_file_that_only_claims_to_be_an_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text("<html>")
+    with pytest.raises(DataError, match=r"a.jpg cannot be read as an image"):
+        read_all(tmp_path, IMAGE)
+
+
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(DataError, match="has no files"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_path_that_cannot_exist_is_a_data_error(name: str) -> None:
+    with pytest.raises(DataError, match="cannot be opened"):
+        open_samples(name, X)
+
+
+SEEDS = {
+    "a.npy": npy_bytes(np.zeros((3, 2), np.float32)),
+    "a.pb": numpy_helper.from_array(np.zeros((3, 2), np.float32), "x").SerializeToString(),
+}
+
+
+def zipped(data: bytes, compression: int) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        archive.writestr("x.npy", data)
+    return stream.getvalue()
+
+
+SEEDS |= {"b.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_STORED), "c.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_DEFLATED)}
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(SEEDS)),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_changed_bytes_give_samples_or_a_data_error(
+    tmp_path: Path, name: str, changes: list[tuple[float, int]]
+) -> None:
+    data = bytearray(SEEDS[name])
+    for place, value in changes:
+        data[int(place * len(data))] = value
+    (tmp_path / name).write_bytes(data)
+    with contextlib.suppress(DataError):
+        read_all(tmp_path / name)
+
+
+@pytest.mark.parametrize("damage", ["counts", "extremes", "format", "header", "missing", "floats", "infinite"])
+def test_damaged_statistics_are_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    Statistics(1, {"a": observe(np.float32([1, 2, 3]))}).save(path)
+    with np.load(path) as saved:
+        arrays = dict(saved)
+    header = json.loads(arrays["header"].tobytes())
+    if damage == "counts":
+        arrays["counts"] = arrays["counts"][:-1]
+    elif damage == "floats":
+        arrays["counts"] = arrays["counts"].astype(np.float64)
+    elif damage == "extremes":
+        header["tensors"]["a"][0][2] = 1e30
+    elif damage == "infinite":
+        header["tensors"]["a"][0][2] = float("nan")
+    elif damage == "format":
+        header["format"] = "onnxq statistics 0"
+    elif damage == "missing":
+        del header["tensors"]
+    arrays["header"] = np.frombuffer(json.dumps([] if damage == "header" else header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=r"s.npz"):
+        Statistics.load(path)
