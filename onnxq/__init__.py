@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from onnxq.scheme import Mode, Rule, Scheme, Spec, load_scheme
 
 __all__ = [
+    "PRESETS",
     "Changes",
     "Graph",
     "MeanSquaredError",
     "MinMax",
     "Mode",
     "OnnxqError",
-    "PRESETS",
     "Pass",
     "Percentile",
     "Pipeline",

@@ -6,8 +6,9 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ _EPILOG = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input (nothing written)
 _MODEL = click.argument("model", type=click.Path(path_type=Path))
 
 
+_IMAGE_OPTIONS = ("size", "mean", "std", "channels", "fit")
+
+
 def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
@@ -32,9 +36,9 @@ def _parse_size(context: click.Context, parameter: click.Parameter, text: str | 
     return int(parts[0]), int(parts[1])
 
 
-def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[float, ...]:
+def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...] | None:
     try:
-        return tuple(float(part) for part in text.split(","))
+        return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
 
@@ -43,46 +47,34 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about image files to a command, which takes them as one argument ``images``."""
 
     @functools.wraps(command)
-    def with_images(
-        *args: Any,
-        image_size: tuple[int, int] | None,
-        image_mean: tuple[float, ...],
-        image_std: tuple[float, ...],
-        image_channels: Literal["RGB", "BGR", "GRAY"],
-        image_fit: Literal["stretch", "crop"],
-        **kwargs: Any,
-    ) -> None:
+    def with_images(*args: Any, **kwargs: Any) -> None:
         from onnxq.calibration.images import ImageOptions
 
-        images = ImageOptions(image_size, image_mean, image_std, channels=image_channels, fit=image_fit)
-        command(*args, images=images, **kwargs)
+        given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        # Nothing is guessed about images: samples that are images need at least one of these options.
+        command(*args, images=replace(ImageOptions(), **chosen) if chosen else None, **kwargs)
 
     for option in (
         click.option(
             "--image-fit",
             type=click.Choice(["stretch", "crop"]),
-            default="stretch",
-            show_default=True,
-            help="Stretch images to the size, or keep their shape and crop the centre.",
+            help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
         ),
         click.option(
             "--image-channels",
             type=click.Choice(["RGB", "BGR", "GRAY"]),
-            default="RGB",
-            show_default=True,
-            help="Order of the colours.",
+            help="Order of the colours.  [default: RGB]",
         ),
         click.option(
             "--image-std",
             callback=_parse_numbers,
-            default="1",
             metavar="R,G,B",
             help="Divide pixels by these, after --image-mean.  [default: 1]",
         ),
         click.option(
             "--image-mean",
             callback=_parse_numbers,
-            default="0",
             metavar="R,G,B",
             help="Subtract these from pixels in 0..1.  [default: 0]",
         ),
@@ -105,7 +97,6 @@ def cli(debug: bool) -> None:
 @_MODEL
 @click.option(
     "--calib",
-    required=True,
     type=click.Path(path_type=Path),
     help="Samples: a folder or file of .npz, .npy, images, or ONNX test data.",
 )
@@ -140,7 +131,7 @@ def cli(debug: bool) -> None:
 @_image_options
 def quantize(
     model: Path,
-    calib: Path,
+    calib: Path | None,
     output: Path | None,
     preset: str | None,
     scheme_file: Path | None,
@@ -154,7 +145,7 @@ def quantize(
     seconds: float,
     report: Path | None,
     dry_run: bool,
-    images: ImageOptions,
+    images: ImageOptions | None,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
@@ -168,6 +159,8 @@ def quantize(
         for decision in pipeline.plan(model, scheme=scheme, target=target).decisions:
             click.echo("\t".join((decision.mode, decision.op_type, decision.node, decision.reason)))
         return
+    if calib is None:
+        raise click.UsageError("give --calib with representative samples: they set the scales and prove the result")
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,
@@ -218,7 +211,7 @@ def compare(
     data: Path,
     limit: int | None,
     as_json: bool,
-    images: ImageOptions,
+    images: ImageOptions | None,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees."""
     from onnxq import terminal

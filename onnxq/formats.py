@@ -52,7 +52,10 @@ class Format:
         >>> FORMATS["int8"].round(np.array([0.5, 1.5, -200.0]))
         array([   0,    2, -128], dtype=int8)
         """
-        codes: npt.NDArray[np.generic] = np.clip(np.rint(values), self.minimum, self.maximum).astype(self.dtype)
+        # float32 holds every code of 16 bits, but not the last of int32.
+        exact = np.result_type(values, np.float32 if self.bits <= 16 else np.float64)
+        rounded = np.rint(values).astype(exact, copy=False)
+        codes: npt.NDArray[np.generic] = np.clip(rounded, self.minimum, self.maximum).astype(self.dtype)
         return codes
 
 

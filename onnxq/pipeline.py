@@ -30,6 +30,7 @@ from onnxq.passes import (
     NameNodes,
     Pipeline,
     RemoveUnused,
+    ShareInitializers,
     UpgradeOpset,
 )
 from onnxq.plan import METADATA_KEY, Plan
@@ -245,7 +246,9 @@ def prepare(graph: Graph, *, opset: int = 0) -> Graph:
     """
     Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
     infer_shapes(graph)
-    Pipeline((LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), RemoveUnused())).apply(graph)
+    Pipeline(
+        (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
+    ).apply(graph)
     infer_shapes(graph)
     return graph
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
 from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, scopes
-from onnxq.operators import OPERATORS, Operator, Role
+from onnxq.obstacles import data_inputs, obstacle, volume
+from onnxq.operators import OPERATORS, Role
 from onnxq.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
 # Below this a weight saves less than the nodes that decode it cost.
 _SMALLEST_STORED_WEIGHT = 256
-# 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
-_LONGEST_SUM = 33_000
+
+Limits = tuple[float, float]
+_UNLIMITED: Limits = (-math.inf, math.inf)
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -49,13 +52,13 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
     absorbed = _absorbed_clamps(graph, wishes, target)
     obstacles: dict[Node, str] = {}
     for scope, node in nodes:
-        obstacle = wishes[node].obstacle or (
+        problem = wishes[node].obstacle or (
             "stands in a control-flow body, where activations are not calibrated"
             if scope is not graph
-            else _obstacle(node, target)
+            else obstacle(node, target)
         )
-        if obstacle:
-            obstacles[node] = obstacle
+        if problem:
+            obstacles[node] = problem
     integer = _integer_nodes(graph, obstacles, absorbed, target)
     activations = _activations(graph, integer, absorbed, wishes, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
@@ -98,15 +101,17 @@ def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None
 
 def _check_specs(rules: Iterable[Rule], target: Target) -> None:
     for rule in rules:
+        activation, weight = _activation_spec(rule, target), _weight_spec(rule, target)
+        if rule.mode is not Mode.FLOAT and not weight.symmetric:
+            raise SchemeError(f"weights as {weight.format} with a zero point are not made; use symmetric int8")
         if rule.mode is not Mode.STATIC:
             continue
-        activation, weight = _activation_spec(rule, target), _weight_spec(rule, target)
         if not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR:
             raise SchemeError(
                 f"activations as {activation.format} per {activation.per} have no integer kernel on {target.name}; "
                 "use uint8 or int8 per tensor"
             )
-        if not weight.format.startswith("int8") or not weight.symmetric:
+        if not weight.format.startswith("int8"):
             raise SchemeError(
                 f"weights as {weight.format} have no fast integer kernel on {target.name}; use symmetric int8"
             )
@@ -118,84 +123,6 @@ def _activation_spec(rule: Rule, target: Target) -> Spec:
 
 def _weight_spec(rule: Rule, target: Target) -> Spec:
     return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
-
-
-# --- what the target can run as an integer kernel -----------------------------------------------------------------
-
-
-def _obstacle(node: Node, target: Target) -> str:
-    """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
-    operator = OPERATORS.get(node.op) if not node.domain else None
-    if operator is None or operator.role is Role.WEIGHTED or node.op not in target.fused:
-        return f"{node.op} has no integer kernel on {target.name}"
-    if operator.role is Role.COMPUTE:
-        return _compute_obstacle(node, operator)
-    for tensor in _data_inputs(node, operator):
-        if isinstance(tensor, Constant):
-            return f"{node.op} takes a constant as data"
-        if problem := _type_obstacle(tensor):
-            return problem
-    if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
-        return "Resize that interpolates changes its results on codes"
-    if node.op == "MaxPool" and len(node.outputs) > 1:
-        return "MaxPool that returns indices has no integer kernel"
-    return ""
-
-
-def _compute_obstacle(node: Node, operator: Operator) -> str:
-    data = node.inputs[0]
-    if isinstance(data, Constant):
-        return f"the first input of {node.op} is constant"
-    if problem := _type_obstacle(data):
-        return problem
-    weight = node.inputs[1]
-    if not isinstance(weight, Constant):
-        return "its weight is computed at run time"
-    if onnx_dtype(weight) != TensorProto.FLOAT:
-        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
-    rank = len(weight.shape)
-    if node.op == "MatMul" and rank != 2:
-        return f"a MatMul weight of rank {rank} has no integer kernel"
-    if 0 in weight.shape:
-        return "its weight is empty"
-    if node.op == "Gemm" and (
-        node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
-    ):
-        return "Gemm with alpha, beta or transA has no integer kernel"
-    channels = weight.shape[operator.weights[1](node)]
-    terms = _volume(weight.shape) // channels
-    if terms > _LONGEST_SUM:
-        return f"sums of {terms} products can overflow an int32 accumulator"
-    bias = node.inputs[operator.bias] if operator.bias is not None and len(node.inputs) > operator.bias else None
-    if bias is not None and bias.name:
-        if not isinstance(bias, Constant):
-            return "its bias is computed at run time"
-        if _volume(bias.shape) != channels:
-            return f"its bias has {_volume(bias.shape)} values for {channels} channels"
-    return ""
-
-
-def _type_obstacle(tensor: Variable) -> str:
-    dtype = onnx_dtype(tensor)
-    if dtype == TensorProto.UNDEFINED:
-        return f"the type of its input {tensor.name} is unknown"
-    if dtype != TensorProto.FLOAT:
-        return f"its input {tensor.name} is {TensorProto.DataType.Name(dtype).lower()}, not float32"
-    return ""
-
-
-def _data_inputs(node: Node, operator: Operator) -> list[Variable | Constant]:
-    indices = range(len(node.inputs)) if operator.data is None else operator.data
-    if operator.role is Role.COMPUTE:
-        indices = (0,)
-    return [node.inputs[index] for index in indices if index < len(node.inputs) and node.inputs[index].name]
-
-
-def _volume(shape: Iterable[int]) -> int:
-    volume = 1
-    for extent in shape:
-        volume *= extent
-    return volume
 
 
 # --- which of them stay integer together --------------------------------------------------------------------------
@@ -210,7 +137,8 @@ def _absorbed_clamps(graph: Graph, wishes: Mapping[Node, _Wish], target: Target)
             continue
         source = node.inputs[0]
         producer = _producer(source)
-        if producer is None or len(source.outputs) != 1 or source in outputs or not _starts_at_zero(node):
+        limits = _limits(node)
+        if producer is None or len(source.outputs) != 1 or source in outputs or limits is None or limits[0] != 0.0:
             continue
         operator = OPERATORS.get(producer.op)
         affine = not _activation_spec(wishes[producer].rule, target).symmetric
@@ -223,11 +151,18 @@ def _producer(tensor: Variable | Constant) -> Node | None:
     return tensor.inputs[0] if tensor.inputs else None
 
 
-def _starts_at_zero(clamp: Node) -> bool:
+def _limits(clamp: Node) -> Limits | None:
+    """Return the least and greatest value that a clamp lets through, or None when they are computed at run time."""
     if clamp.op == "Relu":
-        return True
-    low = clamp.inputs[1] if len(clamp.inputs) > 1 else None
-    return isinstance(low, Constant) and low.nbytes > 0 and float(low.values.reshape(-1)[0]) == 0.0
+        return 0.0, math.inf
+    limits = list(_UNLIMITED)
+    for index, bound in enumerate(clamp.inputs[1:3]):
+        if not bound.name:
+            continue
+        if not isinstance(bound, Constant) or bound.nbytes == 0:
+            return None
+        limits[index] = float(bound.values.reshape(-1)[0])
+    return limits[0], limits[1]
 
 
 def _integer_nodes(
@@ -243,7 +178,7 @@ def _integer_nodes(
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
             all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
-            and len(before) == len(_data_inputs(node, OPERATORS[node.op]))
+            and len(before) == len(data_inputs(node, OPERATORS[node.op]))
             and any(neighbour in integer for neighbour in behind)
         ):
             continue
@@ -254,7 +189,7 @@ def _integer_nodes(
 
 def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
     """Return the nodes whose codes a node reads, looking through absorbed clamps."""
-    producers = (_producer(tensor) for tensor in _data_inputs(node, OPERATORS[node.op]))
+    producers = (_producer(tensor) for tensor in data_inputs(node, OPERATORS[node.op]))
     return [absorbed.get(producer, producer) for producer in producers if producer is not None]
 
 
@@ -297,23 +232,42 @@ def _activations(
     graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], wishes: Mapping[Node, _Wish], target: Target
 ) -> tuple[Activation, ...]:
     found: dict[Variable, Activation] = {}
+    limits: dict[Variable, Limits | None] = {}
     groups = _Groups()
     for node in graph.nodes:
         if node not in integer:
             continue
         operator = OPERATORS[node.op]
         spec = _activation_spec(wishes[node].rule, target)
-        inputs = _data_inputs(node, operator)
+        inputs = data_inputs(node, operator)
         outputs = [] if node.op in target.float_output else _quantized_outputs(node, absorbed)
         for tensor in inputs:
             found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
         for tensor in outputs:
             known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
             found[tensor] = replace(known, every_consumer=True)
+        for tensor in outputs:
+            clamp = _producer(tensor)
+            limits[tensor] = _limits(clamp) if clamp is not None and clamp in absorbed else None
         if operator.role is Role.CARRIER:
-            for tensor in (*inputs[1:], *outputs):
-                groups.join(inputs[0], tensor)
+            _share_one_scale(inputs, outputs, limits, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _share_one_scale(
+    inputs: Sequence[Variable], outputs: Sequence[Variable], limits: dict[Variable, Limits | None], groups: _Groups
+) -> None:
+    """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
+
+    A clamp vanishes only when the range of the quantizer behind it ends where the clamp does, so what is clamped
+    keeps its own scale where a Concat mixes it with what is not.
+    """
+    found = [limits.get(tensor) or _UNLIMITED for tensor in inputs]
+    widest = min(low for low, _ in found), max(high for _, high in found)
+    limits.update(dict.fromkeys(outputs, widest))
+    alike = [tensor for tensor, limit in zip(inputs, found, strict=True) if limit == widest]
+    for tensor in (*alike, *outputs):
+        groups.join((alike or outputs)[0], tensor)
 
 
 def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
@@ -362,7 +316,7 @@ def _decide(
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
     operator = OPERATORS[node.op]
     if operator.role is Role.CARRIER:
-        return Decision(node.name, node.op, Mode.STATIC, "passes codes on with one scale")
+        return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
     weight = Weight(1, node.inputs[1].name, _weight_spec(wish.rule, target), operator.weights[1](node))
@@ -385,7 +339,7 @@ def _stored_weights(node: Node, wish: _Wish, target: Target) -> Iterator[Weight]
         if (
             isinstance(tensor, Constant)
             and onnx_dtype(tensor) in _FLOATS
-            and _volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
+            and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
             and len(tensor.shape) >= 2
         ):
             yield Weight(index, tensor.name, _weight_spec(wish.rule, target), axis(node))

@@ -54,7 +54,7 @@ class Report:
         return self.bytes / self.float_bytes
 
     def to_json(self) -> str:
-        """Return the report as JSON; an infinite SQNR is written as ``null`` with its output marked equal."""
+        """Return the report as JSON; an infinite SQNR is ``null``, beside a largest error of 0 when equal."""
         return json.dumps(_plain(self), indent=2)
 
     def save(self, path: str | Path) -> None:

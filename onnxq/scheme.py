@@ -53,8 +53,12 @@ class Spec:
     symmetric: bool = True
 
     def __post_init__(self) -> None:
-        """Check the format's name."""
-        format_named(self.format)
+        """Check the format's name, and that a symmetric one has negative codes."""
+        format = format_named(self.format)
+        if self.symmetric and not format.signed:
+            raise SchemeError(
+                f"{self.format} has no negative codes, so it cannot be symmetric; say symmetric = false or use int8"
+            )
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Rule:
 
     Attributes:
         mode: what happens to the nodes.
-        op_types: op types taken; empty takes all.
+        op_types: patterns of op types, written like those of names; empty takes all.
         nodes: glob patterns, or ``re:`` and a regular expression, of node names; empty takes all.
         tensors: patterns of the names of the node's inputs and outputs; empty takes all.
         weight: spec of weights; None takes the target's format, symmetric per channel.
@@ -80,7 +84,7 @@ class Rule:
     def selects(self, op_type: str, node: str, tensors: Iterable[str]) -> bool:
         """Whether the rule takes a node of this op type and name that touches these tensors."""
         return (
-            (not self.op_types or op_type in self.op_types)
+            (not self.op_types or any(matches(pattern, op_type) for pattern in self.op_types))
             and (not self.nodes or any(matches(pattern, node) for pattern in self.nodes))
             and (not self.tensors or any(matches(pattern, name) for pattern in self.tensors for name in tensors))
         )

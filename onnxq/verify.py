@@ -116,7 +116,9 @@ def measure_latency(
     Returns:
         Medians over all turns; at least five.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    # Not every system says which cores a process may use.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = threads or cores
     sessions = open_session(reference, threads=threads), open_session(candidate, threads=threads)
     for _ in range(2):
         for session in sessions:

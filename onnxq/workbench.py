@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import onnx
 
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.taps import with_taps
 from onnxq.evaluate import agreement_of, output_names
 from onnxq.graph import Graph, load, save
 from onnxq.parameters import RangeMethod, activation_parameters
@@ -63,9 +61,9 @@ class Workbench:
         """Run the float model and collect statistics of every tensor that the plan needs."""
         if not plan.taps:
             return Statistics(0, {})
-        tapped = self.prepared.with_name("tapped.onnx")
-        onnx.save(with_taps(onnx.load(self.prepared, load_external_data=False), plan.taps), tapped)
-        return collect(tapped, samples, plan.taps, progress=lambda done, total: progress("calibrate", done, total))
+        return collect(
+            self.prepared, samples, plan.taps, progress=lambda done, total: progress("calibrate", done, total)
+        )
 
     def build(
         self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool

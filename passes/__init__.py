@@ -39,6 +39,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
 """Every pass by name."""
 
 __all__ = [
+    "PASSES",
     "Changes",
     "DropNoOps",
     "FoldConstants",
@@ -47,7 +48,6 @@ __all__ = [
     "InsertQuantizeDequantize",
     "LiftConstants",
     "NameNodes",
-    "PASSES",
     "Pass",
     "Pipeline",
     "QuantizeWeights",

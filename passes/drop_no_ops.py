@@ -20,12 +20,11 @@ class DropNoOps(Pass):
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         for scope in scopes(graph):
-            outputs = set(scope.outputs)
             dropped = []
             for node in scope.nodes:
                 if node.op not in ("Identity", "Dropout") or node.domain:
                     continue
-                if node.outputs[0] in outputs:
+                if scope in node.outputs[0].returned_by:
                     left.append((node.name, "its output is an output of the graph"))
                 elif obstacle := _dropout_obstacle(node):
                     left.append((node.name, obstacle))
@@ -41,7 +40,7 @@ class DropNoOps(Pass):
 def _dropout_obstacle(node: Node) -> str:
     if node.op != "Dropout":
         return ""
-    if len(node.outputs) > 1 and node.outputs[1].name and node.outputs[1].outputs:
+    if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].returned_by):
         return "its mask is used"
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if training is not None and training.name and not (isinstance(training, Constant) and not training.values.any()):

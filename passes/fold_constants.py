@@ -35,15 +35,38 @@ _KEPT = frozenset(
     }
 )
 # Their output can be far larger than what they read, so its size must be known beforehand.
-_GENERATORS = frozenset({"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile"})
+_GENERATORS = frozenset(
+    {
+        "AffineGrid",
+        "BlackmanWindow",
+        "CenterCropPad",
+        "Col2Im",
+        "ConstantOfShape",
+        "DFT",
+        "Expand",
+        "HammingWindow",
+        "HannWindow",
+        "MaxUnpool",
+        "MelWeightMatrix",
+        "OneHot",
+        "Pad",
+        "Range",
+        "Resize",
+        "Tile",
+        "Upsample",
+    }
+)
+# Smaller integers are shape arithmetic, larger ones the codes of stored weights.
+_SMALLEST_CODES = 256
 
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
-    Leaves quantization, random numbers, control flow, custom operators, outputs of a graph, and results larger than
-    ``largest``. Constants are fed to onnxruntime, so they are not copied into a model first.
+    Leaves quantization, weights stored as 8-bit codes behind a Cast, random numbers, control flow, custom operators,
+    outputs of a graph, and results larger than ``largest``. Constants are fed to onnxruntime, so they are not copied
+    into a model first.
 
     Attributes:
         largest: bytes that one result may have.
@@ -56,15 +79,16 @@ class FoldConstants(Pass):
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         for scope in scopes(graph):
-            cone = self._cone(scope)
-            if _folds(scope, cone, graph.opset, changed):
+            cone = self._cone(scope, left)
+            if self._folds(scope, cone, graph.opset, changed):
                 continue
             # One node that cannot be computed must not keep the others.
-            refused = [node for node in cone if not _folds(scope, (node,), graph.opset, changed)]
-            left.extend((node.name, "onnxruntime cannot compute it alone") for node in refused)
+            for node in cone:
+                if not self._folds(scope, (node,), graph.opset, changed):
+                    left.append((node.name, "onnxruntime cannot compute it alone, or its result is too large"))
         return Changes(tuple(changed), tuple(left))
 
-    def _cone(self, scope: Graph) -> tuple[Node, ...]:
+    def _cone(self, scope: Graph, left: list[tuple[str, str]]) -> tuple[Node, ...]:
         """Return the nodes that depend on constants alone, in graph order."""
         known: set[Variable] = set()
         cone = []
@@ -74,61 +98,78 @@ class FoldConstants(Pass):
                 node.domain
                 or node.op in _KEPT
                 or not all(_is_plain(tensor) if isinstance(tensor, Constant) else tensor in known for tensor in inputs)
-                or any(isinstance(value, Graph) for value in node.attrs.values())
-                or not self._small_enough(node)
+                or node.bodies()
             ):
+                continue
+            if obstacle := self._obstacle(node):
+                left.append((node.name, obstacle))
                 continue
             cone.append(node)
             known.update(node.outputs)
         return tuple(cone)
 
-    def _small_enough(self, node: Node) -> bool:
+    def _obstacle(self, node: Node) -> str:
+        if node.op == "Cast" and _is_codes(node.inputs[0]):
+            return "decodes a stored weight"
         for tensor in node.outputs:
-            shape = tensor.shape
-            if shape is None or not all(isinstance(extent, int) for extent in shape):
+            if tensor.shape is None or not all(isinstance(extent, int) for extent in tensor.shape):
                 if node.op in _GENERATORS:
-                    return False
-            elif int(np.prod(shape, dtype=np.float64)) * 8 > self.largest:
-                return False
+                    return "the size of its result is not known"
+            elif int(np.prod(tensor.shape, dtype=np.float64)) * 8 > self.largest:
+                return f"its result of shape {list(tensor.shape)} is too large"
+        return ""
+
+    def _folds(self, scope: Graph, nodes: Sequence[Node], opset: int, changed: list[str]) -> bool:
+        """Compute ``nodes`` in one session and make what others read constant; return whether that went well."""
+        inside = set(nodes)
+        wanted = [
+            tensor
+            for node in nodes
+            for tensor in node.outputs
+            if not tensor.returned_by and any(consumer not in inside for consumer in tensor.outputs)
+        ]
+        if not wanted:
+            return True
+        try:
+            values = _compute(nodes, wanted, opset)
+        except OnnxqError:
+            return False
+        payloads = [ArrayPayload(value) for value in values if isinstance(value, np.ndarray)]
+        if len(payloads) < len(wanted) or any(
+            payload.dtype.kind not in "fiub" or payload.nbytes > self.largest for payload in payloads
+        ):
+            return False
+        remove_nodes(scope, _removable(nodes, set(wanted)))
+        for tensor, payload in zip(wanted, payloads, strict=True):
+            become_constant(tensor, payload)
+            scope.initializers.append(tensor)
+            changed.append(tensor.name)
         return True
 
 
 def _is_plain(tensor: Constant) -> bool:
     """Whether the runtime takes the constant as a feed; packed and string types are not needed for folding."""
-    return tensor.dtype is not None and np.dtype(tensor.dtype).kind in "fiub"
+    return tensor.dtype.kind in "fiub"
 
 
-def _folds(scope: Graph, nodes: Sequence[Node], opset: int, changed: list[str]) -> bool:
-    """Compute ``nodes`` in one session and make what others read constant; return whether that went well."""
-    inside, outputs = set(nodes), set(scope.outputs)
-    wanted = [
-        tensor
-        for node in nodes
-        for tensor in node.outputs
-        if tensor.name and tensor not in outputs and any(consumer not in inside for consumer in tensor.outputs)
-    ]
-    if not wanted:
-        return True
-    try:
-        values = _compute(nodes, wanted, opset)
-    except OnnxqError:
-        return False
-    if not all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in values):
-        return False
-    kept = {node for node in nodes if any(tensor in outputs for tensor in node.outputs)}
-    remove_nodes(scope, _removable(nodes, kept))
-    for tensor, value in zip(wanted, values, strict=True):
-        become_constant(tensor, ArrayPayload(value))
-        scope.initializers.append(tensor)
-        changed.append(tensor.name)
-    return True
+def _is_codes(tensor: Variable | Constant) -> bool:
+    """Whether the tensor is a weight's 8-bit codes, which a Cast to float would store four times as large."""
+    return (
+        isinstance(tensor, Constant)
+        and tensor.dtype.kind in "iu"
+        and tensor.dtype.itemsize == 1
+        and tensor.nbytes >= _SMALLEST_CODES
+    )
 
 
-def _removable(nodes: Sequence[Node], kept: set[Node]) -> list[Node]:
-    """Return the nodes that no kept node needs."""
-    needed = set(kept)
+def _removable(nodes: Sequence[Node], folded: set[Variable]) -> list[Node]:
+    """Return the nodes that neither a graph output nor a node that stays needs, once ``folded`` are constants."""
+    needed: set[Node] = set()
     for node in reversed(nodes):
-        if any(consumer in needed for tensor in node.outputs for consumer in tensor.outputs):
+        if any(
+            tensor.returned_by or (tensor not in folded and any(consumer in needed for consumer in tensor.outputs))
+            for tensor in node.outputs
+        ):
             needed.add(node)
     return [node for node in nodes if node not in needed]
 
@@ -138,8 +179,12 @@ def _compute(nodes: Sequence[Node], wanted: Sequence[Variable], opset: int) -> l
 
     def copy(tensor: Variable | Constant) -> Variable:
         if tensor not in copies:
-            known = isinstance(tensor, Constant)
-            copies[tensor] = Variable(tensor.name, tensor.dtype if known else None, tensor.shape if known else None)
+            constant = isinstance(tensor, Constant)
+            copies[tensor] = Variable(
+                tensor.name,
+                dtype=tensor.dtype if constant else None,
+                shape=list(tensor.shape or ()) if constant else None,
+            )
         return copies[tensor]
 
     feeds = list(dict.fromkeys(t for node in nodes for t in node.inputs if isinstance(t, Constant) and t.name))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from onnxq.graph import ArrayPayload, Constant, Graph, Node, Payload, become_constant, remove_nodes, scopes
 from onnxq.passes.base import Changes, Pass
 
-_PLAIN_TYPES: dict[str, type[np.generic]] = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-}
+_PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        "value_float": np.float32,
+        "value_floats": np.float32,
+        "value_int": np.int64,
+        "value_ints": np.int64,
+        "value_string": object,
+        "value_strings": object,
+    }
+)
 
 
 @dataclass(frozen=True)
 class LiftConstants(Pass):
     """Turn each Constant node into an initializer of the graph it stands in, bodies of control flow included.
 
-    Leaves constants that are outputs of their graph, and sparse or string values.
+    Leaves constants that are outputs of their graph, and sparse values.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -37,7 +43,7 @@ class LiftConstants(Pass):
                 if tensor in outputs:
                     left.append((tensor.name, "is an output of its graph"))
                 elif payload is None:
-                    left.append((tensor.name, "holds sparse values or strings"))
+                    left.append((tensor.name, "holds sparse values"))
                 else:
                     lifted.append((node, tensor, payload))
             remove_nodes(scope, [node for node, _, _ in lifted])

@@ -62,7 +62,7 @@ class QuantizeWeights(Pass):
         codes, bias_codes = quantize_weight_with_bias(values, bias, format, axis, scale, per_channel=per_channel)
         return [
             _replace(node, weight.index, codes, axis, names),
-            _replace(node, decision.bias, bias_codes, 0, names),
+            _replace(node, decision.bias, bias_codes, bias.ndim - 1, names),
         ]
 
 

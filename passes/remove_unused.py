@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxq.graph import Graph, remove_unused, scopes
+from onnxq.graph import Constant, Graph, Node, remove_unused, scopes
 from onnxq.passes.base import Changes, Pass
 
 
@@ -17,11 +18,18 @@ class RemoveUnused(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Remove; ``changed`` holds the names of the nodes and initializers."""
-        before = _names(graph)
+        before = [(item, _name(item)) for item in _items(graph)]
         remove_unused(graph)
-        after = set(_names(graph))
-        return Changes(tuple(name for name in before if name not in after))
+        after = set(_items(graph))
+        return Changes(tuple(name for item, name in before if item not in after))
 
 
-def _names(graph: Graph) -> list[str]:
-    return [item.name for scope in scopes(graph) for item in (*scope.nodes, *scope.initializers)]
+def _items(graph: Graph) -> Iterator[Node | Constant]:
+    for scope in scopes(graph):
+        yield from scope.nodes
+        yield from scope.initializers
+
+
+def _name(item: Node | Constant) -> str:
+    """Return the name, or for a node without one its operator and first output."""
+    return item.name or f"{item.op}_{item.outputs[0].name if item.outputs else ''}"

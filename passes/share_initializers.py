@@ -5,37 +5,42 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from onnxq.graph import Constant, Graph, onnx_dtype, replace_uses
+from onnxq.graph import Constant, Graph, Names, onnx_dtype, place_constants, replace_uses
 from onnxq.passes.base import Changes, Pass
 
 
 @dataclass(frozen=True)
 class ShareInitializers(Pass):
-    """Let all nodes of the main graph read the first of several initializers of equal type, shape and bytes.
+    """Let all nodes read the first of several initializers of equal type, shape and bytes.
 
-    Leaves initializers that are inputs or outputs of the graph.
-
-    Attributes:
-        smallest: bytes below which a constant is not worth looking at.
+    One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
+    that are inputs or outputs of a graph.
     """
-
-    smallest: int = 16
 
     def apply(self, graph: Graph) -> Changes:
         """Share; ``changed`` holds the names of the initializers that are no longer read."""
-        first: dict[tuple[int, tuple[int, ...], bytes], Constant] = {}
-        fixed = {tensor.name for tensor in (*graph.inputs, *graph.outputs)}
+        names = Names(graph)
+        first: dict[tuple[int, tuple[int, ...], bytes], tuple[Constant, Graph]] = {}
         changed = []
-        constants = dict.fromkeys(t for node in graph.nodes for t in node.inputs if isinstance(t, Constant))
-        for tensor in constants:
-            if tensor.nbytes < self.smallest or tensor.name in fixed:
-                continue
-            digest = hashlib.blake2b(digest_size=20)
-            for chunk in tensor.payload.chunks():
-                digest.update(chunk)
-            key = (onnx_dtype(tensor), tuple(tensor.shape), digest.digest())
-            kept = first.setdefault(key, tensor)
-            if kept is not tensor:
+        for scope, tensors in place_constants(graph).items():
+            fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
+            for tensor in tensors:
+                if tensor.name in fixed or tensor.input_source is not None:
+                    continue
+                kept, home = first.setdefault(_content(tensor), (tensor, scope))
+                if kept is tensor:
+                    continue
+                if home is not scope:
+                    # It is going to be seen from several bodies, where other tensors may bear its name.
+                    kept.name = names.fresh(kept.name)
                 replace_uses(tensor, kept)
                 changed.append(tensor.name)
         return Changes(tuple(changed))
+
+
+def _content(tensor: Constant) -> tuple[int, tuple[int, ...], bytes]:
+    """Return what makes two constants equal, with a digest in place of the bytes."""
+    digest = hashlib.blake2b(digest_size=20)
+    for chunk in tensor.payload.chunks():
+        digest.update(chunk)
+    return onnx_dtype(tensor), tuple(tensor.shape), digest.digest()

@@ -8,7 +8,19 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.formats import format_named
-from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes, onnx_dtype, replace_uses, scopes
+from onnxq.graph import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Variable,
+    constant,
+    insert_nodes,
+    onnx_dtype,
+    place_constants,
+    replace_uses,
+    scopes,
+)
 from onnxq.passes.base import Changes, Pass
 from onnxq.plan import Plan, Weight
 from onnxq.scheme import Granularity, Mode
@@ -32,18 +44,15 @@ class StoreWeights(Pass):
         """Store; new tensors are called ``w.codes``, ``w.scale`` and ``w.decoded``."""
         names = Names(graph)
         wanted: dict[tuple[Constant, Weight], list[Node]] = {}
-        declaring: dict[Constant, Graph] = {}
         for scope in scopes(graph):
-            for initializer in scope.initializers:
-                declaring[initializer] = scope
             for node in scope.nodes:
                 decision = self.plan.by_node.get(node.name)
                 for weight in decision.weights if decision and decision.mode is Mode.STORAGE else ():
                     source = node.inputs[weight.index]
                     if isinstance(source, Constant):
-                        declaring.setdefault(source, scope)
                         key = (source, Weight(0, weight.tensor, weight.spec, weight.axis % len(source.shape)))
                         wanted.setdefault(key, []).append(node)
+        declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}
         for (source, weight), consumers in wanted.items():
             decoder = _decoder(source, weight, names)

@@ -17,6 +17,7 @@ from onnxq.graph.model import Graph
 from onnxq.graph.opset import inline_functions, upgrade_opset
 from onnxq.graph.order import toposort
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
+from onnxq.graph.placement import place_constants
 from onnxq.graph.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.graph.scopes import Names, constants, owner_graphs, scopes
 from onnxq.graph.shapes import infer_shapes
@@ -50,6 +51,7 @@ __all__ = [
     "minimum_ir_version",
     "onnx_dtype",
     "owner_graphs",
+    "place_constants",
     "read_model",
     "remove_nodes",
     "remove_unused",

@@ -9,12 +9,13 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.data_types import data_type_of
-from onnxq.graph.elements import Constant, Node, Shape, Tensor, Variable
+from onnxq.graph.declarations import emit_info, is_told
+from onnxq.graph.elements import Constant, Node, Tensor
 from onnxq.graph.model import Graph
 from onnxq.graph.order import sorted_nodes
 from onnxq.graph.payload import Payload
-from onnxq.graph.protos import copy_other_fields, read_tensor_type, write_attribute, write_tensor_type
+from onnxq.graph.protos import copy_other_fields, write_attribute
+from onnxq.graph.scopes import Visible
 from onnxq.graph.versions import minimum_ir_version
 
 Store = Callable[[TensorProto, Payload, str], None]
@@ -71,12 +72,8 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
     model.ir_version = max(graph.ir_version or 0, minimum)
 
 
-@dataclass(eq=False)
-class _Visible:
-    """The tensors that nodes of a graph can name."""
-
-    parent: _Visible | None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+class _Visible(Visible):
+    """The tensors that nodes of a written graph can name."""
 
     def declare(self, tensor: Tensor, graph: Graph) -> None:
         known = self.tensors.setdefault(tensor.name, tensor)
@@ -84,14 +81,6 @@ class _Visible:
             raise ModelError(
                 f"graph {graph.name!r} has two tensors named {tensor.name!r}; take new names from Names.fresh"
             )
-
-    def find(self, name: str) -> Tensor | None:
-        scope: _Visible | None = self
-        while scope is not None:
-            if name in scope.tensors:
-                return scope.tensors[name]
-            scope = scope.parent
-        return None
 
     def check(self, tensor: Tensor, reader: str) -> None:
         found = self.find(tensor.name)
@@ -143,7 +132,7 @@ class _Emission:
     def _stored_tensors(self, graph: Graph, target: GraphProto) -> None:
         inputs = _inputs(graph, self.placed[graph])
         for tensor in inputs:
-            _emit_info(target.input.add(), tensor, _input_source(graph, tensor))
+            emit_info(target.input.add(), tensor, _input_source(graph, tensor))
         for tensor in self.placed[graph]:
             self.store(target.initializer.add(), tensor.payload, tensor.name)
             if tensor not in inputs:
@@ -207,7 +196,7 @@ class _Emission:
         declared = {info.name: info for info in source.output}
         for tensor in graph.outputs:
             visible.check(tensor, f"the output list of graph {graph.name!r}")
-            _emit_info(target.output.add(), tensor, declared.get(tensor.name))
+            emit_info(target.output.add(), tensor, declared.get(tensor.name))
 
     def _value_info(
         self, graph: Graph, nodes: list[Node], source: GraphProto, target: GraphProto, visible: _Visible
@@ -217,14 +206,14 @@ class _Emission:
             tensor = visible.tensors.get(info.name)
             if tensor is not None:
                 listed.add(info.name)
-                if _is_told(tensor):
-                    _emit_info(target.value_info.add(), tensor, info, complete=False)
+                if is_told(tensor):
+                    emit_info(target.value_info.add(), tensor, info, complete=False)
             elif info.name in graph.unattached:
                 target.value_info.add().CopyFrom(info)
         for node in nodes:
             for tensor in node.outputs:
-                if tensor.name and tensor.name not in listed and _is_told(tensor):
-                    _emit_info(target.value_info.add(), tensor, None, complete=False)
+                if tensor.name and tensor.name not in listed and is_told(tensor):
+                    emit_info(target.value_info.add(), tensor, None, complete=False)
 
 
 def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
@@ -242,61 +231,6 @@ def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
 
 def _input_source(graph: Graph, tensor: Tensor) -> ValueInfoProto | None:
     return tensor.input_source if isinstance(tensor, Constant) else tensor.source
-
-
-def _emit_info(
-    target: ValueInfoProto, tensor: Tensor, declared: ValueInfoProto | None, *, complete: bool = True
-) -> None:
-    """Write the declaration of a tensor, as it was declared before unless the graph says something else.
-
-    With ``complete``, what the graph leaves unknown is taken from the declaration: inputs and outputs stay declared.
-    """
-    if declared is None and isinstance(tensor, Variable):
-        declared = tensor.source
-    if declared is not None:
-        target.CopyFrom(declared)
-    if target.name != tensor.name:
-        target.name = tensor.name
-    if isinstance(tensor, Constant):
-        if declared is None or not _fits(tensor, declared):
-            write_tensor_type(target, tensor.dtype, tensor.shape)
-        return
-    if _is_as_read(tensor):
-        return
-    wanted = _told(tensor)
-    known = _known(declared) if declared is not None else (0, None)
-    if complete:
-        wanted = (wanted[0] or known[0], known[1] if wanted[1] is None else wanted[1])
-    if wanted != known:
-        write_tensor_type(target, wanted[0], wanted[1])
-
-
-def _told(tensor: Variable) -> tuple[int, Shape | None]:
-    return data_type_of(tensor.dtype), None if tensor.shape is None else list(tensor.shape)
-
-
-def _is_as_read(tensor: Variable) -> bool:
-    return tensor.source is not None and _told(tensor) == _known(tensor.source)
-
-
-def _is_told(tensor: Tensor) -> bool:
-    """Return whether there is anything to declare about a tensor inside a graph."""
-    return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
-
-
-def _known(info: ValueInfoProto) -> tuple[int, Shape | None]:
-    dtype, shape = read_tensor_type(info)
-    return data_type_of(dtype), shape
-
-
-def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
-    data_type, shape = _known(declared)
-    if data_type != tensor.payload.onnx_dtype:
-        return False
-    return shape is None or (
-        len(shape) == len(tensor.shape)
-        and all(not isinstance(size, int) or size == actual for size, actual in zip(shape, tensor.shape, strict=True))
-    )
 
 
 def _describe(node: Node) -> str:

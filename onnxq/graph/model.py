@@ -173,14 +173,18 @@ class Graph(Identity, gs.Graph):
 
         Functions are carried unchanged, whatever ``recurse_functions`` says, and so are unused outputs.
         """
+        from onnxq.graph.surgeon import restore_classes
+
+        restore_classes(self)
         super().cleanup(False, recurse_subgraphs, remove_unused_graph_inputs, recurse_functions=False)
         return self
 
     def toposort(self, recurse_subgraphs: bool = True, recurse_functions: bool = False, mode: str = "full") -> Graph:
         """Sort the nodes of this graph and its bodies, as `onnxq.graph.toposort` does."""
         from onnxq.graph.order import toposort
+        from onnxq.graph.surgeon import restore_classes
 
-        toposort(self)
+        toposort(restore_classes(self))
         return self
 
     def copy(self, tensor_map: Mapping[str, Tensor] | None = None) -> Graph:

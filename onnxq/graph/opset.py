@@ -110,9 +110,12 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
     made = {name for node in new.node for name in node.output} | set(stored) | {info.name for info in new.input}
     del new.value_info[:]
     new.value_info.extend(info for info in old.value_info if info.name in made)
-    nodes = {_key(node): node for node in old.node}
+    by_output = {_key(node): node for node in old.node}
+    by_name = {node.name: node for node in old.node if node.name}
     for node in new.node:
-        if (known := nodes.get(_key(node))) is not None and known.op_type == node.op_type:
+        # A node that was given others behind it lost its output to them, and kept its name.
+        known = by_name.get(node.name) or by_output.get(_key(node))
+        if known is not None and known.op_type == node.op_type:
             for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
                 node.ClearField(name)
             copy_other_fields(known, node, _NODE_TOPOLOGY)

@@ -67,7 +67,8 @@ class Payload(LazyValues):
 
     def fill_without_values(self, proto: TensorProto, name: str) -> None:
         """Write everything but the values, and where they lie, into an empty TensorProto."""
-        proto.name = name
+        if name:
+            proto.name = name
         proto.data_type = self.onnx_dtype
         proto.dims.extend(self.shape)
 

@@ -6,19 +6,16 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, TypeProto, ValueInfoProto, helper
+from onnx import AttributeProto, helper
 
-from onnxq.graph.data_types import data_type_of, numpy_dtype
-from onnxq.graph.elements import OpaqueAttribute, Shape
+from onnxq.graph.elements import OpaqueAttribute
 
 __all__ = [
     "DecodeError",
     "EncodeError",
     "copy_other_fields",
     "read_attribute",
-    "read_tensor_type",
     "write_attribute",
-    "write_tensor_type",
 ]
 
 _SCALARS: Final = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i"}
@@ -36,48 +33,6 @@ def copy_other_fields(source: Message, target: Message, handled: Collection[str]
             getattr(target, field.name).CopyFrom(value)
         else:
             getattr(target, field.name).extend(value)
-
-
-def read_tensor_type(info: ValueInfoProto) -> tuple[Any, Shape | None]:
-    """Return numpy dtype and shape of a tensor's declaration; None for what it leaves open.
-
-    Negative dimensions, which some exporters write for unknown ones, count as unknown.
-    """
-    if info.type.WhichOneof("value") != "tensor_type":
-        return None, None
-    declared = info.type.tensor_type
-    dtype = numpy_dtype(declared.elem_type)
-    if not declared.HasField("shape"):
-        return dtype, None
-    shape: Shape = []
-    for dimension in declared.shape.dim:
-        kind = dimension.WhichOneof("value")
-        known = dimension.dim_param if kind == "dim_param" else dimension.dim_value if kind else None
-        shape.append(None if known == "" or (isinstance(known, int) and known < 0) else known)
-    return dtype, shape
-
-
-def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[int, ...] | None) -> None:
-    """Set dtype and shape of a declaration, keeping the denotations of dimensions whose rank stays."""
-    old = TypeProto()
-    old.CopyFrom(info.type)
-    info.ClearField("type")
-    if old.denotation:
-        info.type.denotation = old.denotation
-    info.type.tensor_type.elem_type = data_type_of(dtype)
-    if shape is None:
-        return
-    dimensions = info.type.tensor_type.shape
-    dimensions.SetInParent()
-    denotations = [dimension.denotation for dimension in old.tensor_type.shape.dim]
-    for index, size in enumerate(shape):
-        dimension = dimensions.dim.add()
-        if isinstance(size, str):
-            dimension.dim_param = size
-        elif size is not None:
-            dimension.dim_value = int(size)
-        if len(denotations) == len(shape) and denotations[index]:
-            dimension.denotation = denotations[index]
 
 
 def read_attribute(proto: AttributeProto) -> Any:

@@ -14,12 +14,14 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import numpy_dtype
+from onnxq.graph.declarations import read_tensor_type
 from onnxq.graph.elements import Constant, Node, Tensor, Variable
 from onnxq.graph.external import DataFolder
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.payload import Payload
-from onnxq.graph.protos import DecodeError, read_attribute, read_tensor_type
+from onnxq.graph.protos import DecodeError, read_attribute
+from onnxq.graph.scopes import Visible
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import export_plain_graph, restore_classes
 
@@ -145,20 +147,10 @@ def _check_model(model: ModelProto) -> None:
 
 
 @dataclass(eq=False)
-class _Scope:
-    """Names that a graph declares; what it lacks is looked up in the graphs around it."""
+class _Scope(Visible):
+    """The tensors that nodes of a graph being read can name."""
 
-    name: str
-    parent: _Scope | None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def find(self, name: str) -> Tensor | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.tensors:
-                return scope.tensors[name]
-            scope = scope.parent
-        return None
+    name: str = ""
 
     def declare(self, tensor: Tensor, what: str) -> None:
         _check_text(tensor.name)
@@ -183,7 +175,7 @@ class _Reading:
         graph.opset_imports = self.opset_imports
         graph.source = proto
         self.graphs.append(graph)
-        scope = _Scope(proto.name, None)
+        scope = _Scope(name=proto.name)
         if parent is not None:
             graph.parent, scope.parent = parent
         self._declare_stored_tensors(graph, proto, scope)

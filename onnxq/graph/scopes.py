@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from onnxq.graph.elements import Constant, Node
+from onnxq.graph.elements import Constant, Node, Tensor
 from onnxq.graph.model import Graph
 
 
@@ -14,7 +15,8 @@ def scopes(graph: Graph) -> Iterator[Graph]:
     while pending:
         scope = pending.pop()
         yield scope
-        pending.extend(reversed([body for node in scope.nodes if node.attrs for body in node.bodies()]))
+        # Called on the class, for nodes of plain GraphSurgeon code have no such method yet.
+        pending.extend(reversed([body for node in scope.nodes if node.attrs for body in Node.bodies(node)]))
 
 
 def owner_graphs(graph: Graph) -> dict[Node, Graph]:
@@ -31,6 +33,28 @@ def constants(graph: Graph) -> list[Constant]:
             found.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
             found.update(dict.fromkeys(value for value in node.attrs.values() if isinstance(value, Constant)))
     return list(found)
+
+
+@dataclass(eq=False)
+class Visible:
+    """The tensors that nodes of a graph can name: its own, and those of the graphs around it.
+
+    Attributes:
+        parent: what is visible around the graph.
+        tensors: the graph's own tensors by name.
+    """
+
+    parent: Visible | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def find(self, name: str) -> Tensor | None:
+        """Return the tensor of that name in the innermost graph that has one."""
+        scope: Visible | None = self
+        while scope is not None:
+            if name in scope.tensors:
+                return scope.tensors[name]
+            scope = scope.parent
+        return None
 
 
 class Names:

@@ -8,10 +8,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, defs, s
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import data_type_name, data_type_of
+from onnxq.graph.declarations import read_tensor_type
 from onnxq.graph.elements import Shape, Variable
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
-from onnxq.graph.protos import read_tensor_type
 from onnxq.graph.scopes import scopes
 from onnxq.graph.skeleton import skeleton
 

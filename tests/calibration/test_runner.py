@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.calibration.runner import collect, open_session, run_outputs
+from onnxq.calibration.runner import collect
 from onnxq.calibration.statistics import observe
 from onnxq.calibration.taps import with_taps
 from onnxq.errors import DataError, ModelError
@@ -96,35 +96,16 @@ def test_a_tensor_that_overflows_names_itself_and_the_sample() -> None:
 
 
 def test_a_sample_that_does_not_run_gives_the_reason() -> None:
-    with pytest.raises(DataError, match=r"Sample 1 cannot be run by onnxruntime: .*x.*; check shapes"):
+    with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime: .*x.*; check shapes"):
         collect(model(), [SAMPLES[0], {"x": np.zeros((1, 3), np.float32)}], ["h"])
-
-
-def test_a_sample_without_its_input_is_a_data_error() -> None:
-    with pytest.raises(DataError, match=r"The sample cannot be run by onnxruntime: .*x"):
-        run_outputs(open_session(model()), {})
-
-
-@pytest.mark.parametrize("optimize", [True, False])
-def test_outputs_are_returned_by_name(optimize: bool) -> None:
-    outputs = run_outputs(open_session(with_taps(model(), ["h"]), threads=1, optimize=optimize), SAMPLES[0])
-    assert {name: value.tolist() for name, value in outputs.items()} == {"y": [[2, 0]], "h": [[2, -3]]}
-
-
-def test_sessions_open_from_messages_bytes_and_paths(tmp_path: Path) -> None:
-    onnx.save(model(), tmp_path / "m.onnx")
-    for source in (model(), model().SerializeToString(), tmp_path / "m.onnx"):
-        assert run_outputs(open_session(source), SAMPLES[0])["y"].tolist() == [[2, 0]]
 
 
 def test_a_model_that_does_not_load_is_a_model_error(tmp_path: Path) -> None:
     broken = model()
     broken.graph.node[1].op_type = "NoSuchOperator"
-    with pytest.raises(ModelError, match=r"The model cannot be loaded by onnxruntime: .*NoSuchOperator"):
-        open_session(broken)
+    with pytest.raises(ModelError, match=r"the model cannot be loaded by onnxruntime: .*NoSuchOperator"):
+        collect(broken, SAMPLES, ["h"])
     (tmp_path / "m.onnx").write_bytes(b"\xff\xff not a model")
-    with pytest.raises(ModelError, match=r"m.onnx cannot be loaded by onnxruntime"):
-        open_session(tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"m.onnx is no ONNX model"):
         collect(tmp_path / "m.onnx", SAMPLES, ["h"])
     with pytest.raises(ModelError, match=r"gone.onnx cannot be read: No such file"):
@@ -135,5 +116,5 @@ def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model(), path, save_as_external_data=True, size_threshold=0, location="m.data")
     (tmp_path / "m.data").unlink()
-    with pytest.raises(ModelError, match="The model cannot be loaded by onnxruntime"):
+    with pytest.raises(ModelError, match="the model cannot be loaded by onnxruntime"):
         collect(path, SAMPLES, ["h"])

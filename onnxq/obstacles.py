@@ -1,0 +1,89 @@
+"""Why a node cannot run as an integer kernel on a target, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from onnx import TensorProto
+
+from onnxq.graph import Constant, Node, Variable, onnx_dtype
+from onnxq.operators import OPERATORS, Operator, Role
+from onnxq.targets import Target
+
+# 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
+_LONGEST_SUM = 33_000
+
+
+def obstacle(node: Node, target: Target) -> str:
+    """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    if operator is None or operator.role is Role.WEIGHTED or node.op not in target.fused:
+        return f"{node.op} has no integer kernel on {target.name}"
+    if operator.role is Role.COMPUTE:
+        return _compute_obstacle(node, operator)
+    for tensor in data_inputs(node, operator):
+        if isinstance(tensor, Constant):
+            return f"{node.op} takes a constant as data"
+        if problem := _type_obstacle(tensor):
+            return problem
+    if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
+        return "Resize that interpolates changes its results on codes"
+    if node.op == "MaxPool" and len(node.outputs) > 1:
+        return "MaxPool that returns indices has no integer kernel"
+    return ""
+
+
+def _compute_obstacle(node: Node, operator: Operator) -> str:
+    data = node.inputs[0]
+    if isinstance(data, Constant):
+        return f"the first input of {node.op} is constant"
+    if problem := _type_obstacle(data):
+        return problem
+    weight = node.inputs[1]
+    if not isinstance(weight, Constant):
+        return "its weight is computed at run time"
+    if onnx_dtype(weight) != TensorProto.FLOAT:
+        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    rank = len(weight.shape)
+    if node.op == "MatMul" and rank != 2:
+        return f"a MatMul weight of rank {rank} has no integer kernel"
+    if 0 in weight.shape:
+        return "its weight is empty"
+    if node.op == "Gemm" and (
+        node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
+    ):
+        return "Gemm with alpha, beta or transA has no integer kernel"
+    channels = weight.shape[operator.weights[1](node)]
+    terms = volume(weight.shape) // channels
+    if terms > _LONGEST_SUM:
+        return f"sums of {terms} products can overflow an int32 accumulator"
+    bias = node.inputs[operator.bias] if operator.bias is not None and len(node.inputs) > operator.bias else None
+    if bias is not None and bias.name:
+        if not isinstance(bias, Constant):
+            return "its bias is computed at run time"
+        if volume(bias.shape) != channels:
+            return f"its bias has {volume(bias.shape)} values for {channels} channels"
+    return ""
+
+
+def _type_obstacle(tensor: Variable) -> str:
+    dtype = onnx_dtype(tensor)
+    if dtype == TensorProto.UNDEFINED:
+        return f"the type of its input {tensor.name} is unknown"
+    if dtype != TensorProto.FLOAT:
+        return f"its input {tensor.name} is {TensorProto.DataType.Name(dtype).lower()}, not float32"
+    return ""
+
+
+def data_inputs(node: Node, operator: Operator) -> list[Variable | Constant]:
+    """Return the inputs of a node that carry data; of a node that computes only the one that its weight multiplies."""
+    indices = range(len(node.inputs)) if operator.data is None else operator.data
+    if operator.role is Role.COMPUTE:
+        indices = (0,)
+    return [node.inputs[index] for index in indices if index < len(node.inputs) and node.inputs[index].name]
+
+
+def volume(shape: Iterable[int]) -> int:
+    """Return how many elements a tensor of this shape has."""
+    return math.prod(shape)

@@ -1,0 +1,151 @@
+"""Small models in ONNX's text form, and what most tests do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, helper, numpy_helper, parser
+
+from onnxq.calibration.ranges import MinMax
+from onnxq.graph import read_model
+from onnxq.pipeline import Quantized, prepare, quantize
+from onnxq.plan import Demotion, Plan
+from onnxq.planner import make_plan
+from onnxq.presets import PRESETS
+from onnxq.runtime import open_session
+from onnxq.scheme import Scheme
+from onnxq.targets import TARGETS
+
+Weight = tuple[int, ...] | NDArray[Any]
+Samples = list[dict[str, NDArray[Any]]]
+
+
+class Build(Protocol):
+    def __call__(self, text: str, *, opset: int = 17, **weights: Weight) -> ModelProto: ...
+
+
+class PlanOf(Protocol):
+    def __call__(
+        self, model: ModelProto, *, scheme: Scheme | str = "int8", demotions: Mapping[str, Demotion] | None = None
+    ) -> Plan: ...
+
+
+class QuantizeTo(Protocol):
+    def __call__(self, model: ModelProto, path: Path, **options: Any) -> Quantized: ...
+
+
+def _build(text: str, *, opset: int = 17, **weights: Weight) -> ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> main {text}')
+    generator = np.random.default_rng(0)
+    for name, given in weights.items():
+        values = given
+        if isinstance(given, tuple):
+            fan_in = max(1, int(np.prod(given[1:])))
+            values = (generator.standard_normal(given) / np.sqrt(fan_in)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+    return model
+
+
+def _samples_for(model: ModelProto, count: int = 4) -> Samples:
+    generator = np.random.default_rng(1)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    samples: Samples = []
+    for _ in range(count):
+        sample = {}
+        for value in model.graph.input:
+            if value.name not in stored:
+                tensor = value.type.tensor_type
+                shape = [dim.dim_value or 2 for dim in tensor.shape.dim]
+                dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+                sample[value.name] = generator.standard_normal(shape).astype(dtype)
+        samples.append(sample)
+    return samples
+
+
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """Return a function: a graph in text form and its weights, as arrays or as shapes of random ones, to a model."""
+    return _build
+
+
+@pytest.fixture(scope="session")
+def samples_for():
+    """Return a function: a model to a few samples of standard normal values."""
+    return _samples_for
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> PlanOf:
+    """Return a function: a float model to the plan of its prepared graph."""
+
+    def plan_of(
+        model: ModelProto, *, scheme: Scheme | str = "int8", demotions: Mapping[str, Demotion] | None = None
+    ) -> Plan:
+        rules = PRESETS[scheme] if isinstance(scheme, str) else scheme
+        return make_plan(prepare(read_model(model)), rules, TARGETS["onnxruntime-cpu"], demotions)
+
+    return plan_of
+
+
+@pytest.fixture(scope="session")
+def quantize_to() -> QuantizeTo:
+    """Return a function that quantizes a model on random samples as its first plan says, and writes it whatever comes."""
+
+    def quantize_to(model: ModelProto, path: Path, **options: Any) -> Quantized:
+        given = {"search": False, "force": True, "seconds": 0, "ranges": MinMax(), **options}
+        return quantize(model, given.pop("samples", None) or _samples_for(model), path, **given)
+
+    return quantize_to
+
+
+@pytest.fixture(scope="session")
+def running_graph(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function: a model file to the graph that runs after onnxruntime's optimisations."""
+    folder = tmp_path_factory.mktemp("optimized")
+
+    def running_graph(path: Path) -> onnx.GraphProto:
+        copy = folder / "optimized.onnx"
+        open_session(path, optimized_copy=copy)
+        return onnx.load(copy).graph
+
+    return running_graph
+
+
+RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+    [stem] a = Conv <pads = [1,1,1,1]> (x, w0, b0)
+    [stem_relu] b = Relu(a)
+    [left] c = Conv <pads = [1,1,1,1]> (b, w1, b1)
+    [left_relu] d = Relu(c)
+    [right] e = Conv <pads = [1,1,1,1]> (d, w2)
+    [sum] f = Add(e, b)
+    [sum_relu] g = Relu(f)
+    [last] y = Conv <pads = [1,1,1,1]> (g, w3)
+}"""
+
+
+@pytest.fixture(scope="session")
+def residual() -> ModelProto:
+    """Return a stem, a residual block and a last convolution."""
+    kernel = (8, 8, 3, 3)
+    return _build(RESIDUAL, w0=kernel, b0=(8,), w1=kernel, b1=(8,), w2=kernel, w3=kernel)
+
+
+@pytest.fixture(scope="session")
+def perceptron() -> ModelProto:
+    """Return two matrix products with a Relu between them."""
+    return _build(
+        """(float[4,32] x) => (float[4,16] y) {
+        [first] a = MatMul(x, w0)
+        [relu] b = Relu(a)
+        [second] y = Gemm(b, w1, bias)
+        }""",
+        w0=(32, 32),
+        w1=(32, 16),
+        bias=(16,),
+    )

@@ -1,0 +1,149 @@
+"""What holds for every pass: its form, and on a zoo of models its effect, which is none the second time."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+from model_zoo import difference, outputs, sample, zoo
+from onnx import ModelProto
+
+import onnxq.passes
+from onnxq.calibration.ranges import MinMax
+from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
+from onnxq.numerics import Parameters
+from onnxq.parameters import activation_parameters
+from onnxq.passes import PASSES, NameNodes, Pass
+from onnxq.pipeline import prepare
+from onnxq.plan import Plan
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.targets import target_named
+from onnxq.workbench import Workbench
+
+ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
+SEEDS = (0, 1)
+
+REWRITING = 2e-6
+"""Passes that only rewrite may reorder float32 sums; relative to the largest output."""
+FUSED_FLOAT16 = 4e-3
+"""Weights that are folded in float16 are rounded once more, to 11 bits."""
+QUANTIZED = 0.12
+"""Eight-bit weights and activations; small random models have no redundancy that would hide the noise."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model as plans are made for, with a plan and the parameters that calibration gave."""
+
+    path: Path
+    plan: Plan
+    parameters: Mapping[str, Parameters]
+
+
+@cache
+def expected_outputs(name: str, seed: int) -> dict[str, object]:
+    """What the model computes as it was written; onnxruntime refuses repeated node names, so there are none."""
+    model = ZOO[name]()
+    inputs = sample(model, seed)
+    for node in model.graph.node:
+        node.name = ""
+    return outputs(model, inputs)
+
+
+@cache
+def prepared(name: str, scheme: str) -> Prepared:
+    model = ZOO[name]()
+    graph = prepare(as_graph(model), opset=13)
+    path = Path(tempfile.mkdtemp(dir=FOLDER.name)) / "prepared.onnx"
+    save(graph, path)
+    bench = Workbench(path, preset_named(scheme), target_named("onnxruntime-cpu"))
+    plan = bench.plan({})
+    statistics = bench.calibrate(plan, [sample(model, seed) for seed in SEEDS], silent)
+    return Prepared(path, plan, activation_parameters(plan, statistics, MinMax()))
+
+
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def before(name: str, step: type[Pass]) -> tuple[Graph, Pass]:
+    """A graph of the model in the form that the pass wants, and the pass."""
+    wanted = {field.name for field in fields(step)} & {"plan", "parameters"}
+    if wanted:
+        made = prepared(name, "int8" if "parameters" in wanted else "int8-storage")
+        return load(made.path), step(**{field: getattr(made, field) for field in wanted})
+    graph = as_graph(ZOO[name]())
+    if step is not NameNodes:
+        NameNodes().apply(graph)
+    infer_shapes(graph)
+    return graph, step()
+
+
+def tolerance(name: str, step: type[Pass]) -> float:
+    if any(field.name == "plan" for field in fields(step)):
+        return QUANTIZED
+    return FUSED_FLOAT16 if name.startswith("float16") else REWRITING
+
+
+@pytest.mark.parametrize("model", ZOO)
+@pytest.mark.parametrize("step", PASSES.values(), ids=PASSES)
+def test_keeps_what_the_model_computes_and_changes_nothing_the_second_time(model: str, step: type[Pass]) -> None:
+    graph, instance = before(model, step)
+    instance.apply(graph)
+    once = to_model(graph)
+
+    onnx.checker.check_model(once, full_check=True)
+    for seed in SEEDS:
+        inputs = sample(ZOO[model](), seed)
+        assert difference(outputs(once, inputs), expected_outputs(model, seed)) <= tolerance(model, step)
+
+    again = instance.apply(graph)
+    assert not again, again.changed
+    assert to_model(graph) == once
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_all_passes_one_after_the_other_keep_what_the_model_computes(model: str) -> None:
+    made = prepared(model, "int8")
+    graph = load(made.path)
+    for step in PASSES.values():
+        given = {field.name for field in fields(step)} & {"plan", "parameters"}
+        if not given:
+            step().apply(graph)
+    once = to_model(graph)
+    for seed in SEEDS:
+        inputs = sample(ZOO[model](), seed)
+        assert difference(outputs(once, inputs), expected_outputs(model, seed)) <= tolerance(model, NameNodes)
+
+
+@pytest.mark.parametrize("step", PASSES.values(), ids=PASSES)
+def test_is_a_frozen_dataclass_with_a_docstring_of_its_own(step: type[Pass]) -> None:
+    assert is_dataclass(step)
+    assert step.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert step.__doc__ is not None
+    assert not step.__doc__.startswith(f"{step.__name__}("), "dataclass wrote it"
+    assert all(field.name in step.__doc__ for field in fields(step))
+
+
+@pytest.mark.parametrize("step", PASSES.values(), ids=PASSES)
+def test_stands_in_a_module_and_has_a_test_file_of_its_name(step: type[Pass]) -> None:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", step.__name__).lower()
+    assert step.__module__ == f"onnxq.passes.{name}"
+    assert Path(__file__).with_name(f"test_{name}.py").is_file()
+
+
+def test_every_module_of_the_folder_holds_one_exported_pass() -> None:
+    folder = Path(onnxq.passes.__file__).parent
+    modules = {f"onnxq.passes.{path.stem}" for path in folder.glob("*.py")} - {
+        "onnxq.passes.__init__",
+        "onnxq.passes.base",
+    }
+    assert {step.__module__ for step in PASSES.values()} == modules
+    assert set(PASSES) <= set(onnxq.passes.__all__)
+    assert all(getattr(onnxq.passes, name) is step for name, step in PASSES.items())

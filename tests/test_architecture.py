@@ -1,0 +1,132 @@
+"""The house rules that a reader relies on, checked against every file."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "onnxq"
+LONGEST_FILE = 350
+# An entry point of one line, and packages that only export names.
+UNTESTED = {"__init__", "__main__"}
+
+
+def modules() -> list[Path]:
+    inside = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "passes" not in path.parents]
+    return sorted([*inside, *(ROOT / "passes").glob("*.py")])
+
+
+def module_name(path: Path) -> str:
+    inside = path.relative_to(PACKAGE) if PACKAGE in path.parents else path.relative_to(ROOT)
+    return ".".join(("onnxq", *inside.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the full names of what a module imports anywhere, at its top or inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers_of(wanted: str, inside: str) -> list[str]:
+    """Return the modules below ``inside`` that import ``wanted`` or anything in it."""
+    return [
+        module_name(path)
+        for path in modules()
+        if module_name(path).startswith(inside)
+        and any(name == wanted or name.startswith(f"{wanted}.") for name in imports(path))
+    ]
+
+
+def test_the_walk_sees_all_rooms() -> None:
+    names = {module_name(path) for path in modules()}
+    assert {"onnxq", "onnxq.graph.model", "onnxq.calibration.data", "onnxq.passes.base", "onnxq.cli"} <= names
+    assert importers_of("click", "onnxq") == ["onnxq.cli"]
+
+
+def test_only_the_runtime_and_calibration_import_onnxruntime() -> None:
+    found = importers_of("onnxruntime", "onnxq")
+    assert [name for name in found if not name.startswith("onnxq.calibration.")] == ["onnxq.runtime"]
+
+
+@pytest.mark.parametrize("room", ["numerics", "formats", "weights"])
+@pytest.mark.parametrize("wanted", ["onnxq.graph", "onnx_graphsurgeon", "onnxq.passes"])
+def test_arrays_know_no_graphs(room: str, wanted: str) -> None:
+    assert importers_of(wanted, f"onnxq.{room}") == []
+
+
+@pytest.mark.parametrize("wanted", ["onnxq.passes", "onnxq.plan", "onnxq.planner", "onnxq.calibration", "onnxq.scheme"])
+def test_graphs_know_no_passes(wanted: str) -> None:
+    assert importers_of(wanted, "onnxq.graph") == []
+
+
+@pytest.mark.parametrize("wanted", ["onnxq.cli", "onnxq.pipeline", "onnxq.terminal", "click", "rich"])
+def test_passes_know_no_command_line(wanted: str) -> None:
+    assert importers_of(wanted, "onnxq.passes") == []
+
+
+def test_only_the_terminal_draws() -> None:
+    assert importers_of("rich", "onnxq") == ["onnxq.terminal"]
+
+
+def test_what_decides_edits_nothing() -> None:
+    for name in ("insert_nodes", "remove_nodes", "replace_uses", "save"):
+        for room in ("onnxq.plan", "onnxq.obstacles", "onnxq.search"):
+            assert importers_of(f"onnxq.graph.{name}", room) == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_no_module_is_a_drawer_for_odds_and_ends(path: Path) -> None:
+    assert not {"util", "utils", "helper", "helpers", "common", "manager", "misc"} & set(path.stem.split("_"))
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_files_stay_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST_FILE
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.stem not in UNTESTED], ids=module_name)
+def test_every_module_has_a_test_file_of_its_name(path: Path) -> None:
+    room = path.parent.name if path.parent != PACKAGE else ""
+    folders = [ROOT / "tests" / room, ROOT / "tests" / "hostile"]
+    assert any((folder / f"test_{path.stem}.py").is_file() for folder in folders)
+
+
+def test_passes_lie_at_the_top_and_in_the_package() -> None:
+    assert (ROOT / "passes").samefile(PACKAGE / "passes")
+
+
+@pytest.mark.parametrize("module", ["onnxq", "onnxq.cli"])
+def test_importing_is_cheap(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in ('onnx', 'onnxruntime', 'rich') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_importing_leaves_logging_and_warnings_alone() -> None:
+    code = (
+        "import logging, warnings; before = list(warnings.filters)\n"
+        "import onnxq.pipeline, onnxq.passes, onnxq.terminal\n"
+        "print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)\n"
+        "print([one for one in warnings.filters if one not in before and 'onnxq' in str(one)])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[] True\n[]\n"
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_the_package_prints_nothing_and_swallows_nothing(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        assert not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print")
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None)
+        assert not (isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node))

@@ -1,0 +1,61 @@
+"""The whole way on one real model, small enough to run with the oldest supported packages as well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxq
+
+MODELS = Path(__file__).parent.parent / "models"
+MODEL, CALIBRATION = MODELS / "resnet.onnx", MODELS / "data" / "calib.npz"
+SAMPLES, TESTED = 32, 200
+SMALLEST_ACCURACY = 0.9
+LARGEST_SIZE = 0.3
+
+
+def accuracy(model: Path) -> float:
+    """Return the share of test images that a model gives their class, computed by onnxruntime alone."""
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    images = np.load(MODELS / "data" / "test.npz")["image"][:TESTED]
+    labels = np.load(MODELS / "data" / "test-labels.npy")[:TESTED]
+    (logits,) = session.run(["logits"], {"image": images})
+    return float((logits.argmax(axis=-1) == labels).mean())
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-per-tensor", "int8-storage"])
+def test_each_preset_keeps_the_classes_of_a_trained_model_at_a_quarter_of_its_size(tmp_path, preset) -> None:
+    output = tmp_path / "quantized.onnx"
+
+    done = onnxq.quantize(MODEL, CALIBRATION, output, scheme=preset, limit=SAMPLES, seconds=0)
+
+    onnx.checker.check_model(output, full_check=True)
+    assert done.report.size_ratio < LARGEST_SIZE
+    assert done.report.agreement.sound
+    assert accuracy(output) >= SMALLEST_ACCURACY
+
+
+def test_the_command_line_writes_the_model_of_the_python_api(tmp_path) -> None:
+    written, called, report = tmp_path / "written.onnx", tmp_path / "called.onnx", tmp_path / "report.json"
+    options = ["--calib", str(CALIBRATION), "-o", str(written), "--report", str(report)]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxq", "quantize", str(MODEL), *options, "--limit", str(SAMPLES), "--seconds", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    onnxq.quantize(MODEL, CALIBRATION, called, limit=SAMPLES, seconds=0)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(written)
+    assert "Traceback" not in done.stderr
+    assert written.read_bytes() == called.read_bytes()
+    assert json.loads(report.read_text())["samples"] == SAMPLES
