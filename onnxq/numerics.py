@@ -17,8 +17,8 @@ from onnxq.formats import Format
 Array = npt.NDArray[Any]
 
 # Dividing by a denormal scale overflows, so the smallest scale is the smallest normal number of its type.
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LARGEST_SCALE = float(np.finfo(np.float32).max)
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def parameters_from_range(
     high = np.maximum(np.asarray(maximum, np.float64), 0.0)
     steps = float(format.maximum - format.minimum)
     width = 2.0 * np.maximum(-low, high) if symmetric else high - low
-    scale = np.where(width > 0, np.clip(width / steps, _SMALLEST_SCALE, _LARGEST_SCALE), 1.0).astype(np.float32)
+    scale = np.where(width > 0, np.clip(width / steps, SMALLEST_SCALE, LARGEST_SCALE), 1.0).astype(np.float32)
     if symmetric:
         return Parameters(scale, None)
     zero_point = format.round(format.minimum - low / scale.astype(np.float64))

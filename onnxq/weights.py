@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.formats import FORMATS, Format
-from onnxq.numerics import Parameters, QTensor, parameters_from_range, quantize, weight_range
+from onnxq.numerics import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    Parameters,
+    QTensor,
+    parameters_from_range,
+    quantize,
+    weight_range,
+)
 
 # Half of an int32 accumulator is the bias's, the other half the products'.
 _LARGEST_BIAS = 2**30
@@ -43,8 +51,9 @@ def quantize_weight_with_bias(
 ) -> tuple[QTensor, QTensor]:
     """Quantize a weight, and its bias to int32 with scale ``input_scale * weight scale`` and zero point 0.
 
-    Where a bias would exceed half of the int32 range, the weight's scale of that channel (or the one scale) is
-    raised until it fits: such a bias is so much larger than the products that their coarser codes do not matter.
+    Where a bias would exceed half of the int32 range, or the product of the two scales would not be a normal number,
+    the weight's scale of that channel (or the one scale) is raised until it fits: such a bias is so much larger than
+    the products, or the products are so small, that their coarser codes do not matter.
 
     Args:
         weight: float array.
@@ -61,14 +70,16 @@ def quantize_weight_with_bias(
     first = quantize_weight(weight, format, axis if per_channel else None)
     scale = first.parameters.scale.reshape(-1).astype(np.float64)
     wanted = np.abs(flat) / (input_scale * _LARGEST_BIAS)
-    raised = np.maximum(scale, wanted if per_channel else wanted.max(initial=0.0)).astype(np.float32)
+    # The product of the two scales has to be a normal number as well.
+    least = np.maximum(wanted if per_channel else wanted.max(initial=0.0), SMALLEST_SCALE / input_scale)
+    raised = np.clip(scale, least, LARGEST_SCALE).astype(np.float32)
     if np.array_equal(raised, scale.astype(np.float32)):
         quantized = first
     else:
         parameters = Parameters(raised.reshape(first.parameters.scale.shape), None)
         quantized = quantize(weight, parameters, format)
     # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
-    bias_scale = (np.float32(input_scale) * raised).astype(np.float32)
-    codes = FORMATS["int32"].round(flat / bias_scale.astype(np.float64))
+    bias_scale = np.maximum(np.float32(input_scale) * raised, np.float32(SMALLEST_SCALE))
+    codes = FORMATS["int32"].round(np.clip(flat / bias_scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
     shaped = bias_scale if per_channel else bias_scale.reshape(())
     return quantized, QTensor(codes, Parameters(shaped, None), FORMATS["int32"])

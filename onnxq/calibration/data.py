@@ -62,7 +62,8 @@ def open_samples(
     Accepted files:
 
     - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
-      input, or when every input has a fixed batch of 1 and every array a leading axis of the same N > 1.
+      input, or when the first dimension of every input is 1, or is called ``batch``, ``batch_size`` or ``N``, and every
+      array has the same N > 1 there.
     - ``.npy``: for models with one input; stacked in the same way.
     - ``.png``, ``.jpg``, ``.jpeg``, ``.bmp``: for models with one image input; needs `images` and Pillow.
 

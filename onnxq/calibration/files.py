@@ -195,8 +195,13 @@ def _stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | N
     size = leading.pop()
     if all(len(shape) == len(wanted) + 1 for shape, wanted in pairs):
         return size
-    fixed = all(len(shape) == len(wanted) and wanted[0] == 1 for shape, wanted in pairs)
-    return size if fixed and size != 1 else None
+    batched = all(len(shape) == len(wanted) and _is_batch(wanted[0]) for shape, wanted in pairs)
+    return size if batched and size != 1 else None
+
+
+def _is_batch(dim: int | str | None) -> bool:
+    """Whether a leading dimension counts samples: it is 1, or is called so; others may be time or anything else."""
+    return dim == 1 or (isinstance(dim, str) and ("batch" in dim.lower() or dim.lower() in ("b", "bs", "n")))
 
 
 def _sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:

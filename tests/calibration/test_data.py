@@ -118,10 +118,18 @@ def test_the_position_of_a_bad_sample_is_named() -> None:
         list(open_samples(source, SINGLE))
 
 
-def test_an_npz_of_one_sample_may_have_any_symbolic_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dim", ["time", "height", None])
+def test_a_leading_dimension_that_is_no_batch_belongs_to_the_sample(dim: str | None, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=rows(5))
-    (sample,) = open_samples(tmp_path / "a.npz", (X,))
+    (sample,) = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
     assert sample["x"].shape == (5, 2)
+
+
+@pytest.mark.parametrize("dim", ["batch", "batch_size", "N", "b"])
+def test_a_leading_dimension_that_is_called_batch_counts_samples(dim: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=rows(5))
+    samples = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
+    assert [sample["x"].shape for sample in samples] == [(1, 2)] * 5
 
 
 def test_an_npz_with_one_more_axis_is_a_stack(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def sample(model: ModelProto, seed: int = 0, free: int = 2) -> dict[str, Array]:
             continue
         shape = [dimension.dim_value or free for dimension in info.type.tensor_type.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-        if dtype == bool:
+        if dtype == np.bool_:
             found[info.name] = np.full(shape, seed % 2 == 0)
         else:
             found[info.name] = np.asarray(generator.normal(size=shape)).astype(dtype)
@@ -134,7 +134,7 @@ def if_bodies_that_share_a_captured_weight() -> ModelProto:
         """g (float[N, 16] x, bool c) => (float[N, 16] y) {
             [before] h = MatMul(x, w)
             [branch] y = If (c) <
-                then_branch = yes () => (float[N, 16] t) { [yes] m = MatMul(h, w) [same] n = Identity(m) t = Add(n, b) },
+                then_branch = yes () => (float[N, 16] t) { [yes] m = MatMul(h, w) n = Identity(m) t = Add(n, b) },
                 else_branch = no () => (float[N, 16] e) { [no] k = MatMul(x, w) e = Mul(k, b) }>
         }""",
         w=values(16, 16), b=values(16),
@@ -173,17 +173,17 @@ def local_functions() -> ModelProto:
 
 @_entry
 def constant_nodes() -> ModelProto:
+    numbers = ", ".join(f"{value:.4f}" for value in values(64))
     return model(
         """g (float[N, 16] x) => (float[N, 4] y, float[2] fixed) {
-            w = Constant <value = float[16, 4] {%s}> ()
+            w = Constant <value = float[16, 4] {WEIGHT}> ()
             b = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> ()
             f = Constant <value_float = 2.0> ()
             to = Constant <value_ints = [-1, 4]> ()
             fixed = Constant <value_floats = [5.0, 6.0]> ()
             m = MatMul(x, w)  n = Add(m, b)  o = Mul(n, f)  y = Reshape(o, to)
-        }"""
-        % ", ".join(f"{value:.4f}" for value in values(64)),
-    )  # fmt: skip
+        }""".replace("WEIGHT", numbers)
+    )
 
 
 @_entry
@@ -214,7 +214,9 @@ def dropouts() -> ModelProto:
 @_entry
 def mask_as_output() -> ModelProto:
     return model(
-        "g (float[N, 16] x) => (float[N, 16] y, bool[N, 16] mask) { m = MatMul(x, w) d, mask = Dropout(m) y = Relu(d) }",
+        """g (float[N, 16] x) => (float[N, 16] y, bool[N, 16] mask) {
+            m = MatMul(x, w)  d, mask = Dropout(m)  y = Relu(d)
+        }""",
         w=values(16, 16),
     )
 

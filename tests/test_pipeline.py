@@ -1,0 +1,184 @@
+"""quantize(), plan(), calibrate() and prepare() on the models that ship with the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxq
+from onnxq.calibration.ranges import MinMax
+from onnxq.errors import FidelityError, ModelError
+from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, prepare, quantize
+from onnxq.plan import METADATA_KEY
+from onnxq.scheme import Mode, Rule, Scheme
+
+MODELS = Path(__file__).parent.parent / "models"
+CALIB = MODELS / "data" / "calib.npz"
+NAMES = ("gru", "mobilenet", "resnet", "vit")
+
+
+def accuracy(path: Path) -> float:
+    """Share of the labelled test images that a model classifies rightly."""
+    from onnxq.runtime import open_session, run
+
+    images = np.load(MODELS / "data" / "test.npz")["image"]
+    labels = np.load(MODELS / "data" / "test-labels.npy")
+    (logits,) = run(open_session(path), {"image": images})
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(name: str, tmp_path: Path) -> None:
+    output = tmp_path / f"{name}.int8.onnx"
+    report = quantize(MODELS / f"{name}.onnx", CALIB, output, limit=64, seconds=0).report
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert report.agreement.sound
+    assert report.agreement.worst_sqnr >= MINIMUM_SQNR
+    assert report.bytes == output.stat().st_size < 0.4 * report.float_bytes
+    assert accuracy(output) >= accuracy(MODELS / f"{name}.onnx") - 0.005
+
+
+@pytest.mark.parametrize("name", ("mobilenet", "resnet"))
+def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path) -> None:
+    report = quantize(MODELS / f"{name}.onnx", CALIB, limit=32, seconds=0, search=False).report
+    convolutions = [one for one in report.plan.decisions if one.op_type in ("Conv", "Gemm")]
+    assert all(one.mode is Mode.STATIC for one in convolutions)
+    assert report.kernels.integer >= len(convolutions)
+    assert report.kernels.heavy_float == 0
+
+
+def test_every_node_has_a_decision_with_a_reason() -> None:
+    decisions = plan(MODELS / "vit.onnx").decisions
+    assert len({one.node for one in decisions}) == len(decisions) > 50
+    assert all(one.reason for one in decisions)
+
+
+def test_quantizing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        quantize(MODELS / "resnet.onnx", CALIB, tmp_path / name, limit=16, seconds=0)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_a_path_a_message_and_a_graphsurgeon_graph_give_the_same_model(tmp_path: Path) -> None:
+    path = MODELS / "mobilenet.onnx"
+    models = {"path": path, "message": onnx.load(path), "surgeon": gs.import_onnx(onnx.load(path))}  # noqa: TID251
+    sqnr = {
+        kind: quantize(model, CALIB, limit=8, seconds=0, search=False, force=True).report.agreement.worst_sqnr
+        for kind, model in models.items()
+    }
+    assert len(set(sqnr.values())) == 1, sqnr
+
+
+def test_samples_may_come_from_any_iterable_of_dictionaries() -> None:
+    images = np.load(CALIB)["image"][:8]
+    from_generator = quantize(MODELS / "gru.onnx", ({"image": image[None]} for image in images), seconds=0)
+    from_list = quantize(MODELS / "gru.onnx", [{"image": image[None]} for image in images], seconds=0)
+    assert from_generator.report.agreement == from_list.report.agreement
+    assert from_generator.report.samples == 8
+
+
+def test_statistics_collected_once_serve_several_calls() -> None:
+    statistics = calibrate(MODELS / "resnet.onnx", CALIB, limit=16)
+    assert statistics.samples == 16
+    reused = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0, statistics=statistics)
+    fresh = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0)
+    assert reused.report.agreement == fresh.report.agreement
+
+
+def test_the_range_method_is_the_users_when_given() -> None:
+    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0, ranges=MinMax()).report
+    assert report.ranges == "MinMax()"
+
+
+def test_the_measured_range_method_is_at_least_as_good_as_min_max() -> None:
+    options = {"limit": 8, "seconds": 0, "search": False, "force": True}
+    measured = quantize(MODELS / "mobilenet.onnx", CALIB, **options).report.agreement.worst_sqnr
+    fixed = quantize(MODELS / "mobilenet.onnx", CALIB, ranges=MinMax(), **options).report.agreement.worst_sqnr
+    assert measured >= fixed
+
+
+def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
+    plain = quantize(MODELS / "mobilenet.onnx", CALIB, limit=16, seconds=0, search=False, force=True).report
+    goal = plain.agreement.worst_sqnr + 2
+    searched = quantize(MODELS / "mobilenet.onnx", CALIB, limit=16, seconds=0, min_sqnr=goal).report
+    assert searched.agreement.worst_sqnr >= goal
+    assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
+    demoted = [one for one in searched.plan.decisions if "quantized alone" in one.reason]
+    assert demoted
+    assert [one.sqnr for one in searched.sensitivities] == sorted(one.sqnr for one in searched.sensitivities)
+
+
+def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    output.write_bytes(b"old")
+    with pytest.raises(FidelityError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
+        quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, min_sqnr=200, search=False)
+    assert output.read_bytes() == b"old"
+    quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, min_sqnr=200, search=False, force=True)
+    assert len(output.read_bytes()) > 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
+    with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
+        quantize(MODELS / "resnet.onnx", CALIB, limit=2, seconds=0, min_sqnr=500, scheme=conv_only())
+    assert caught.value.report.sensitivities
+
+
+def conv_only() -> Scheme:
+    """Static convolutions that the search may not store: what it demotes stays in integer storage, below 500 dB."""
+    return Scheme((Rule(Mode.STATIC, op_types=("Gemm",)),))
+
+
+def test_the_output_says_which_scheme_made_it_and_is_refused_as_input(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, scheme="int8-storage")
+    properties = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
+    assert properties[METADATA_KEY] == "int8-storage"
+    with pytest.raises(ModelError, match="quantized already, by onnxq as int8-storage"):
+        quantize(output, CALIB, seconds=0)
+
+
+def test_external_data_is_kept_when_the_source_had_it(tmp_path: Path) -> None:
+    source = tmp_path / "in.onnx"
+    onnx.save(onnx.load(MODELS / "resnet.onnx"), source, save_as_external_data=True, location="in.data")
+    quantize(source, CALIB, tmp_path / "out.onnx", limit=4, seconds=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
+    assert accuracy(tmp_path / "out.onnx") > 0.9
+
+
+def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 32]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    samples = [{"x": np.random.default_rng(i).standard_normal((2, 32)).astype(np.float32)} for i in range(4)]
+    assert quantize(model, samples, seconds=0, scheme="int8-storage").graph.opset == 11
+    assert quantize(model, samples, seconds=0).graph.opset == 13
+
+
+def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
+    from onnxq.evaluate import compare_files
+
+    for name in NAMES:
+        onnxq.save(prepare(onnxq.load(MODELS / f"{name}.onnx")), tmp_path / "prepared.onnx")
+        agreement = compare_files(MODELS / f"{name}.onnx", tmp_path / "prepared.onnx", CALIB, limit=8)
+        assert agreement.worst_sqnr > 100, name
+        ops = {node.op for node in onnxq.load(tmp_path / "prepared.onnx").nodes}
+        assert not ops & {"BatchNormalization", "Constant", "Identity", "Dropout"}, name
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    with pytest.raises(ModelError, match="there is nothing to quantize in the model: "):
+        plan(model)

@@ -1,0 +1,136 @@
+"""Weights and biases: codes, and an int32 accumulator that cannot overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxq.formats import FORMATS
+from onnxq.weights import quantize_weight, quantize_weight_with_bias
+
+NARROW = FORMATS["int8-narrow"]
+INT8 = FORMATS["int8"]
+
+
+def test_each_channel_uses_its_largest_magnitude() -> None:
+    weight = np.array([[1.0, -2.0, 0.5], [0.25, 0.1, 0.0]], np.float32)
+    quantized = quantize_weight(weight, NARROW, 0)
+    assert quantized.parameters.scale.shape == (2, 1)
+    assert quantized.codes.tolist() == [[64, -127, 32], [127, 51, 0]]
+    assert quantized.parameters.zero_point is None
+
+
+def test_negative_axes_count_from_the_end() -> None:
+    weight = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+    one, other = quantize_weight(weight, NARROW, -1), quantize_weight(weight, NARROW, 2)
+    assert one.parameters.scale.shape == (1, 1, 5)
+    np.testing.assert_array_equal(one.codes, other.codes)
+
+
+def test_one_scale_for_all_is_a_scalar() -> None:
+    quantized = quantize_weight(np.array([[1.0, -4.0]]), NARROW, None)
+    assert quantized.parameters.scale.shape == ()
+    assert quantized.codes.tolist() == [[32, -127]]
+
+
+def test_a_channel_of_zeros_stays_zero() -> None:
+    quantized = quantize_weight(np.array([[0.0, 0.0], [1.0, 2.0]], np.float32), NARROW, 0)
+    assert quantized.parameters.scale.reshape(-1)[0] == 1.0
+    assert quantized.dequantize()[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 5.8e-3, 3e38])
+def test_weights_of_any_magnitude_keep_their_codes(magnitude: float) -> None:
+    weight = np.array([[magnitude, -magnitude / 2]], np.float32)
+    codes = quantize_weight(weight, NARROW, 0).codes
+    # Below the smallest normal scale a weight has fewer codes, and above it all of them.
+    assert codes.tolist() == ([[127, -64]] if magnitude > 1e-37 else codes.tolist())
+    assert np.isfinite(quantize_weight(weight, NARROW, 0).dequantize()).all()
+
+
+channels = st.integers(1, 5)
+scales = st.floats(2.0**-60, 2.0**40, width=32)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    channels,
+    st.integers(1, 40),
+    scales,
+    st.sampled_from([1e-30, 1e-6, 1.0, 1e6]),
+    st.sampled_from([0.0, 1e-20, 1.0, 1e9, 1e30]),
+    st.booleans(),
+    st.sampled_from([NARROW, INT8]),
+    st.integers(0, 2**32 - 1),
+)
+def test_bias_and_products_never_overflow_int32(
+    outputs: int,
+    terms: int,
+    input_scale: float,
+    weight_size: float,
+    bias_size: float,
+    per_channel: bool,
+    format: object,
+    seed: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    weight = (generator.normal(size=(outputs, terms)) * weight_size).astype(np.float32)
+    bias = (generator.normal(size=outputs) * bias_size).astype(np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, format, 0, input_scale, per_channel=per_channel)
+    # The largest sum that 255 steps of data can make, whatever the zero point.
+    products = 255 * np.abs(codes.codes.astype(np.int64)).sum(axis=1)
+    assert np.abs(bias_codes.codes.astype(np.int64)).max() <= 2**30 + 1
+    assert (products + np.abs(bias_codes.codes.astype(np.int64))).max() < 2**31
+    assert np.isfinite(codes.parameters.scale).all()
+    assert codes.parameters.scale.shape == ((outputs, 1) if per_channel else ())
+    assert bias_codes.parameters.scale.shape == ((outputs,) if per_channel else ())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([0.0, 1.0, 1e8]))
+def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_channel: bool, bias_size: float) -> None:
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4) * bias_size
+    data, zero_point = generator.integers(0, 256, (3, 7)), int(generator.integers(0, 256))
+    input_scale = float(np.float32(generator.uniform(1e-3, 1e-1)))
+    codes, bias_codes = quantize_weight_with_bias(
+        weight, bias.astype(np.float32), NARROW, 0, input_scale, per_channel=per_channel
+    )
+    accumulator = (data - zero_point) @ codes.codes.astype(np.int64).T + bias_codes.codes.astype(np.int64)
+    integer = accumulator * np.broadcast_to(bias_codes.parameters.scale, 4).astype(np.float64)
+    values = (data - zero_point) * input_scale
+    real = values @ codes.dequantize().astype(np.float64).T + bias_codes.dequantize()
+    np.testing.assert_allclose(integer, real, rtol=1e-5, atol=1e-5 * np.abs(real).max())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_an_ordinary_bias_errs_by_half_its_scale_at_most(seed: int, per_channel: bool) -> None:
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4).astype(np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 0.02, per_channel=per_channel)
+    alone = quantize_weight(weight, NARROW, 0 if per_channel else None)
+    np.testing.assert_array_equal(codes.codes, alone.codes)
+    error = np.abs(bias_codes.dequantize() - bias)
+    assert (error <= 0.51 * bias_codes.parameters.scale + 1e-6).all()
+
+
+def test_a_huge_bias_raises_the_scale_of_its_channel_alone() -> None:
+    weight = np.ones((2, 3), np.float32)
+    codes, bias_codes = quantize_weight_with_bias(
+        weight, np.array([0.1, 1e9], np.float32), NARROW, 0, 1e-3, per_channel=True
+    )
+    scales = codes.parameters.scale.reshape(-1)
+    assert scales[0] == np.float32(1 / 127)
+    assert scales[1] > scales[0]
+    np.testing.assert_allclose(bias_codes.dequantize(), [0.1, 1e9], rtol=1e-4)
+
+
+def test_a_huge_bias_raises_the_only_scale() -> None:
+    weight = np.ones((2, 3), np.float32)
+    bias = np.array([0.1, 1e9], np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
+    assert codes.parameters.scale > np.float32(1 / 127)
+    np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
