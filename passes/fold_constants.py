@@ -83,9 +83,8 @@ class FoldConstants(Pass):
             if self._folds(scope, cone, graph.opset, changed):
                 continue
             # One node that cannot be computed must not keep the others.
-            for node in cone:
-                if not self._folds(scope, (node,), graph.opset, changed):
-                    left.append((node.name, "onnxruntime cannot compute it alone, or its result is too large"))
+            stuck = [node for node in cone if not self._folds(scope, (node,), graph.opset, changed)]
+            left.extend((node.name, "onnxruntime cannot compute it alone, or its result is too large") for node in stuck)
         return Changes(tuple(changed), tuple(left))
 
     def _cone(self, scope: Graph, left: list[tuple[str, str]]) -> tuple[Node, ...]:
@@ -121,12 +120,13 @@ class FoldConstants(Pass):
 
     def _folds(self, scope: Graph, nodes: Sequence[Node], opset: int, changed: list[str]) -> bool:
         """Compute ``nodes`` in one session and make what others read constant; return whether that went well."""
-        inside = set(nodes)
+        # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
+        removable = {node: None for node in nodes if not any(tensor.returned_by for tensor in node.outputs)}
         wanted = [
             tensor
-            for node in nodes
+            for node in removable
             for tensor in node.outputs
-            if not tensor.returned_by and any(consumer not in inside for consumer in tensor.outputs)
+            if any(consumer not in removable for consumer in tensor.outputs)
         ]
         if not wanted:
             return True
@@ -139,7 +139,7 @@ class FoldConstants(Pass):
             payload.dtype.kind not in "fiub" or payload.nbytes > self.largest for payload in payloads
         ):
             return False
-        remove_nodes(scope, _removable(nodes, set(wanted)))
+        remove_nodes(scope, removable)
         for tensor, payload in zip(wanted, payloads, strict=True):
             become_constant(tensor, payload)
             scope.initializers.append(tensor)
@@ -160,18 +160,6 @@ def _is_codes(tensor: Variable | Constant) -> bool:
         and tensor.dtype.itemsize == 1
         and tensor.nbytes >= _SMALLEST_CODES
     )
-
-
-def _removable(nodes: Sequence[Node], folded: set[Variable]) -> list[Node]:
-    """Return the nodes that neither a graph output nor a node that stays needs, once ``folded`` are constants."""
-    needed: set[Node] = set()
-    for node in reversed(nodes):
-        if any(
-            tensor.returned_by or (tensor not in folded and any(consumer in needed for consumer in tensor.outputs))
-            for tensor in node.outputs
-        ):
-            needed.add(node)
-    return [node for node in nodes if node not in needed]
 
 
 def _compute(nodes: Sequence[Node], wanted: Sequence[Variable], opset: int) -> list[object]:

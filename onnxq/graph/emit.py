@@ -30,7 +30,7 @@ def emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Stor
     """Return the proto of a graph.
 
     Args:
-        graph: the main graph, adopted.
+        graph: the main graph, after `restore_classes`.
         placed: which constants each graph declares.
         store: writes the tensors.
 

@@ -29,6 +29,7 @@ def restore_classes(graph: gs.Graph) -> Graph:
         ModelError: a stock constant holds sparse values.
     """
     pending: list[tuple[gs.Graph, Graph | None]] = [(graph, None if not isinstance(graph, Graph) else graph.parent)]
+    seen: set[int] = set()
     while pending:
         scope, parent = pending.pop()
         if not isinstance(scope, Graph):
@@ -40,9 +41,9 @@ def restore_classes(graph: gs.Graph) -> Graph:
             if type(node) is gs.Node:
                 node.__class__ = Node
             for tensor in (*node.inputs, *node.outputs):
-                _restore_tensor(tensor)
+                _restore_tensor(tensor, seen)
             for name, value in node.attrs.items():
-                _restore_tensor(value)
+                _restore_tensor(value, seen)
                 if isinstance(value, gs.Graph) and not isinstance(value, Graph):
                     raise ModelError(
                         f"attribute {name!r} of node {node.name!r} is a plain GraphSurgeon graph; "
@@ -50,15 +51,16 @@ def restore_classes(graph: gs.Graph) -> Graph:
                     )
             pending.extend((body, scope) for body in node.bodies())
         for tensor in (*scope.inputs, *scope.outputs):
-            _restore_tensor(tensor)
+            _restore_tensor(tensor, seen)
     assert isinstance(graph, Graph), "the loop refuses any other class"
     return graph
 
 
-def _restore_tensor(tensor: Any) -> None:
+def _restore_tensor(tensor: Any, seen: set[int]) -> None:
     kind = type(tensor)
-    if not isinstance(tensor, gs.Tensor):
+    if not isinstance(tensor, gs.Tensor) or id(tensor) in seen:
         return
+    seen.add(id(tensor))
     for node in (*tensor.inputs, *tensor.outputs):
         if type(node) is gs.Node:
             node.__class__ = Node

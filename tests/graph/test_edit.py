@@ -263,7 +263,7 @@ def test_a_folded_output_is_declared_by_its_graph() -> None:
     assert written.graph.output[0].name == "y"
 
 
-@pytest.mark.parametrize("edit", ["replace", "remove", "insert", "unused"])
+@pytest.mark.parametrize("edit", ["replace", "remove", "insert", "unused", "write"])
 def test_the_work_of_an_edit_grows_in_proportion_to_its_size(edit: str) -> None:
     def work(size: int) -> int:
         graph, shared = hub(size)
@@ -274,6 +274,8 @@ def test_the_work_of_an_edit_grows_in_proportion_to_its_size(edit: str) -> None:
         if edit == "insert":
             pairs = {node: [wire(f"{node.name}.w", shared)] for node in graph.nodes[1:]}
             return calls(lambda: insert_nodes(graph, before=pairs))
+        if edit == "write":
+            return calls(lambda: to_model(graph))
         graph.outputs = graph.outputs[:1]
         return calls(lambda: remove_unused(graph))
 

@@ -92,8 +92,11 @@ def test_no_add_is_left_behind_a_matmul_when_nothing_is_shifted() -> None:
 
 
 def test_omitted_outputs_of_the_normalization_do_not_stay_with_the_add() -> None:
-    made = dot("MatMul(x, w)", BATCH_NORM, w=values(4, 6), **PARAMETERS)
-    made.graph.node[1].output.append("")
+    made = model(
+        f"g (float[3, 4] x) => (float[3, 6] y) {{ [dot] a = MatMul(x, w) [next] y = {BATCH_NORM} }}",
+        opset=9, w=values(4, 6), **PARAMETERS,
+    )  # fmt: skip
+    made.graph.node[1].output.extend([""] * 4)
     graph, _ = fuse(made)
     assert [tensor.name for tensor in node_named(graph, "next").outputs] == ["y"]
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxq import terminal
+from onnxq.pipeline import quantize
+from onnxq.progress import silent
+
+MODELS = Path(__file__).parent.parent / "models"
+
+
+def test_progress_is_silent_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress_bars() as progress:
+        assert progress is silent
+        progress("calibrate", 1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_bars_are_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.progress_bars() as progress:
+        for done in (1, 2):
+            progress("calibrate", done, 2)
+        progress("verify", 0, 0)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Calibrating" in err
+
+
+def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=4, seconds=0.1).report
+    capsys.readouterr()
+    terminal.print_report(report)
+    out, err = capsys.readouterr()
+    assert out == ""
+    for row in ("size", "output logits", "latency", "kernels", "nodes", "Not integer, and why"):
+        assert row in err
+
+
+def test_long_lists_of_reasons_are_cut_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    assert len(report.plan.left_in_float()) > 8
+    terminal.print_report(report)
+    assert "see --report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("render", "value", "text"),
+    [
+        (terminal._decibels, float("inf"), "equal"),
+        (terminal._decibels, 21.26, "21.3 dB"),
+        (terminal._size, 12_345, "12.3 kB"),
+        (terminal._size, 1_234_567, "1.23 MB"),
+        (terminal._duration, 0.00123, "1.23 ms"),
+    ],
+)
+def test_figures_are_written_for_people(render: Callable[[float], str], value: float, text: str) -> None:
+    assert render(value) == text
