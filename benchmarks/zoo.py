@@ -24,8 +24,7 @@ from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import model_inputs
 from onnxq.evaluate import compare_files
 from onnxq.graph import load, skeleton
-from onnxq.verify import measure_latency
-from onnxq.workbench import evenly
+from onnxq.verify import evenly, measure_latency
 
 TIMED_SAMPLES = 4
 

@@ -116,7 +116,7 @@ def cli(debug: bool) -> None:
 @click.option("--range", "range_text", help="minmax, percentile:99.99 or mse.  [default: the best of these, measured]")
 @click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
 @click.option("--min-sqnr", type=float, default=20.0, show_default=True, help="Decibels the worst output must have.")
-@click.option("--search/--no-search", default=True, help="Leave nodes in float that hurt too much.  [default: search]")
+@click.option("--search/--no-search", default=True, help="Leave in float what hurts too much, and everything when integers prove slower.  [default: search]")
 @click.option("--force", is_flag=True, help="Write the model even below --min-sqnr.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
 @click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from onnxq.calibration.inputs import Sample, model_inputs
 from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import FidelityError, ModelError
-from onnxq.evaluate import compare
-from onnxq.graph import Graph, as_graph, constants, infer_shapes, save, scopes, skeleton
+from onnxq.graph import Graph, as_graph, constants, infer_shapes, load, read_model, save, scopes, skeleton
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.parameters import RangeMethod
 from onnxq.passes import (
@@ -33,17 +32,16 @@ from onnxq.passes import (
     ShareInitializers,
     UpgradeOpset,
 )
-from onnxq.plan import METADATA_KEY, Plan
+from onnxq.plan import METADATA_KEY, Demotion, Plan
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.report import Report
-from onnxq.runtime import open_session
 from onnxq.scheme import Mode, Scheme
-from onnxq.search import Outcome, leave_what_hurts
+from onnxq.search import Outcome, Planner, leave_what_hurts
 from onnxq.targets import Target, target_named
-from onnxq.verify import count_kernels, measure_latency
-from onnxq.workbench import Trials, Workbench, evenly
+from onnxq.verify import Verification, evenly, verify
+from onnxq.workbench import Trials, Workbench, inner_variables
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
@@ -54,8 +52,6 @@ MINIMUM_SQNR = 20.0
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.0
 _SEARCH_SAMPLES = 8
-_VERIFIED_SAMPLES = 64
-_TIMED_SAMPLES = 4
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
@@ -104,7 +100,7 @@ def quantize(
             error on the whole model and keeps the best.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
         min_sqnr: fidelity in decibels that the worst output must have.
-        search: whether nodes that hurt may be left in float to reach it.
+        search: whether nodes that hurt may be left in float to reach it, and all nodes when integers prove slower.
         force: whether a model below ``min_sqnr`` is written nevertheless.
         limit: most samples to use; None uses all.
         images: how image files become arrays.
@@ -139,16 +135,21 @@ def quantize(
         statistics = statistics or bench.calibrate(plan, samples, progress)
         trials = bench.trials(reference, evenly(samples, len(samples), _SEARCH_SAMPLES), statistics)
         chosen = ranges or _best_range(trials, plan)
-        outcome = (
-            leave_what_hurts(
-                bench.plan, lambda candidate: trials.sqnr(candidate, chosen), min_sqnr + _HEADROOM, progress
-            )
-            if search
-            else Outcome(plan, (), 0)
-        )
-        progress("verify", 0, 0)
         staged = folder / (output.name if output is not None else "model.onnx")
-        quantized = bench.build(outcome.plan, statistics, chosen, staged, external_data=external > 0)
+
+        def attempt(planner: Planner) -> tuple[Outcome, Verification]:
+            outcome = Outcome(planner({}), (), 0)
+            if search:
+                outcome = leave_what_hurts(
+                    planner, lambda candidate: trials.sqnr(candidate, chosen), min_sqnr + _HEADROOM, progress
+                )
+            bench.build(outcome.plan, statistics, chosen, staged, external_data=external > 0)
+            progress("verify", 0, 0)
+            return outcome, verify(reference, staged, samples, seconds=seconds)
+
+        outcome, verification = attempt(bench.plan)
+        if search and verification.slower and outcome.plan.count(Mode.STATIC):
+            outcome, verification = attempt(_without_integers(bench, outcome.plan, verification))
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
@@ -156,15 +157,9 @@ def quantize(
             bytes=stored_bytes(staged, (data_file(staged),)),
             plan=outcome.plan,
             ranges=repr(chosen),
-            agreement=compare(
-                open_session(reference), open_session(staged), evenly(samples, len(samples), _VERIFIED_SAMPLES)
-            ),
-            kernels=count_kernels(staged),
-            latency=measure_latency(
-                reference, staged, list(evenly(samples, len(samples), _TIMED_SAMPLES)), seconds=seconds
-            )
-            if seconds > 0
-            else None,
+            agreement=verification.agreement,
+            kernels=verification.kernels,
+            latency=verification.latency,
             sensitivities=outcome.sensitivities,
             measured=outcome.measured,
             samples=len(samples),
@@ -172,9 +167,10 @@ def quantize(
         )
         if not force:
             _check_fidelity(report, min_sqnr)
-        if output is not None:
-            publish(staged, output)
-    return Quantized(quantized, report)
+        if output is None:
+            return Quantized(read_model(onnx.load(staged)), report)
+        publish(staged, output)
+    return Quantized(load(output), report)
 
 
 def calibrate(
@@ -259,12 +255,13 @@ def _scheme(scheme: str | Scheme) -> Scheme:
 
 def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Workbench:
     """Prepare the graph in place and put it on disk, at a later opset only when the plan needs one."""
-    prepare(graph)
-    bench = Workbench(folder / "prepared.onnx", scheme, target)
-    save(graph, bench.prepared, external_data=True)
+    declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
+    bench = Workbench(folder / "prepared.onnx", scheme, target, declared)
+    save(prepare(graph), bench.prepared, external_data=True)
     if graph.opset < _STATIC_OPSET and bench.plan({}).count(Mode.STATIC):
         save(prepare(graph, opset=_STATIC_OPSET), bench.prepared, external_data=True)
-        bench = Workbench(bench.prepared, scheme, target)
+        # The graph that the first one planned on is out of date.
+        bench = replace(bench)
     return bench
 
 
@@ -273,6 +270,18 @@ def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
     if not plan.taps:
         return _RANGES[0]
     return max(_RANGES, key=lambda method: trials.sqnr(plan, method))
+
+
+def _without_integers(bench: Workbench, plan: Plan, found: Verification) -> Planner:
+    """Return a planner for a model that was slower than float: its weights are stored, and it computes in float."""
+    assert found.latency is not None, "only a timed model is found to be slower"
+    reason = f"with integer kernels the model ran {found.latency.speed:.2f} times as fast as the float model"
+    slow = {
+        decision.node: Demotion(Mode.STORAGE, reason)
+        for decision in plan.decisions
+        if decision.mode is Mode.STATIC and decision.weights
+    }
+    return lambda demotions: bench.plan({**slow, **demotions})
 
 
 def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:

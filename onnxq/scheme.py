@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -80,6 +80,12 @@ class Rule:
     tensors: tuple[str, ...] = ()
     weight: Spec | None = None
     activation: Spec | None = None
+
+    def __post_init__(self) -> None:
+        """Check that regular expressions are valid."""
+        for pattern in (*self.op_types, *self.nodes, *self.tensors):
+            if pattern.startswith(_REGEX):
+                _compiled(pattern)
 
     def selects(self, op_type: str, node: str, tensors: Iterable[str]) -> bool:
         """Whether the rule takes a node of this op type and name that touches these tensors."""
@@ -171,69 +177,71 @@ def load_scheme(path: str | Path) -> Scheme:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
         raise SchemeError(f"scheme {path} cannot be read: {reason}") from reason
-    _check_keys(path, "scheme", document, {"base", "rule"})
+    try:
+        return Scheme(_parse_rules(document), name=path.stem)
+    except SchemeError as reason:
+        raise SchemeError(f"scheme {path}: {reason}") from reason
+
+
+def _parse_rules(document: Mapping[str, object]) -> tuple[Rule, ...]:
+    _check_keys("scheme", document, {"base", "rule"})
     entries = document.get("rule", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise SchemeError(f"scheme {path}: rules are written as [[rule]] tables")
-    rules = tuple(_parse_rule(path, entry) for entry in entries)
+        raise SchemeError("rules are written as [[rule]] tables")
+    rules = tuple(_parse_rule(entry) for entry in entries)
     if "base" in document:
         from onnxq.presets import preset_named
 
         rules += preset_named(str(document["base"])).rules
     if not rules:
-        raise SchemeError(f'scheme {path} has no rules; add [[rule]] tables or base = "int8"')
-    return Scheme(rules, name=path.stem)
+        raise SchemeError('it has no rules; add [[rule]] tables or base = "int8"')
+    return rules
 
 
-def _parse_rule(path: Path, entry: Mapping[str, object]) -> Rule:
-    _check_keys(path, "rule", entry, {field.name for field in fields(Rule)})
+def _parse_rule(entry: Mapping[str, object]) -> Rule:
+    _check_keys("rule", entry, {field.name for field in fields(Rule)})
     if "mode" not in entry:
-        raise SchemeError(f"scheme {path}: a rule has no mode; expected one of {', '.join(Mode)}")
+        raise SchemeError(f"a rule has no mode; expected one of {', '.join(Mode)}")
     return Rule(
-        mode=Mode(_choice(path, "mode", entry["mode"], Mode)),
-        op_types=_names(path, "op_types", entry),
-        nodes=_names(path, "nodes", entry),
-        tensors=_names(path, "tensors", entry),
-        weight=_parse_spec(path, "weight", entry.get("weight")),
-        activation=_parse_spec(path, "activation", entry.get("activation")),
+        mode=Mode(_choice("mode", entry["mode"], Mode)),
+        op_types=_names("op_types", entry),
+        nodes=_names("nodes", entry),
+        tensors=_names("tensors", entry),
+        weight=_parse_spec("weight", entry.get("weight")),
+        activation=_parse_spec("activation", entry.get("activation")),
     )
 
 
-def _parse_spec(path: Path, key: str, entry: object) -> Spec | None:
+def _parse_spec(key: str, entry: object) -> Spec | None:
     if entry is None:
         return None
     if not isinstance(entry, dict) or "format" not in entry:
-        raise SchemeError(f'scheme {path}: {key} is a table such as {{ format = "int8" }}, found {entry!r}')
-    _check_keys(path, key, entry, {field.name for field in fields(Spec)})
+        raise SchemeError(f'{key} is a table such as {{ format = "int8" }}, found {entry!r}')
+    _check_keys(key, entry, {field.name for field in fields(Spec)})
     symmetric = entry.get("symmetric", key == "weight")
     if not isinstance(symmetric, bool):
-        raise SchemeError(f"scheme {path}: symmetric is true or false, found {symmetric!r}")
-    per = Granularity(_choice(path, "per", entry.get("per", Granularity.TENSOR), Granularity))
+        raise SchemeError(f"symmetric is true or false, found {symmetric!r}")
+    per = Granularity(_choice("per", entry.get("per", Granularity.TENSOR), Granularity))
     return Spec(str(entry["format"]), per, symmetric)
 
 
-def _names(path: Path, key: str, entry: Mapping[str, object]) -> tuple[str, ...]:
+def _names(key: str, entry: Mapping[str, object]) -> tuple[str, ...]:
     found = entry.get(key, [])
     if isinstance(found, str):
         return (found,)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise SchemeError(f"scheme {path}: {key} is a string or a list of strings, found {found!r}")
+        raise SchemeError(f"{key} is a string or a list of strings, found {found!r}")
     return tuple(found)
 
 
-def _choice(path: Path, key: str, found: object, choices: Iterable[str]) -> str:
+def _choice(key: str, found: object, choices: Iterable[str]) -> str:
     names = [str(choice) for choice in choices]
     if str(found) not in names:
-        raise SchemeError(
-            f"scheme {path}: {key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}"
-        )
+        raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}")
     return str(found)
 
 
-def _check_keys(path: Path, what: str, entry: Mapping[str, object], known: set[str]) -> None:
-    for key in _unknown(entry, known):
-        raise SchemeError(f"scheme {path}: a {what} has no key {key!r}{nearest(key, known)}")
-
-
-def _unknown(entry: Mapping[str, object], known: set[str]) -> Iterator[str]:
-    return (key for key in entry if key not in known)
+def _check_keys(what: str, entry: Mapping[str, object], known: set[str]) -> None:
+    for key in entry:
+        if key not in known:
+            raise SchemeError(f"a {what} has no key {key!r}{nearest(key, known)}")

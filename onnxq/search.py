@@ -122,7 +122,7 @@ def _shortest_prefix(
 
 
 def _demotion(one: Sensitivity, fallback: Mode) -> Demotion:
-    return Demotion(fallback, f"quantized alone it leaves {one.sqnr:.1f} dB at the worst output")
+    return Demotion(fallback, f"{one.mode} quantization of it hurts the worst output too much")
 
 
 class _Counter:

@@ -7,13 +7,19 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import onnx
 
+from onnxq.calibration.runner import SampleSource
+from onnxq.evaluate import Agreement, compare
 from onnxq.runtime import Array, Session, open_session, run
+
+Item = TypeVar("Item")
 
 _INTEGER_KERNELS = frozenset(
     {
@@ -27,6 +33,9 @@ _INTEGER_KERNELS = frozenset(
         "QGemm",
     }
 )
+_EQUAL_SPEED = 0.97
+_COMPARED_SAMPLES = 64
+_TIMED_SAMPLES = 4
 _HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 
 
@@ -62,6 +71,59 @@ class Latency:
     speed: float
     threads: int
     runs: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a written model does beside the float model.
+
+    Attributes:
+        agreement: of the outputs.
+        kernels: what runs in the optimised graph.
+        latency: None when it was not asked for.
+    """
+
+    agreement: Agreement
+    kernels: Kernels
+    latency: Latency | None
+
+    @property
+    def slower(self) -> bool:
+        """Whether the model is slower than the float model by more than such a measurement is worth."""
+        return self.latency is not None and self.latency.speed < _EQUAL_SPEED
+
+
+def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: float) -> Verification:
+    """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
+
+    Args:
+        reference: file of the float model.
+        candidate: file of the quantized model.
+        samples: the data, of which at most 64 evenly spaced samples are compared.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+
+    Returns:
+        Everything that was seen.
+
+    Raises:
+        ModelError: onnxruntime refuses a model.
+        DataError: a run fails.
+    """
+    count = len(samples)
+    agreement = compare(open_session(reference), open_session(candidate), evenly(samples, count, _COMPARED_SAMPLES))
+    timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 else []
+    latency = measure_latency(reference, candidate, timed, seconds=seconds) if timed else None
+    return Verification(agreement, count_kernels(candidate), latency)
+
+
+def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
+    """Yield at most ``most`` of ``count`` items, evenly spaced, without holding them.
+
+    >>> list(evenly(range(10), 10, 4))
+    [0, 3, 6, 9]
+    """
+    wanted = {int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}
+    return (item for index, item in enumerate(items) if index in wanted)
 
 
 def count_kernels(model: Path) -> Kernels:

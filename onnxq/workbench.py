@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.evaluate import agreement_of, output_names
-from onnxq.graph import Graph, load, save
+from onnxq.graph import Graph, Variable, load, save, scopes
 from onnxq.parameters import RangeMethod, activation_parameters
 from onnxq.passes import (
     InsertQuantizeDequantize,
@@ -31,8 +29,6 @@ from onnxq.runtime import open_session, run
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
 
-Item = TypeVar("Item")
-
 
 @dataclass(frozen=True)
 class Workbench:
@@ -42,11 +38,13 @@ class Workbench:
         prepared: file of the prepared model, its weights beside it, so that loading it again costs little.
         scheme: the user's rules.
         target: the runtime.
+        declared: names of the inner tensors whose types the user's model declares; built models declare no others.
     """
 
     prepared: Path
     scheme: Scheme
     target: Target
+    declared: frozenset[str] = frozenset()
 
     @cached_property
     def graph(self) -> Graph:
@@ -81,6 +79,9 @@ class Workbench:
             )
         ).apply(graph)
         graph.set_metadata(METADATA_KEY, self.scheme.name)
+        for tensor in inner_variables(graph):
+            if tensor.name not in self.declared:
+                tensor.dtype = tensor.shape = tensor.source = None
         save(graph, path, external_data=external_data)
         return graph
 
@@ -121,11 +122,9 @@ class Trials:
         return agreement.worst_sqnr if agreement.sound else float("-inf")
 
 
-def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
-    """Yield at most ``most`` of ``count`` items, evenly spaced, without holding them.
-
-    >>> list(evenly(range(10), 10, 4))
-    [0, 3, 6, 9]
-    """
-    wanted = {int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}
-    return (item for index, item in enumerate(items) if index in wanted)
+def inner_variables(graph: Graph) -> Iterator[Variable]:
+    """Yield the tensors that nodes of a graph and its bodies compute, outputs of a graph aside."""
+    for scope in scopes(graph):
+        outputs = set(scope.outputs)
+        for node in scope.nodes:
+            yield from (tensor for tensor in node.outputs if tensor.name and tensor not in outputs)

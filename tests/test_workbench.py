@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import load, save
@@ -15,7 +13,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.workbench import Workbench, evenly
+from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parent.parent / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:4]]
@@ -55,13 +53,3 @@ def test_trials_measure_what_a_plan_costs(bench: Workbench) -> None:
 def test_a_plan_without_activations_needs_no_calibration(bench: Workbench) -> None:
     storage = Workbench(bench.prepared, PRESETS["int8-storage"], bench.target)
     assert storage.calibrate(storage.plan({}), SAMPLES, silent).samples == 0
-
-
-@given(st.integers(1, 200), st.integers(1, 200))
-def test_evenly_yields_that_many_in_order_with_both_ends(count: int, most: int) -> None:
-    found = list(evenly(range(count), count, most))
-    assert len(found) == min(count, most)
-    assert found == sorted(set(found))
-    assert found[0] == 0
-    if most > 1:
-        assert found[-1] == count - 1

@@ -1,0 +1,234 @@
+"""Schemes: which rule takes a node, what TOML files may say, and the sentence for each mistake in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.errors import SchemeError
+from onnxq.formats import FORMATS
+from onnxq.presets import PRESETS
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, load_scheme, matches
+
+NAMES = ("/head/Conv_1", "/head/Conv_12", "layer[0].conv", "a*b")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def mode_of(scheme: Scheme, node: str, op_type: str = "Conv", tensors: tuple[str, ...] = ()) -> Mode:
+    return scheme.rule_for(op_type, node, tensors).mode
+
+
+# --- patterns -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", NAMES),
+        ("/head/*", NAMES[:2]),
+        ("/head/Conv_?", NAMES[:1]),
+        ("/HEAD/*", ()),
+        ("Conv", ()),
+        ("layer[0].conv", ("layer[0].conv",)),
+        ("layer[[]0].*", ("layer[0].conv",)),
+        ("a*b", ("a*b",)),
+        ("re:/head/Conv_\\d", NAMES[:1]),
+        ("re:.*Conv_\\d+", NAMES[:2]),
+        ("re:layer\\[0\\].*", ("layer[0].conv",)),
+        ("re:head", ()),
+    ],
+)
+def test_a_pattern_matches_the_whole_name(pattern: str, found: tuple[str, ...]) -> None:
+    assert tuple(name for name in NAMES if matches(pattern, name)) == found
+
+
+@given(st.text(min_size=1))
+def test_a_name_always_matches_itself(name: str) -> None:
+    if not name.startswith("re:"):
+        assert matches(name, name)
+
+
+@pytest.mark.parametrize("kind", ["op_types", "nodes", "tensors"])
+def test_a_bad_regular_expression_is_told_when_the_rule_is_made(kind: str) -> None:
+    with pytest.raises(SchemeError, match=r"^pattern 're:\(' is not a valid regular expression: missing \)"):
+        Rule(Mode.FLOAT, **{kind: ("ok", "re:(")})
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rule_that_selects_decides() -> None:
+    scheme = Scheme((Rule(Mode.FLOAT, nodes=("a*",)), Rule(Mode.STORAGE, op_types=("Conv",)), Rule(Mode.STATIC)))
+    assert mode_of(scheme, "a1") is Mode.FLOAT
+    assert mode_of(scheme, "b1") is Mode.STORAGE
+    assert mode_of(scheme, "b1", "Gemm") is Mode.STATIC
+
+
+def test_what_no_rule_selects_stays_in_float() -> None:
+    assert mode_of(Scheme((Rule(Mode.STATIC, op_types=("Gemm",)),)), "a") is Mode.FLOAT
+
+
+def test_every_condition_of_a_rule_must_hold() -> None:
+    scheme = Scheme((Rule(Mode.STATIC, op_types=("Conv", "Re*"), nodes=("a", "b"), tensors=("w*",)),))
+    assert mode_of(scheme, "b", "Conv", ("x", "w1")) is Mode.STATIC
+    assert mode_of(scheme, "b", "Relu", ("w",)) is Mode.STATIC
+    assert mode_of(scheme, "c", "Conv", ("w1",)) is Mode.FLOAT
+    assert mode_of(scheme, "a", "Conv", ("x",)) is Mode.FLOAT
+    assert mode_of(scheme, "a", "Gemm", ("w1",)) is Mode.FLOAT
+
+
+def test_tensors_may_be_an_iterator() -> None:
+    scheme = Scheme((Rule(Mode.FLOAT, tensors=("no",)), Rule(Mode.STATIC, tensors=("w",))))
+    assert scheme.rule_for("Conv", "a", iter(["x", "w"])).mode is Mode.STATIC
+
+
+def test_excluding_comes_before_all_rules() -> None:
+    scheme = PRESETS["int8"].excluding("a", "b*")
+    assert [mode_of(scheme, name) for name in ("a", "b1", "c")] == [Mode.FLOAT, Mode.FLOAT, Mode.STATIC]
+    assert scheme.name == "int8"
+    assert PRESETS["int8"].excluding() is PRESETS["int8"]
+
+
+def test_patterns_that_match_something_pass() -> None:
+    scheme = Scheme((Rule(Mode.FLOAT, op_types=("Conv*",), nodes=("re:a.",), tensors=("w",)), Rule(Mode.STATIC)))
+    scheme.check_used({"ConvTranspose"}, {"a1"}, {"w", "x"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Rule(Mode.FLOAT, op_types=("Covn",)), "op type pattern 'Covn' matches nothing in the model; did you mean 'Conv'?"),
+        (Rule(Mode.FLOAT, nodes=("head/c",)), "node pattern 'head/c' matches nothing in the model; did you mean '/head/c'?"),
+        (Rule(Mode.FLOAT, nodes=("zzzzzz",)), "node pattern 'zzzzzz' matches nothing in the model"),
+        (Rule(Mode.FLOAT, tensors=("head.wieght",)), "tensor pattern 'head.wieght' matches nothing in the model; did you mean 'head.weight'?"),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_matches_nothing_is_an_error(rule: Rule, message: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        Scheme((Rule(Mode.STATIC), rule)).check_used({"Conv"}, {"/head/c"}, {"head.weight"})
+    assert str(caught.value) == message
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_checks_its_format() -> None:
+    with pytest.raises(SchemeError, match="did you mean 'int8'"):
+        Spec("Int8")
+    with pytest.raises(SchemeError, match="number format 'int9'"):
+        Spec("int9", symmetric=False)
+
+
+def test_symmetric_codes_need_negative_ones() -> None:
+    with pytest.raises(SchemeError, match=r"^uint8 has no negative codes, so it cannot be symmetric"):
+        Spec("uint8")
+    assert not Spec("uint8", symmetric=False).symmetric
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+names = st.lists(st.text("abcXYZ012/._-*?[]:", min_size=1), max_size=3).map(tuple)
+specs = st.builds(
+    lambda row, per, symmetric: Spec(row.name, per, symmetric and row.signed),
+    st.sampled_from(list(FORMATS.values())),
+    st.sampled_from(Granularity),
+    st.booleans(),
+)
+rules = st.builds(
+    Rule,
+    mode=st.sampled_from(Mode),
+    op_types=names,
+    nodes=names,
+    tensors=names,
+    weight=st.none() | specs,
+    activation=st.none() | specs,
+)
+
+
+def as_toml(scheme: Scheme) -> str:
+    def spec(key: str, one: Spec | None) -> str:
+        if one is None:
+            return ""
+        return f'{key} = {{ format = "{one.format}", per = "{one.per}", symmetric = {str(one.symmetric).lower()} }}\n'
+
+    return "".join(
+        f'[[rule]]\nmode = "{rule.mode}"\nop_types = {list(rule.op_types)}\nnodes = {list(rule.nodes)}\n'
+        f"tensors = {list(rule.tensors)}\n" + spec("weight", rule.weight) + spec("activation", rule.activation)
+        for rule in scheme.rules
+    )
+
+
+@given(st.lists(rules, min_size=1, max_size=3))
+def test_a_scheme_written_as_toml_is_read_back(tmp_path_factory: pytest.TempPathFactory, written: list[Rule]) -> None:
+    scheme = Scheme(tuple(written), name="mine")
+    assert load_scheme(write(tmp_path_factory.getbasetemp(), as_toml(scheme))) == scheme
+
+
+def test_a_file_adds_its_rules_in_front_of_its_base(tmp_path: Path) -> None:
+    scheme = load_scheme(write(tmp_path, 'base = "int8"\n[[rule]]\nmode = "float"\nnodes = "head"\n'))
+    assert scheme.rules == (Rule(Mode.FLOAT, nodes=("head",)), *PRESETS["int8"].rules)
+    assert scheme.name == "mine"
+    assert load_scheme(write(tmp_path, 'base = "int8"')).rules == PRESETS["int8"].rules
+
+
+def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
+    text = '[[rule]]\nmode = "static"\nweight = { format = "int8" }\nactivation = { format = "uint8" }\n'
+    rule = load_scheme(write(tmp_path, text)).rules[0]
+    assert rule.weight == Spec("int8", Granularity.TENSOR, symmetric=True)
+    assert rule.activation == Spec("uint8", Granularity.TENSOR, symmetric=False)
+
+
+RULE = '[[rule]]\nmode = "static"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", 'it has no rules; add [[rule]] tables or base = "int8"'),
+        ("rule", "cannot be read: "),
+        ('bas = "int8"', "a scheme has no key 'bas'; did you mean 'base'?"),
+        ('base = "int9"', "preset 'int9' is not one of int8, int8-per-tensor, int8-storage; did you mean 'int8'?"),
+        ("base = 8", "preset '8' is not one of"),
+        ("rule = 3", "rules are written as [[rule]] tables"),
+        ("rule = [3]", "rules are written as [[rule]] tables"),
+        ('[rule]\nmode = "static"', "rules are written as [[rule]] tables"),
+        ('[[rule]]\nnodes = "a"', "a rule has no mode; expected one of static, storage, float"),
+        ('[[rule]]\nmode = "statik"', "mode is one of static, storage, float, found 'statik'; did you mean 'static'?"),
+        ("[[rule]]\nmode = 1", "mode is one of static, storage, float, found 1"),
+        (RULE + 'node = "a"', "a rule has no key 'node'; did you mean 'nodes'?"),
+        (RULE + "nodes = 3", "nodes is a string or a list of strings, found 3"),
+        (RULE + "op_types = [1]", "op_types is a string or a list of strings, found [1]"),
+        (RULE + "tensors = {}", "tensors is a string or a list of strings, found {}"),
+        (RULE + 'weight = "int8"', 'weight is a table such as { format = "int8" }, found \'int8\''),
+        (RULE + 'activation = { per = "tensor" }', "activation is a table such as"),
+        (RULE + 'weight = { format = "int9" }', "number format 'int9' is not one of"),
+        (RULE + 'weight = { format = "int8", fromat = 1 }', "a weight has no key 'fromat'; did you mean 'format'?"),
+        (RULE + 'weight = { format = "int8", per = "chanel" }', "per is one of tensor, channel, found 'chanel'; did you mean 'channel'?"),
+        (RULE + 'weight = { format = "int8", symmetric = "no" }', "symmetric is true or false, found 'no'"),
+        (RULE + 'weight = { format = "uint8" }', "uint8 has no negative codes"),
+        (RULE + 'nodes = "re:("', "pattern 're:(' is not a valid regular expression: missing )"),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_a_file_has_its_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(SchemeError) as caught:
+        load_scheme(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None, lambda path: path.write_bytes(b"\xff\xfe\x00")])
+def test_a_file_that_cannot_be_read_is_told(make, tmp_path: Path) -> None:
+    path = tmp_path / "scheme.toml"
+    make(path)
+    with pytest.raises(SchemeError, match=r"^scheme .*scheme\.toml cannot be read: "):
+        load_scheme(path)
