@@ -70,9 +70,9 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
 def _type_obstacle(tensor: Variable) -> str:
     dtype = onnx_dtype(tensor)
     if dtype == TensorProto.UNDEFINED:
-        return f"the type of its input {tensor.name} is unknown"
+        return "the type of its data is unknown"
     if dtype != TensorProto.FLOAT:
-        return f"its input {tensor.name} is {TensorProto.DataType.Name(dtype).lower()}, not float32"
+        return f"its data is {TensorProto.DataType.Name(dtype).lower()}, not float32"
     return ""
 
 

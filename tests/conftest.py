@@ -95,7 +95,7 @@ def plan_of() -> PlanOf:
 
 @pytest.fixture(scope="session")
 def quantize_to() -> QuantizeTo:
-    """Return a function that quantizes a model on random samples as its first plan says, and writes it whatever comes."""
+    """Return a function that quantizes a model on random samples as its first plan says, and writes it."""
 
     def quantize_to(model: ModelProto, path: Path, **options: Any) -> Quantized:
         given = {"search": False, "force": True, "seconds": 0, "ranges": MinMax(), **options}

@@ -105,12 +105,21 @@ def test_patterns_that_match_something_pass() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Rule(Mode.FLOAT, op_types=("Covn",)), "op type pattern 'Covn' matches nothing in the model; did you mean 'Conv'?"),
-        (Rule(Mode.FLOAT, nodes=("head/c",)), "node pattern 'head/c' matches nothing in the model; did you mean '/head/c'?"),
+        (
+            Rule(Mode.FLOAT, op_types=("Covn",)),
+            "op type pattern 'Covn' matches nothing in the model; did you mean 'Conv'?",
+        ),
+        (
+            Rule(Mode.FLOAT, nodes=("head/c",)),
+            "node pattern 'head/c' matches nothing in the model; did you mean '/head/c'?",
+        ),
         (Rule(Mode.FLOAT, nodes=("zzzzzz",)), "node pattern 'zzzzzz' matches nothing in the model"),
-        (Rule(Mode.FLOAT, tensors=("head.wieght",)), "tensor pattern 'head.wieght' matches nothing in the model; did you mean 'head.weight'?"),
+        (
+            Rule(Mode.FLOAT, tensors=("head.wieght",)),
+            "tensor pattern 'head.wieght' matches nothing in the model; did you mean 'head.weight'?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_pattern_that_matches_nothing_is_an_error(rule: Rule, message: str) -> None:
     with pytest.raises(SchemeError) as caught:
         Scheme((Rule(Mode.STATIC), rule)).check_used({"Conv"}, {"/head/c"}, {"head.weight"})
@@ -207,16 +216,19 @@ RULE = '[[rule]]\nmode = "static"\n'
         (RULE + "nodes = 3", "nodes is a string or a list of strings, found 3"),
         (RULE + "op_types = [1]", "op_types is a string or a list of strings, found [1]"),
         (RULE + "tensors = {}", "tensors is a string or a list of strings, found {}"),
-        (RULE + 'weight = "int8"', 'weight is a table such as { format = "int8" }, found \'int8\''),
+        (RULE + 'weight = "int8"', "weight is a table such as { format = \"int8\" }, found 'int8'"),
         (RULE + 'activation = { per = "tensor" }', "activation is a table such as"),
         (RULE + 'weight = { format = "int9" }', "number format 'int9' is not one of"),
         (RULE + 'weight = { format = "int8", fromat = 1 }', "a weight has no key 'fromat'; did you mean 'format'?"),
-        (RULE + 'weight = { format = "int8", per = "chanel" }', "per is one of tensor, channel, found 'chanel'; did you mean 'channel'?"),
+        (
+            RULE + 'weight = { format = "int8", per = "chanel" }',
+            "per is one of tensor, channel, found 'chanel'; did you mean 'channel'?",
+        ),
         (RULE + 'weight = { format = "int8", symmetric = "no" }', "symmetric is true or false, found 'no'"),
         (RULE + 'weight = { format = "uint8" }', "uint8 has no negative codes"),
         (RULE + 'nodes = "re:("', "pattern 're:(' is not a valid regular expression: missing )"),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_in_a_file_has_its_sentence(text: str, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SchemeError) as caught:
