@@ -52,11 +52,9 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
     absorbed = _absorbed_clamps(graph, wishes, target)
     obstacles: dict[Node, str] = {}
     for scope, node in nodes:
-        problem = wishes[node].obstacle or (
-            "stands in a control-flow body, where activations are not calibrated"
-            if scope is not graph
-            else obstacle(node, target)
-        )
+        problem = wishes[node].obstacle or obstacle(node, target)
+        if not problem and scope is not graph:
+            problem = "stands in a control-flow body, where activations are not calibrated"
         if problem:
             obstacles[node] = problem
     integer = _integer_nodes(graph, obstacles, absorbed, target)
@@ -77,11 +75,11 @@ class _Wish:
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
     rule = scheme.rule_for(node.op, node.name, _tensor_names(node))
-    if rule.mode is not Mode.STATIC:
-        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
-    if node.name in demotions:
+    if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
         return _Wish(rule, demotion.mode, demotion.reason)
+    if rule.mode is not Mode.STATIC:
+        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
     return _Wish(rule, Mode.STATIC)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from onnxq.errors import OutputError
@@ -54,8 +55,16 @@ class Report:
         return self.bytes / self.float_bytes
 
     def to_json(self) -> str:
-        """Return the report as JSON; an infinite SQNR is ``null``, beside a largest error of 0 when equal."""
-        return json.dumps(_plain(self), indent=2)
+        """Return the report as JSON, figures of the closing table first.
+
+        An infinite SQNR is ``null``, beside a largest error of 0 when equal.
+        """
+        summary = {
+            "size_ratio": self.size_ratio,
+            "worst_sqnr": self.agreement.worst_sqnr,
+            "speed": self.latency.speed if self.latency is not None else None,
+        }
+        return json.dumps(_plain_fields({**summary, **asdict(self)}), indent=2)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.
@@ -69,12 +78,14 @@ class Report:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
 
 
+def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: _plain(value) for name, value in fields.items()}
+
+
 def _plain(value: object) -> object:
-    """Turn dataclasses into dictionaries and what JSON has no word for into null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+    """Turn what JSON has no word for into null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return _plain_fields(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -59,18 +59,21 @@ class Latency:
     """Two models timed by turns on the same samples.
 
     Attributes:
-        reference: median seconds of a run of the float model.
-        candidate: median seconds of a run of the quantized model.
-        speed: median, over turns, of the float model's time over the quantized model's on the same sample.
+        reference: seconds of a run of the float model: the median for each sample, averaged over the samples.
+        candidate: the same of the quantized model.
         threads: threads inside an operator.
         runs: timed runs of each model.
     """
 
     reference: float
     candidate: float
-    speed: float
     threads: int
     runs: int
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the float model the quantized one is."""
+        return self.reference / self.candidate
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def measure_latency(
         threads: threads inside an operator; None takes all cores.
 
     Returns:
-        Medians over all turns; at least five.
+        The times; at least three runs of each sample by each model.
     """
     # Not every system says which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -185,17 +188,17 @@ def measure_latency(
     for _ in range(2):
         for session in sessions:
             run(session, samples[0])
-    times: tuple[list[float], list[float]] = [], []
+    times: tuple[list[list[float]], list[list[float]]] = [[] for _ in samples], [[] for _ in samples]
     deadline = time.perf_counter() + seconds
     turn = 0
-    while turn < 5 or time.perf_counter() < deadline:
-        sample = samples[turn % len(samples)]
+    while turn < 3 * len(samples) or time.perf_counter() < deadline:
+        sample = turn % len(samples)
         # The order alternates, so that neither always runs behind the other's warm caches.
-        for index in (0, 1) if turn % 2 else (1, 0):
-            times[index].append(_timed(sessions[index], sample))
+        for index in (0, 1) if (turn // len(samples)) % 2 else (1, 0):
+            times[index][sample].append(_timed(sessions[index], samples[sample]))
         turn += 1
-    speed = statistics.median(one / other for one, other in zip(*times, strict=True))
-    return Latency(statistics.median(times[0]), statistics.median(times[1]), speed, threads, turn)
+    reference_seconds, candidate_seconds = (statistics.fmean(map(statistics.median, each)) for each in times)
+    return Latency(reference_seconds, candidate_seconds, threads, turn)
 
 
 def _timed(session: Session, sample: Mapping[str, Array]) -> float:

@@ -117,6 +117,18 @@ def running_graph(tmp_path_factory: pytest.TempPathFactory):
     return running_graph
 
 
+@pytest.fixture(scope="session")
+def lonely_pairs(running_graph):
+    """Return a function: a model file to the QuantizeLinear nodes that only a DequantizeLinear reads when it runs."""
+
+    def lonely_pairs(path: Path) -> list[str]:
+        graph = running_graph(path)
+        decoded = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        return [node.name for node in graph.node if node.op_type == "QuantizeLinear" and node.output[0] in decoded]
+
+    return lonely_pairs
+
+
 RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
     [stem] a = Conv <pads = [1,1,1,1]> (x, w0, b0)
     [stem_relu] b = Relu(a)
