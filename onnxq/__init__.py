@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from onnxq.evaluate import compare_files
     from onnxq.graph import Graph, load, save
     from onnxq.passes import Changes, Pass, Pipeline
-    from onnxq.pipeline import calibrate, plan, prepare, quantize
+    from onnxq.pipeline import calibrate, plan, quantize
+    from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
     from onnxq.scheme import Mode, Rule, Scheme, Spec, load_scheme
 
@@ -48,7 +49,8 @@ _HOMES = {
     "onnxq.evaluate": ("compare_files",),
     "onnxq.graph": ("Graph", "load", "save"),
     "onnxq.passes": ("Changes", "Pass", "Pipeline"),
-    "onnxq.pipeline": ("calibrate", "plan", "prepare", "quantize"),
+    "onnxq.pipeline": ("calibrate", "plan", "quantize"),
+    "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),
     "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec", "load_scheme"),
 }

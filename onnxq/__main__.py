@@ -1,5 +1,15 @@
-"""``python -m onnxq`` is the command ``onnxq``."""
+"""``python -m onnxq``, and the command ``onnxq``."""
 
-from onnxq.cli import main
+from __future__ import annotations
 
-main()
+from onnxq import cli
+from onnxq.isolation import run_isolated
+
+
+def main() -> None:
+    """Run the command line so that a crash of onnxruntime ends in a sentence."""
+    run_isolated(cli.main)
+
+
+if __name__ == "__main__":
+    main()

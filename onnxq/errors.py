@@ -10,8 +10,17 @@ if TYPE_CHECKING:
     from onnxq.report import Report
 
 
+_LONGEST = 600
+
+
 class OnnxqError(Exception):
-    """Anything the user can fix: the message says what, expected, found and what to do."""
+    """Anything the user can fix: the message says what, expected, found and what to do.
+
+    Names come from files that may be hostile, so the message is kept to one printable line of bounded length.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_one_line(message))
 
 
 class ModelError(OnnxqError):
@@ -40,6 +49,11 @@ class FidelityError(OnnxqError):
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
         self.report = report
+
+
+def _one_line(message: str) -> str:
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

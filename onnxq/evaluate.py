@@ -151,10 +151,20 @@ class _Tally:
         self.same_shapes = self.finite = True
 
     def add(self, expected: Any, found: Any) -> None:
+        if isinstance(expected, list) and isinstance(found, list):
+            self.same_shapes &= len(expected) == len(found)
+            for one, other in zip(expected, found, strict=False):
+                self.add(one, other)
+            return
+        if isinstance(expected, dict) and isinstance(found, dict):
+            self.same_shapes &= expected.keys() == found.keys()
+            both = [key for key in expected if key in found]
+            self.add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]))
+            return
         if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-            # Sequences and maps are compared as a whole.
+            # An optional that holds nothing.
             self.compared += 1
-            self.equal += str(expected) == str(found)
+            self.equal += expected is found
             return
         if expected.shape != found.shape:
             self.same_shapes = False
@@ -170,7 +180,7 @@ class _Tally:
         usable = np.isfinite(expected)
         self.finite &= bool(np.isfinite(found[usable]).all())
         usable &= np.isfinite(found)
-        difference = (found - expected)[usable]
+        difference = found[usable] - expected[usable]
         self.signal += float(np.square(expected[usable]).sum())
         self.noise += float(np.square(difference).sum())
         self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))

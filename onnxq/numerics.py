@@ -109,8 +109,8 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
     """
     scaled = np.rint(values.astype(np.float32, copy=False) / _spread(parameters.scale, values.shape))
     if parameters.zero_point is not None:
-        # float64 keeps the sum exact for every zero point of 16 bits and more.
-        scaled = scaled.astype(np.float64) + _spread(parameters.zero_point, values.shape)
+        # Exact in float32 for every code of 16 bits; what is beyond saturates anyway.
+        scaled = scaled + _spread(parameters.zero_point, values.shape)
     return QTensor(format.round(scaled), parameters, format)
 
 

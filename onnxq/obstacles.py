@@ -62,8 +62,8 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     if bias is not None and bias.name:
         if not isinstance(bias, Constant):
             return "its bias is computed at run time"
-        if volume(bias.shape) != channels:
-            return f"its bias has {volume(bias.shape)} values for {channels} channels"
+        if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
+            return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
     return ""
 
 

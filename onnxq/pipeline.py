@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
-from onnxq.calibration.data import open_samples
 from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Sample, model_inputs
+from onnxq.calibration.inputs import Sample
+from onnxq.calibration.range_table import chosen_methods
 from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
+from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
-from onnxq.errors import FidelityError, ModelError
-from onnxq.graph import Graph, as_graph, constants, infer_shapes, load, read_model, save, scopes, skeleton
-from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.errors import SchemeError
+from onnxq.graph import Graph, as_graph, constants, load, read_model, save
 from onnxq.parameters import RangeMethod
-from onnxq.passes import (
-    DropNoOps,
-    FoldConstants,
-    FuseBatchNorm,
-    InlineFunctions,
-    LiftConstants,
-    NameNodes,
-    Pipeline,
-    RemoveUnused,
-    ShareInitializers,
-    UpgradeOpset,
-)
-from onnxq.plan import METADATA_KEY, Demotion, Plan
+from onnxq.plan import Plan
+from onnxq.preparation import check_plan, prepare, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
-from onnxq.report import Report
+from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Scheme
-from onnxq.search import Outcome, Planner, leave_what_hurts
+from onnxq.search import Outcome, Planner, leave_what_hurts, without_integers
 from onnxq.targets import Target, target_named
 from onnxq.verify import Verification, evenly, verify
 from onnxq.workbench import Trials, Workbench, inner_variables
@@ -55,6 +44,8 @@ _SEARCH_SAMPLES = 8
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
+# Mul, which decodes stored weights, broadcasts by itself since this one.
+_STORAGE_OPSET = 7
 _RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquaredError())
 
 
@@ -80,6 +71,8 @@ def quantize(
     target: str = "onnxruntime-cpu",
     ranges: RangeMethod | None = None,
     statistics: Statistics | None = None,
+    collection: Collection | None = None,
+    chain: Mapping[str, str] | None = None,
     min_sqnr: float = MINIMUM_SQNR,
     search: bool = True,
     force: bool = False,
@@ -97,8 +90,10 @@ def quantize(
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
         ranges: which range the statistics of a tensor mean; None tries min-max, a percentile and the least squared
-            error on the whole model and keeps the best.
+            error on the whole model and keeps the best, or takes min-max when there is no search.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
+        collection: where samples run, and which earlier statistics are used; None runs all in this process.
+        chain: inputs by the output that they take from the sample before, for stateful models.
         min_sqnr: fidelity in decibels that the worst output must have.
         search: whether nodes that hurt may be left in float to reach it, and all nodes when integers prove slower.
         force: whether a model below ``min_sqnr`` is written nevertheless.
@@ -123,19 +118,25 @@ def quantize(
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output, source)
+    if math.isnan(min_sqnr):
+        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
     graph = as_graph(model)
-    _refuse_quantized(graph)
+    refuse_quantized(graph)
+    if output is not None:
+        refuse_overwriting(graph, data_file(output))
     with staging(output) as folder:
         reference = _reference_file(graph, source, folder)
         external = _external_bytes(graph)
-        samples = open_samples(calibration, model_inputs(skeleton(graph)), images=images, limit=limit)
         bench = _workbench(graph, scheme, runtime, folder)
+        samples = bench.samples(calibration, images, limit, chain or {})
         plan = bench.plan({})
-        _check_plan(plan, bench.graph)
-        statistics = statistics or bench.calibrate(plan, samples, progress)
-        trials = bench.trials(reference, evenly(samples, len(samples), _SEARCH_SAMPLES), statistics)
-        chosen = ranges or _best_range(trials, plan)
+        check_plan(plan, bench.graph)
+        statistics = statistics or bench.calibrate(plan, samples, progress, collection)
         staged = folder / (output.name if output is not None else "model.onnx")
+        chosen = ranges or _RANGES[0]
+        if search:
+            trials = bench.trials(reference, evenly(samples, len(samples), _SEARCH_SAMPLES), statistics)
+            chosen = ranges or _best_range(trials, plan)
 
         def attempt(planner: Planner) -> tuple[Outcome, Verification]:
             outcome = Outcome(planner({}), (), 0)
@@ -148,8 +149,9 @@ def quantize(
             return outcome, verify(reference, staged, samples, seconds=seconds)
 
         outcome, verification = attempt(bench.plan)
-        if search and verification.slower and outcome.plan.count(Mode.STATIC):
-            outcome, verification = attempt(_without_integers(bench, outcome.plan, verification))
+        latency = verification.latency
+        if search and latency and verification.slower and outcome.plan.count(Mode.STATIC):
+            outcome, verification = attempt(without_integers(bench.plan, outcome.plan, latency.speed))
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
@@ -157,6 +159,7 @@ def quantize(
             bytes=stored_bytes(staged, (data_file(staged),)),
             plan=outcome.plan,
             ranges=repr(chosen),
+            range_methods=chosen_methods(chosen, plan.taps, statistics),
             agreement=verification.agreement,
             kernels=verification.kernels,
             latency=verification.latency,
@@ -166,7 +169,7 @@ def quantize(
             seconds=time.perf_counter() - start,
         )
         if not force:
-            _check_fidelity(report, min_sqnr)
+            check_fidelity(report, min_sqnr)
         if output is None:
             return Quantized(read_model(onnx.load(staged)), report)
         publish(staged, output)
@@ -179,6 +182,8 @@ def calibrate(
     *,
     scheme: str | Scheme = "int8",
     target: str = "onnxruntime-cpu",
+    collection: Collection | None = None,
+    chain: Mapping[str, str] | None = None,
     limit: int | None = None,
     images: ImageOptions | None = None,
     progress: Progress = silent,
@@ -190,6 +195,8 @@ def calibrate(
         calibration: representative samples, as quantize() takes them.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
+        collection: where samples run, which earlier statistics are used, and what is kept meanwhile.
+        chain: inputs by the output that they take from the sample before, for stateful models.
         limit: most samples to use; None uses all.
         images: how image files become arrays.
         progress: told of the stage.
@@ -199,11 +206,11 @@ def calibrate(
     """
     scheme, runtime = _scheme(scheme), target_named(target)
     graph = as_graph(model)
-    _refuse_quantized(graph)
+    refuse_quantized(graph)
     with staging(None) as folder:
-        samples = open_samples(calibration, model_inputs(skeleton(graph)), images=images, limit=limit)
         bench = _workbench(graph, scheme, runtime, folder)
-        return bench.calibrate(bench.plan({}), samples, progress)
+        samples = bench.samples(calibration, images, limit, chain or {})
+        return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
 
 
 def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxruntime-cpu") -> Plan:
@@ -220,33 +227,11 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxrunt
     scheme, runtime = _scheme(scheme), target_named(target)
     with staging(None) as folder:
         graph = as_graph(model)
-        _refuse_quantized(graph)
+        refuse_quantized(graph)
         bench = _workbench(graph, scheme, runtime, folder)
         found = bench.plan({})
-        _check_plan(found, bench.graph)
+        check_plan(found, bench.graph)
     return found
-
-
-def prepare(graph: Graph, *, opset: int = 0) -> Graph:
-    """Bring a float model into the form that plans are made for, in place.
-
-    Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
-    BatchNormalization and drops nodes that do nothing.
-
-    Args:
-        graph: a float model.
-        opset: lowest default-domain opset wanted.
-
-    Returns:
-        The same graph, with inferred types.
-    """
-    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
-    infer_shapes(graph)
-    Pipeline(
-        (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
-    ).apply(graph)
-    infer_shapes(graph)
-    return graph
 
 
 def _scheme(scheme: str | Scheme) -> Scheme:
@@ -258,11 +243,18 @@ def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Wo
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     bench = Workbench(folder / "prepared.onnx", scheme, target, declared)
     save(prepare(graph), bench.prepared, external_data=True)
-    if graph.opset < _STATIC_OPSET and bench.plan({}).count(Mode.STATIC):
-        save(prepare(graph, opset=_STATIC_OPSET), bench.prepared, external_data=True)
+    if graph.opset < _STATIC_OPSET and (needed := _needed_opset(bench.plan({}))) > graph.opset:
+        save(prepare(graph, opset=needed), bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
         bench = replace(bench)
     return bench
+
+
+def _needed_opset(plan: Plan) -> int:
+    """Return the lowest opset that can express what a plan inserts."""
+    if plan.count(Mode.STATIC):
+        return _STATIC_OPSET
+    return _STORAGE_OPSET if plan.count(Mode.STORAGE) else 0
 
 
 def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
@@ -270,18 +262,6 @@ def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
     if not plan.taps:
         return _RANGES[0]
     return max(_RANGES, key=lambda method: trials.sqnr(plan, method))
-
-
-def _without_integers(bench: Workbench, plan: Plan, found: Verification) -> Planner:
-    """Return a planner for a model that was slower than float: its weights are stored, and it computes in float."""
-    assert found.latency is not None, "only a timed model is found to be slower"
-    reason = f"with integer kernels the model ran {found.latency.speed:.2f} times as fast as the float model"
-    slow = {
-        decision.node: Demotion(Mode.STORAGE, reason)
-        for decision in plan.decisions
-        if decision.mode is Mode.STATIC and decision.weights
-    }
-    return lambda demotions: bench.plan({**slow, **demotions})
 
 
 def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
@@ -295,47 +275,3 @@ def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
 def _external_bytes(graph: Graph) -> int:
     """Return the size of the values that lie outside the model file."""
     return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
-
-
-def _refuse_quantized(graph: Graph) -> None:
-    if METADATA_KEY in graph.metadata:
-        raise ModelError(
-            f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
-        )
-    for scope in scopes(graph):
-        for node in scope.nodes:
-            if node.op in ALREADY_QUANTIZED:
-                raise ModelError(
-                    f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
-                    "quantize the float model it was made from"
-                )
-
-
-def _check_plan(plan: Plan, graph: Graph) -> None:
-    if not any(decision.weights for decision in plan.decisions):
-        reasons = "; ".join(reason for reason, _ in plan.left_in_float()[:3])
-        raise ModelError(f"there is nothing to quantize in the model: {reasons or 'it has no nodes'}")
-    for scope in scopes(graph):
-        for node in scope.nodes:
-            for weight in plan.by_node[node.name].weights:
-                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32)).all():
-                    raise ModelError(
-                        f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
-                        "export the model again from sound weights"
-                    )
-
-
-def _check_fidelity(report: Report, min_sqnr: float) -> None:
-    agreement = report.agreement
-    if not agreement.sound:
-        broken = next(o for o in agreement.outputs if not (o.same_shapes and o.finite))
-        what = "is not finite" if broken.same_shapes else "has another shape"
-        raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
-    if agreement.worst_sqnr < min_sqnr:
-        worst = min(agreement.outputs, key=lambda output: output.sqnr if output.sqnr is not None else float("-inf"))
-        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
-        raise FidelityError(
-            f"output {worst.name} has {agreement.worst_sqnr:.1f} dB, expected {min_sqnr:g} dB or more; nothing was "
-            + (f"written; the nodes that hurt most are {hurt}" if hurt else "written; let the search leave nodes out"),
-            report,
-        )

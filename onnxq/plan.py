@@ -22,12 +22,14 @@ class Weight:
         tensor: name of the float initializer.
         spec: how it is quantized.
         axis: axis of its output channels, negative axes counted from the end.
+        elements: how many values it has.
     """
 
     index: int
     tensor: str
     spec: Spec
     axis: int
+    elements: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
 from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, scopes
+from onnxq.groups import Groups
 from onnxq.obstacles import data_inputs, obstacle, volume
-from onnxq.operators import OPERATORS, Role
+from onnxq.operators import OPERATORS, Operator, Role
 from onnxq.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
@@ -208,30 +209,12 @@ def _quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variab
 # --- which tensors get a scale ------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Groups:
-    """Union-find over tensors; the representative of a group is its first tensor."""
-
-    parent: dict[Variable, Variable] = field(default_factory=dict)
-
-    def find(self, tensor: Variable) -> Variable:
-        root = tensor
-        while self.parent.get(root, root) is not root:
-            root = self.parent[root]
-        while self.parent.get(tensor, tensor) is not root:
-            self.parent[tensor], tensor = root, self.parent[tensor]
-        return root
-
-    def join(self, first: Variable, second: Variable) -> None:
-        self.parent[self.find(second)] = self.find(first)
-
-
 def _activations(
     graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], wishes: Mapping[Node, _Wish], target: Target
 ) -> tuple[Activation, ...]:
     found: dict[Variable, Activation] = {}
     limits: dict[Variable, Limits | None] = {}
-    groups = _Groups()
+    groups = Groups[Variable]()
     for node in graph.nodes:
         if node not in integer:
             continue
@@ -253,7 +236,10 @@ def _activations(
 
 
 def _share_one_scale(
-    inputs: Sequence[Variable], outputs: Sequence[Variable], limits: dict[Variable, Limits | None], groups: _Groups
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    limits: dict[Variable, Limits | None],
+    groups: Groups[Variable],
 ) -> None:
     """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
 
@@ -317,7 +303,7 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
         return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
-    weight = Weight(1, node.inputs[1].name, _weight_spec(wish.rule, target), operator.weights[1](node))
+    weight = _weight(node, 1, operator, wish, target)
     has_bias = operator.bias is not None and len(node.inputs) > operator.bias and node.inputs[operator.bias].name
     return Decision(
         node.name,
@@ -332,7 +318,9 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
 
 def _stored_weights(node: Node, wish: _Wish, target: Target) -> Iterator[Weight]:
     operator = OPERATORS.get(node.op) if not node.domain else None
-    for index, axis in operator.weights.items() if operator else ():
+    if operator is None:
+        return
+    for index in operator.weights:
         tensor = node.inputs[index] if index < len(node.inputs) else None
         if (
             isinstance(tensor, Constant)
@@ -340,4 +328,10 @@ def _stored_weights(node: Node, wish: _Wish, target: Target) -> Iterator[Weight]
             and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
             and len(tensor.shape) >= 2
         ):
-            yield Weight(index, tensor.name, _weight_spec(wish.rule, target), axis(node))
+            yield _weight(node, index, operator, wish, target)
+
+
+def _weight(node: Node, index: int, operator: Operator, wish: _Wish, target: Target) -> Weight:
+    tensor = node.inputs[index]
+    axis = operator.weights[index](node)
+    return Weight(index, tensor.name, _weight_spec(wish.rule, target), axis, volume(tensor.shape))

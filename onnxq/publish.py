@@ -18,6 +18,11 @@ def check_output(output: Path, source: Path | None) -> None:
     Raises:
         OutputError: the folder is missing or not writable, the output is a folder, or is the source.
     """
+    try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            output.stat()
+    except OSError as reason:
+        raise OutputError(f"output {output} cannot be written: {reason.strerror}") from reason
     if output.is_dir():
         raise OutputError(f"output {output} is a folder; give a file such as {output / 'model.onnx'}")
     if not output.parent.is_dir():

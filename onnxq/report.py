@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from onnxq.errors import OutputError
+from onnxq.errors import FidelityError, OutputError
 from onnxq.evaluate import Agreement
 from onnxq.plan import Plan
 from onnxq.search import Sensitivity
@@ -33,6 +33,7 @@ class Report:
         measured: how many candidate models were built and run.
         samples: how many samples were calibrated.
         seconds: time that everything took.
+        range_methods: the method of each tensor, where one was chosen for each.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Report:
     measured: int
     samples: int
     seconds: float
+    range_methods: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size_ratio(self) -> float:
@@ -76,6 +78,34 @@ class Report:
             Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
+
+
+def check_fidelity(report: Report, min_sqnr: float) -> None:
+    """Refuse a model whose worst output is below a fidelity in decibels.
+
+    Raises:
+        FidelityError: It is, or an output is not finite or of another shape.
+    """
+    agreement = report.agreement
+    if not agreement.sound:
+        broken = next(o for o in agreement.outputs if not (o.same_shapes and o.finite))
+        what = "is not finite" if broken.same_shapes else "has another shape"
+        raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
+    if not any(decision.weights for decision in report.plan.decisions):
+        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+        raise FidelityError(
+            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; the nodes "
+            f"that hurt most are {hurt}",
+            report,
+        )
+    if agreement.worst_sqnr < min_sqnr:
+        worst = min(agreement.outputs, key=lambda output: output.sqnr if output.sqnr is not None else float("-inf"))
+        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+        raise FidelityError(
+            f"output {worst.name} has {agreement.worst_sqnr:.1f} dB, expected {min_sqnr:g} dB or more; nothing was "
+            + (f"written; the nodes that hurt most are {hurt}" if hurt else "written; let the search leave nodes out"),
+            report,
+        )
 
 
 def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,9 @@ Session = Any
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _LONGEST_REASON = 300
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+# Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
+_SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
 
 
 def open_session(
@@ -26,6 +30,7 @@ def open_session(
     *,
     threads: int | None = None,
     optimize: bool = True,
+    memory_plan: bool = True,
     optimized_copy: Path | None = None,
     external_folder: Path | None = None,
 ) -> Session:
@@ -35,6 +40,8 @@ def open_session(
         model: a model in memory, or a file, which models above 2 GiB must be.
         threads: threads inside an operator; None leaves the choice to onnxruntime.
         optimize: whether all graph optimisations are on, or none.
+        memory_plan: whether memory is laid out ahead for each shape of the inputs, which pays where few tensors are
+            outputs.
         optimized_copy: where to save the graph that runs, for a look at its kernels.
         external_folder: where the external data of a model in memory lies.
 
@@ -52,6 +59,7 @@ def open_session(
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_pattern = memory_plan
     if threads is not None:
         options.intra_op_num_threads = threads
     if optimized_copy is not None:
@@ -117,6 +125,6 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of onnxruntime in one line, without its code."""
-    text = " ".join(str(error).split()).split("] : ", 1)[-1] or type(error).__name__
+    """Return an error of onnxruntime in one line, without its code and where in its source it was raised."""
+    text = _SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from onnxq.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
+
+_SMALL_SHARE = 0.03
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
@@ -49,8 +52,9 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
-    demotion reaches the goal. Demoted nodes store their weights as codes; only when that is still too noisy are
-    stored weights left in float, in the same way.
+    demotion reaches the goal. Demoted nodes store their weights as codes, or keep them in float when they are among
+    the smallest nodes, which together hold three hundredths of all weights; only when that is still too noisy are
+    other stored weights left in float, in the same way.
 
     Args:
         planner: demotions to plan.
@@ -69,15 +73,17 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     demoted: dict[str, Demotion] = {}
     sensitivities: list[Sensitivity] = []
     best = full, sqnr
-    for mode, fallback in ((Mode.STATIC, Mode.STORAGE), (Mode.STORAGE, Mode.FLOAT)):
+    small = _small_nodes(full)
+    for mode in (Mode.STATIC, Mode.STORAGE):
         found = _alone(planner, counter, mode, demoted)
         sensitivities.extend(found)
-        plan, sqnr = _shortest_prefix(planner, counter, found, fallback, demoted, goal)
+        demotions = {one.node: _demotion(one, small) for one in found}
+        plan, sqnr = _shortest_prefix(planner, counter, demotions, demoted, goal)
         if sqnr > best[1]:
             best = plan, sqnr
         if sqnr >= goal:
             break
-        demoted |= {one.node: _demotion(one, fallback) for one in found}
+        demoted |= demotions
     sensitivities.sort(key=lambda one: one.sqnr)
     return Outcome(best[0], tuple(sensitivities), counter.calls)
 
@@ -98,18 +104,16 @@ def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) 
 
 
 def _shortest_prefix(
-    planner: Planner,
-    measure: _Counter,
-    noisy: list[Sensitivity],
-    fallback: Mode,
-    demoted: Demotions,
-    goal: float,
+    planner: Planner, measure: _Counter, noisy: Demotions, demoted: Demotions, goal: float
 ) -> tuple[Plan, float]:
+    """Return the plan with the fewest of ``noisy``, taken in order, that reaches the goal, or the one with all."""
+    nodes = tuple(noisy)
+
     def demote(count: int) -> tuple[Plan, float]:
-        plan = planner({**demoted, **{one.node: _demotion(one, fallback) for one in noisy[:count]}})
+        plan = planner({**demoted, **{node: noisy[node] for node in nodes[:count]}})
         return plan, measure(plan)
 
-    low, high = 0, len(noisy)
+    low, high = 0, len(nodes)
     best = demote(high)
     while high - low > 1 and best[1] >= goal:
         middle = (low + high) // 2
@@ -121,7 +125,16 @@ def _shortest_prefix(
     return best
 
 
-def _demotion(one: Sensitivity, fallback: Mode) -> Demotion:
+def _small_nodes(plan: Plan) -> set[str]:
+    """Return the smallest nodes, whose few weights the file hardly feels when they stay float."""
+    sizes = {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
+    ascending = sorted(sizes, key=lambda node: sizes[node])
+    share = accumulate(sizes[node] for node in ascending)
+    return {node for node, held in zip(ascending, share, strict=True) if held <= _SMALL_SHARE * sum(sizes.values())}
+
+
+def _demotion(one: Sensitivity, small: set[str]) -> Demotion:
+    fallback = Mode.STORAGE if one.mode is Mode.STATIC and one.node not in small else Mode.FLOAT
     return Demotion(fallback, f"{one.mode} quantization of it hurts the worst output too much")
 
 
@@ -141,3 +154,20 @@ class _Counter:
         self.calls += 1
         self._progress("search", self.calls, max(self._expected, self.calls))
         return sqnr
+
+
+def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
+    """Return a planner for a model that was slower than float: its weights are stored, and it computes in float.
+
+    Args:
+        planner: plans with some nodes demoted.
+        plan: of the slow model.
+        speed: how many times as fast as the float model it ran.
+    """
+    reason = f"with integer kernels the model ran {speed:.2f} times as fast as the float model"
+    slow = {
+        decision.node: Demotion(Mode.STORAGE, reason)
+        for decision in plan.decisions
+        if decision.mode is Mode.STATIC and decision.weights
+    }
+    return lambda demotions: planner({**slow, **demotions})

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from onnxq import progress as progress_module
-from onnxq.evaluate import Agreement
+from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.inspection import Inspection
 from onnxq.report import Report
 from onnxq.scheme import Mode
@@ -28,7 +28,7 @@ _STAGES = {
 @contextlib.contextmanager
 def progress_bars() -> Iterator[progress_module.Progress]:
     """Yield a progress function that draws bars on a terminal and says nothing elsewhere."""
-    console = Console(stderr=True)
+    console = _console(stderr=True)
     if not console.is_terminal:
         yield progress_module.silent
         return
@@ -50,9 +50,14 @@ def progress_bars() -> Iterator[progress_module.Progress]:
         yield show
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """Return a console that prints the names of a model as they are, whatever brackets they hold."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def print_report(report: Report) -> None:
     """Print the closing table on stderr."""
-    console = Console(stderr=True)
+    console = _console(stderr=True)
     table = Table(title=report.output or report.model, show_header=False)
     table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
@@ -97,16 +102,16 @@ def print_agreement(agreement: Agreement) -> None:
     for output in agreement.outputs:
         table.add_row(
             output.name,
-            "-" if output.sqnr is None else _decibels(output.sqnr),
+            _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
         )
-    Console().print(table)
+    _console().print(table)
 
 
 def print_inspection(found: Inspection) -> None:
     """Print what is in a model on stdout."""
-    console = Console()
+    console = _console()
     table = Table(title=found.path, show_header=False)
     external = f" and {_size(found.external_bytes)} external" if found.external_bytes else ""
     table.add_row("size", _size(found.bytes) + external)
@@ -130,6 +135,14 @@ def print_inspection(found: Inspection) -> None:
         for weight in found.weights:
             weights.add_row(weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
         console.print(weights)
+
+
+def _sqnr(output: OutputAgreement) -> str:
+    if not output.same_shapes:
+        return "shapes differ"
+    if not output.finite:
+        return "not finite"
+    return "-" if output.sqnr is None else _decibels(output.sqnr)
 
 
 def _decibels(value: float) -> str:

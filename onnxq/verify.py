@@ -113,10 +113,14 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         DataError: a run fails.
     """
     count = len(samples)
-    agreement = compare(open_session(reference), open_session(candidate), evenly(samples, count, _COMPARED_SAMPLES))
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        copy = Path(folder) / "optimized.onnx"
+        session = open_session(candidate, optimized_copy=copy)
+        kernels = _kernels(copy)
+    agreement = compare(open_session(reference), session, evenly(samples, count, _COMPARED_SAMPLES))
     timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds) if timed else None
-    return Verification(agreement, count_kernels(candidate), latency)
+    return Verification(agreement, kernels, latency)
 
 
 def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
@@ -144,7 +148,11 @@ def count_kernels(model: Path) -> Kernels:
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         copy = Path(folder) / "optimized.onnx"
         open_session(model, optimized_copy=copy)
-        counts = Counter(_op_types(onnx.load(copy, load_external_data=False).graph))
+        return _kernels(copy)
+
+
+def _kernels(optimized: Path) -> Kernels:
+    counts = Counter(_op_types(onnx.load(optimized, load_external_data=False).graph))
     return Kernels(
         integer=sum(n for op, n in counts.items() if op in _INTEGER_KERNELS or op.startswith("QLinear")),
         quantize=counts["QuantizeLinear"] + counts["DequantizeLinear"],

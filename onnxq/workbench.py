@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxq.calibration.inputs import Sample
+from onnxq.calibration.chain import ChainedSamples, with_optional
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.inputs import Sample, model_inputs
+from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.evaluate import agreement_of, output_names
-from onnxq.graph import Graph, Variable, load, save, scopes
+from onnxq.graph import Graph, Variable, load, save, scopes, skeleton
 from onnxq.parameters import RangeMethod, activation_parameters
 from onnxq.passes import (
     InsertQuantizeDequantize,
@@ -55,13 +59,34 @@ class Workbench:
         """Plan with some nodes taken out of integer arithmetic."""
         return make_plan(self.graph, self.scheme, self.target, demotions)
 
-    def calibrate(self, plan: Plan, samples: SampleSource, progress: Progress) -> Statistics:
-        """Run the float model and collect statistics of every tensor that the plan needs."""
+    def samples(
+        self,
+        source: str | Path | Iterable[Sample],
+        images: ImageOptions | None,
+        limit: int | None,
+        chain: Mapping[str, str],
+    ) -> SampleSource:
+        """Open samples for the model; chained inputs are completed with what the float model leaves behind."""
+        inputs = with_optional(model_inputs(skeleton(self.graph)), chain)
+        samples = open_samples(source, inputs, images=images, limit=limit)
+        return ChainedSamples(samples, self.prepared, chain) if chain else samples
+
+    def calibrate(
+        self, plan: Plan, samples: SampleSource, progress: Progress, collection: Collection | None = None
+    ) -> Statistics:
+        """Run the float model and collect statistics of every tensor that the plan needs.
+
+        Told how to collect them, they have a provenance, which takes reading all samples and the model once more.
+        """
+
+        def told(done: int, total: int) -> None:
+            progress("calibrate", done, total)
+
         if not plan.taps:
             return Statistics(0, {})
-        return collect(
-            self.prepared, samples, plan.taps, progress=lambda done, total: progress("calibrate", done, total)
-        )
+        if collection is None:
+            return collect(self.prepared, samples, plan.taps, progress=told)
+        return calibrate_tensors(self.prepared, samples, plan.taps, collection, progress=told)
 
     def build(
         self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool
@@ -104,6 +129,7 @@ class Trials:
         samples: the samples that every candidate runs.
         names: of the outputs.
         expected: the float model's outputs for each sample.
+        measured: what sqnr() found.
     """
 
     bench: Workbench
@@ -111,9 +137,19 @@ class Trials:
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
+    measured: dict[tuple[Plan, str], float] = field(default_factory=dict)
 
     def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
-        """Return the SQNR in decibels of the worst output of a plan's model; -inf when it is not finite."""
+        """Return the SQNR in decibels of the worst output of a plan's model; -inf when it is not finite.
+
+        What was measured before is remembered.
+        """
+        key = plan, repr(ranges)
+        if key not in self.measured:
+            self.measured[key] = self._measure(plan, ranges)
+        return self.measured[key]
+
+    def _measure(self, plan: Plan, ranges: RangeMethod) -> float:
         candidate = self.bench.prepared.with_name("candidate.onnx")
         self.bench.build(plan, self.statistics, ranges, candidate, external_data=False)
         session = open_session(candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ _GENERATORS = frozenset(
         "Upsample",
     }
 )
+_ELEMENT_BYTES = 8
 # Smaller integers are shape arithmetic, larger ones the codes of stored weights.
 _SMALLEST_CODES = 256
 
@@ -65,11 +67,11 @@ class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
     Leaves quantization, weights stored as 8-bit codes behind a Cast, random numbers, control flow, custom operators,
-    outputs of a graph, and results larger than ``largest``. Constants are fed to onnxruntime, so they are not copied
-    into a model first.
+    outputs of a graph, results larger than ``largest``, and those that together make the model larger by more than
+    that. Constants are fed to onnxruntime, so they are not copied into a model first.
 
     Attributes:
-        largest: bytes that one result may have.
+        largest: bytes that one result may have, and by which all results may exceed what they are computed from.
     """
 
     largest: int = 256 * 2**20
@@ -84,13 +86,16 @@ class FoldConstants(Pass):
                 continue
             # One node that cannot be computed must not keep the others.
             stuck = [node for node in cone if not self._folds(scope, (node,), graph.opset, changed)]
-            left.extend((node.name, "onnxruntime cannot compute it alone, or its result is too large") for node in stuck)
+            left.extend(
+                (node.name, "onnxruntime cannot compute it alone, or its result is too large") for node in stuck
+            )
         return Changes(tuple(changed), tuple(left))
 
     def _cone(self, scope: Graph, left: list[tuple[str, str]]) -> tuple[Node, ...]:
         """Return the nodes that depend on constants alone, in graph order."""
-        known: set[Variable] = set()
+        known: dict[Variable, int] = {}
         cone = []
+        grown = 0
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
             if (
@@ -100,22 +105,26 @@ class FoldConstants(Pass):
                 or node.bodies()
             ):
                 continue
-            if obstacle := self._obstacle(node):
+            read = [known[tensor] if tensor in known else math.prod(tensor.shape) for tensor in inputs]
+            made = _most_elements(node, read)
+            more = max(0, (made or 0) - sum(read)) * _ELEMENT_BYTES
+            if obstacle := self._obstacle(node, made, grown + more):
                 left.append((node.name, obstacle))
                 continue
+            grown += more
             cone.append(node)
-            known.update(node.outputs)
+            known.update(dict.fromkeys(node.outputs, made or 0))
         return tuple(cone)
 
-    def _obstacle(self, node: Node) -> str:
+    def _obstacle(self, node: Node, made: int | None, grown: int) -> str:
         if node.op == "Cast" and _is_codes(node.inputs[0]):
             return "decodes a stored weight"
-        for tensor in node.outputs:
-            if tensor.shape is None or not all(isinstance(extent, int) for extent in tensor.shape):
-                if node.op in _GENERATORS:
-                    return "the size of its result is not known"
-            elif int(np.prod(tensor.shape, dtype=np.float64)) * 8 > self.largest:
-                return f"its result of shape {list(tensor.shape)} is too large"
+        if made is None:
+            return "the size of its result is not known"
+        if made * _ELEMENT_BYTES > self.largest:
+            return f"its result of up to {made} elements is too large"
+        if grown > self.largest:
+            return "its result and those before it make the model too large"
         return ""
 
     def _folds(self, scope: Graph, nodes: Sequence[Node], opset: int, changed: list[str]) -> bool:
@@ -145,6 +154,23 @@ class FoldConstants(Pass):
             scope.initializers.append(tensor)
             changed.append(tensor.name)
         return True
+
+
+def _most_elements(node: Node, read: Sequence[int]) -> int | None:
+    """Return how many elements the largest output has, or at most may have; None when its inputs do not tell.
+
+    Args:
+        node: its inferred shapes count, where there are any.
+        read: elements of its inputs; broadcasting and products make at most as many as they have multiplied.
+    """
+    shapes = [tensor.shape for tensor in node.outputs if tensor.name]
+    if all(shape is not None and all(isinstance(extent, int) for extent in shape) for shape in shapes):
+        return max((math.prod(shape) for shape in shapes), default=0)
+    if node.op in _GENERATORS:
+        return None
+    if node.op == "Concat":
+        return sum(read)
+    return max(sum(read), math.prod(elements for elements in read if elements))
 
 
 def _is_plain(tensor: Constant) -> bool:

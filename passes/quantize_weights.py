@@ -33,7 +33,7 @@ class QuantizeWeights(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
         names = Names(graph)
-        before: dict[Node, list[Node]] = {}
+        decoders: list[Node] = []
         changed, left = [], []
         for node in graph.nodes:
             decision = self.plan.by_node.get(node.name)
@@ -42,9 +42,10 @@ class QuantizeWeights(Pass):
             if not isinstance(node.inputs[decision.weights[0].index], Constant):
                 left.append((node.name, "its weight is codes already"))
                 continue
-            before[node] = self._quantize(node, decision, names)
+            decoders.extend(self._quantize(node, decision, names))
             changed.append(node.name)
-        insert_nodes(graph, before=before)
+        # In front of the graph: onnxruntime takes quadratic time to load nodes without data spread among the others.
+        insert_nodes(graph, first=decoders)
         return Changes(tuple(changed), tuple(left))
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:

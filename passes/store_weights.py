@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -50,7 +50,7 @@ class StoreWeights(Pass):
                 for weight in decision.weights if decision and decision.mode is Mode.STORAGE else ():
                     source = node.inputs[weight.index]
                     if isinstance(source, Constant):
-                        key = (source, Weight(0, weight.tensor, weight.spec, weight.axis % len(source.shape)))
+                        key = (source, replace(weight, index=0, axis=weight.axis % len(source.shape)))
                         wanted.setdefault(key, []).append(node)
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}

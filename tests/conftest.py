@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,9 +14,10 @@ from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import read_model
-from onnxq.pipeline import Quantized, prepare, quantize
+from onnxq.pipeline import Quantized, quantize
 from onnxq.plan import Demotion, Plan
 from onnxq.planner import make_plan
+from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session
 from onnxq.scheme import Scheme
@@ -24,6 +25,7 @@ from onnxq.targets import TARGETS
 
 Weight = tuple[int, ...] | NDArray[Any]
 Samples = list[dict[str, NDArray[Any]]]
+RunningGraph = Callable[[Path], onnx.GraphProto]
 
 
 class Build(Protocol):
@@ -75,7 +77,7 @@ def build() -> Build:
 
 
 @pytest.fixture(scope="session")
-def samples_for():
+def samples_for() -> Callable[..., Samples]:
     """Return a function: a model to a few samples of standard normal values."""
     return _samples_for
 
@@ -105,7 +107,7 @@ def quantize_to() -> QuantizeTo:
 
 
 @pytest.fixture(scope="session")
-def running_graph(tmp_path_factory: pytest.TempPathFactory):
+def running_graph(tmp_path_factory: pytest.TempPathFactory) -> RunningGraph:
     """Return a function: a model file to the graph that runs after onnxruntime's optimisations."""
     folder = tmp_path_factory.mktemp("optimized")
 
@@ -118,7 +120,7 @@ def running_graph(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="session")
-def lonely_pairs(running_graph):
+def lonely_pairs(running_graph: RunningGraph) -> Callable[[Path], list[str]]:
     """Return a function: a model file to the QuantizeLinear nodes that only a DequantizeLinear reads when it runs."""
 
     def lonely_pairs(path: Path) -> list[str]:

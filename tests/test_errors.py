@@ -14,3 +14,9 @@ def test_the_nearest_name_is_suggested_only_when_there_is_one() -> None:
     assert errors.nearest("minmx", ["minmax", "mse"]) == "; did you mean 'minmax'?"
     assert errors.nearest("zzz", ["minmax", "mse"]) == ""
     assert errors.nearest("x", []) == ""
+
+
+def test_a_message_with_names_made_to_hurt_is_one_printable_line_of_bounded_length() -> None:
+    assert str(errors.ModelError("node 'a\nb\x1b[2J' is bad")) == "node 'a b [2J' is bad"
+    assert len(str(errors.ModelError(f"node {'x' * 10_000} is bad"))) < 700
+    assert str(errors.ModelError(f"node {'x' * 10_000} is bad")).endswith("xxx is bad")

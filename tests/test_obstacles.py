@@ -84,14 +84,21 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (32, 32), "b": (1,)},
             "n",
             Mode.STORAGE,
-            "its bias has 1 values for 32 channels",
+            "its bias of shape [1] is not one value for each of 32 channels",
         ),
         (
             "(float[4,32] x) => (float[4,32] y) { [n] y = Gemm(x, w, b) }",
             {"w": (32, 32), "b": (4, 32)},
             "n",
             Mode.STORAGE,
-            "its bias has 128 values for 32 channels",
+            "its bias of shape [4, 32] is not one value for each of 32 channels",
+        ),
+        (
+            "(float[32,32] x) => (float[32,32] y) { [n] y = Gemm(x, w, b) }",
+            {"w": (32, 32), "b": (32, 1)},
+            "n",
+            Mode.STORAGE,
+            "its bias of shape [32, 1] is not one value for each of 32 channels",
         ),
         (
             "(float[1,33001] x) => (float[1,2] y) { [n] y = MatMul(x, w) }",
@@ -129,14 +136,18 @@ HALF = np.ones((32, 32), np.float16)
             "Add takes a constant as data",
         ),
         (
-            '(float[1,8,4,4] x) => (float[1,8,8,8] y) { [c] a = Conv(x, w) [n] b = Resize <mode = "linear"> (a, , s) [d] y = Conv(b, w) }',
+            """(float[1,8,4,4] x) => (float[1,8,8,8] y) {
+            [c] a = Conv(x, w) [n] b = Resize <mode = "linear"> (a, , s) [d] y = Conv(b, w)
+            }""",
             {"w": (8, 8, 1, 1), "s": np.array([1, 1, 2, 2], np.float32)},
             "n",
             Mode.FLOAT,
             "Resize that interpolates changes its results on codes",
         ),
         (
-            "(float[1,8,4,4] x) => (float[1,8,2,2] y, int64[1,8,2,2] i) { [c] a = Conv(x, w) [n] b, i = MaxPool <kernel_shape = [3,3]> (a) [d] y = Conv(b, w) }",
+            """(float[1,8,4,4] x) => (float[1,8,2,2] y, int64[1,8,2,2] i) {
+            [c] a = Conv(x, w) [n] b, i = MaxPool <kernel_shape = [3,3]> (a) [d] y = Conv(b, w)
+            }""",
             {"w": (8, 8, 1, 1)},
             "n",
             Mode.FLOAT,

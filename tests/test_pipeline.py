@@ -10,10 +10,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import onnxq
 from onnxq.calibration.ranges import MinMax
 from onnxq.errors import FidelityError, ModelError
-from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, prepare, quantize
+from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
 from onnxq.plan import METADATA_KEY
 from onnxq.scheme import Mode, Rule, Scheme
 
@@ -160,17 +159,6 @@ def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) ->
     samples = [{"x": np.random.default_rng(i).standard_normal((2, 32)).astype(np.float32)} for i in range(4)]
     assert quantize(model, samples, seconds=0, scheme="int8-storage").graph.opset == 11
     assert quantize(model, samples, seconds=0).graph.opset == 13
-
-
-def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
-    from onnxq.evaluate import compare_files
-
-    for name in NAMES:
-        onnxq.save(prepare(onnxq.load(MODELS / f"{name}.onnx")), tmp_path / "prepared.onnx")
-        agreement = compare_files(MODELS / f"{name}.onnx", tmp_path / "prepared.onnx", CALIB, limit=8)
-        assert agreement.worst_sqnr > 100, name
-        ops = {node.op for node in onnxq.load(tmp_path / "prepared.onnx").nodes}
-        assert not ops & {"BatchNormalization", "Constant", "Identity", "Dropout"}, name
 
 
 def test_a_model_without_weights_is_refused() -> None:

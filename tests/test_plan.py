@@ -41,5 +41,7 @@ def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:
 
 
 def test_plans_are_values() -> None:
-    assert PLAN == Plan(PLAN.decisions, PLAN.activations, "int8", "onnxruntime-cpu")
-    assert hash(PLAN) == hash(Plan(PLAN.decisions, PLAN.activations, "int8", "onnxruntime-cpu"))
+    twin = Plan(PLAN.decisions, PLAN.activations, "int8", "onnxruntime-cpu")
+    assert twin == PLAN
+    assert hash(twin) == hash(PLAN)
+    assert twin != Plan(PLAN.decisions, (), "int8", "onnxruntime-cpu")

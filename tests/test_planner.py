@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from onnxq import planner
 from onnxq.errors import SchemeError
 from onnxq.graph import read_model
 from onnxq.operators import OPERATORS
-from onnxq.pipeline import prepare
 from onnxq.plan import Decision, Demotion, Plan
+from onnxq.preparation import prepare
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.verify import count_kernels
 
@@ -488,10 +489,7 @@ def chain(count: int) -> ModelProto:
     """Return ``count`` pooling nodes behind a convolution, which nothing integer follows."""
     names = ["c", *(f"t{index}" for index in range(count))]
     nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv")]
-    nodes += [
-        helper.make_node("MaxPool", [one], [other], other, kernel_shape=[1, 1])
-        for one, other in zip(names, names[1:], strict=False)
-    ]
+    nodes += [helper.make_node("MaxPool", [one], [other], other, kernel_shape=[1, 1]) for one, other in pairwise(names)]
     value = helper.make_tensor_value_info
     weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
     graph = helper.make_graph(

@@ -84,6 +84,9 @@ def test_bias_and_products_never_overflow_int32(
     assert np.abs(bias_codes.codes.astype(np.int64)).max() <= 2**30 + 1
     assert (products + np.abs(bias_codes.codes.astype(np.int64))).max() < 2**31
     assert np.isfinite(codes.parameters.scale).all()
+    # The kernel knows no scale of the bias: it is the product of the other two.
+    product = np.float32(input_scale) * codes.parameters.scale.reshape(bias_codes.parameters.scale.shape)
+    np.testing.assert_allclose(bias_codes.parameters.scale, product, rtol=1e-6)
     assert codes.parameters.scale.shape == ((outputs, 1) if per_channel else ())
     assert bias_codes.parameters.scale.shape == ((outputs,) if per_channel else ())
 

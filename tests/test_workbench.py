@@ -7,8 +7,8 @@ import pytest
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import load, save
-from onnxq.pipeline import prepare
 from onnxq.plan import Demotion, Plan
+from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.calibration.images import IMAGE_SUFFIXES, ImageOptions, read_image
-from onnxq.calibration.inputs import Input, Sample, Shape, check_signature
+from onnxq.calibration.inputs import Input, Sample, Shape, check_signature, required
 from onnxq.errors import DataError, nearest
 
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
@@ -95,12 +95,13 @@ def _file(path: Path, inputs: Sequence[Input], images: ImageOptions | None) -> P
         return npz_part(path, inputs)
     if suffix not in _ONE_ARRAY | {".pb"}:
         raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
-    if len(inputs) > 1:
-        names = ", ".join(repr(entry.name) for entry in inputs)
+    needed = required(inputs)
+    if len(needed) > 1:
+        names = ", ".join(repr(entry.name) for entry in needed)
         raise DataError(
             f"{path} holds one array, expected arrays for {names}; save them in one .npz file or in a folder per sample"
         )
-    (entry,) = inputs
+    (entry,) = needed
     if suffix == ".npy":
         return _arrays_part(path, {entry.name: npy_array(path)}, inputs)
     if suffix == ".pb":
@@ -116,7 +117,7 @@ def _sample_folder(
     if tensors:
         return Part(str(folder), 1, lambda: [_read_tensors(folder, tensors, inputs)])
     arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
-    if len(inputs) == 1 or not arrays:
+    if len(required(inputs)) == 1 or not arrays:
         return None
     if mixed := next((path for path in files if _suffix(path) == ".npz"), None):
         raise DataError(
@@ -186,9 +187,10 @@ def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Inp
 
 def _stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
     """Return how many samples are stacked in arrays of these shapes, or None for a single sample."""
-    if {entry.name for entry in inputs} != set(shapes) or any(entry.shape is None for entry in inputs):
+    given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
+    if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
         return None
-    pairs = [(shapes[entry.name], entry.shape or ()) for entry in inputs]
+    pairs = [(shapes[entry.name], entry.shape or ()) for entry in given]
     leading = {shape[0] if shape else None for shape, _ in pairs}
     if len(leading) != 1 or None in leading:
         return None

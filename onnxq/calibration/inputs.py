@@ -21,6 +21,8 @@ Signature: TypeAlias = Mapping[str, tuple[np.dtype[Any], Shape]]
 class Input:
     """One graph input: a fixed dim is an int, a symbolic dim its name, an unknown dim None, an unknown rank shape None.
 
+    Samples may leave an `optional` input out.
+
     >>> str(Input("x", np.dtype(np.float32), ("N", 3, None)))
     "'x' float32[N, 3, ?]"
     """
@@ -28,6 +30,7 @@ class Input:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...] | None
+    optional: bool = False
 
     def __str__(self) -> str:
         dims = "any rank" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
@@ -58,7 +61,13 @@ def _input(value: onnx.ValueInfoProto) -> Input:
             f"Graph input {value.name!r} is {kind.removesuffix('_type')}, expected a tensor with an element type; "
             "samples can only feed tensors"
         )
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError as error:
+        raise ModelError(
+            f"Graph input {value.name!r} has the element type {tensor.elem_type}, which onnx does not know; export the "
+            "model again or upgrade onnx"
+        ) from error
     shape = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
     return Input(value.name, dtype, shape)
 
@@ -73,6 +82,11 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Tell whether ``dtype`` is a float type, bfloat16 and float8 included."""
     return dtype.name.startswith(("float", "bfloat"))
+
+
+def required(inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """Return the inputs that every sample has to provide."""
+    return tuple(entry for entry in inputs if not entry.optional)
 
 
 def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> None:
@@ -93,6 +107,8 @@ def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> No
                 f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{nearest(name, wanted)}"
             )
     for name, entry in wanted.items():
+        if name not in found and entry.optional:
+            continue
         if name not in found:
             raise DataError(f"{where}: input {entry} is missing, found {_names(found)}; add an array of that name")
         dtype, shape = found[name]
@@ -131,7 +147,7 @@ def _check_shape(shape: Shape, entry: Input, where: str) -> None:
 def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: str) -> None:
     seen: dict[str, tuple[str, int]] = {}
     for entry in inputs:
-        for wanted, dim in zip(entry.shape or (), shapes[entry.name], strict=False):
+        for wanted, dim in zip(entry.shape or (), shapes.get(entry.name, ()), strict=False):
             if not isinstance(wanted, str):
                 continue
             other, size = seen.setdefault(wanted, (entry.name, dim))
@@ -140,6 +156,11 @@ def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: 
                     f"{where}: dim {wanted!r} is {size} in {other!r} and {dim} in {entry.name!r}, expected one size; "
                     "save both from the same sample"
                 )
+
+
+def sample_bytes(sample: Sample) -> int:
+    """Return the bytes of a sample's arrays."""
+    return sum(int(np.asarray(value).nbytes) for value in sample.values())
 
 
 def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> None:

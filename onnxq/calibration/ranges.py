@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import math
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.sentinels import without_sentinels
 from onnxq.calibration.statistics import TensorStatistics
-from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.errors import DataError, SchemeError
 
 _STEPS = 64
 
@@ -36,7 +34,7 @@ class MinMax:
         Raises:
             DataError: No element was seen.
         """
-        data = _data(statistics)
+        data = data_of(statistics)
         return data.minimum, data.maximum
 
 
@@ -62,7 +60,7 @@ class Percentile:
         Raises:
             DataError: No element was seen.
         """
-        data = _data(statistics)
+        data = data_of(statistics)
         below = np.concatenate([[0], np.cumsum(data.counts)]).astype(np.float64)
         cut = (1 - self.percent / 100) / 2 * below[-1]
         edges = data.edges.clip(data.minimum, data.maximum)
@@ -94,13 +92,8 @@ class MeanSquaredError:
         Raises:
             DataError: No element was seen.
         """
-        data = _data(statistics)
-        edges = data.edges.clip(data.minimum, data.maximum)
-        filled = data.counts > 0
-        # Scaling by the magnitude keeps squares of the largest floats finite.
-        magnitude = max(-data.minimum, data.maximum) or 1.0
-        centers = ((edges[:-1] / 2 + edges[1:] / 2) / magnitude)[filled]
-        weights = data.counts[filled] / data.counts.sum()
+        data = data_of(statistics)
+        magnitude, centers, weights = _normalized(data)
         low, high = min(data.minimum, 0.0) / magnitude, max(data.maximum, 0.0) / magnitude
         steps = np.arange(_STEPS, 0, -1) / _STEPS
         lows, highs = steps * low, steps * high
@@ -113,43 +106,96 @@ class MeanSquaredError:
         return low, max(low, high)
 
 
-RANGES: Mapping[str, type] = MappingProxyType({"minmax": MinMax, "percentile": Percentile, "mse": MeanSquaredError})
+@dataclass(frozen=True)
+class MovingAverage:
+    """Minimum and maximum of each sample, averaged in the order of the samples, however they were run.
 
-
-def parse_range(text: str) -> RangeMethod:
-    """Return the range method for ``minmax``, ``percentile``, ``percentile:99.9``, ``mse`` or ``mse:16``.
+    The first sample counts in full, each later one moves the average by `constant` of its distance.
 
     Raises:
-        SchemeError: The name is unknown, or its number is not one or not allowed.
-
-    >>> parse_range("percentile:99.9")
-    Percentile(percent=99.9)
+        SchemeError: `constant` is not above 0 and at most 1.
     """
-    name, separator, number = text.strip().partition(":")
-    if name not in RANGES:
-        raise SchemeError(
-            f"Range method {name!r} is unknown, expected one of {', '.join(RANGES)}{nearest(name, RANGES)}"
-        )
-    method: Callable[..., RangeMethod] = RANGES[name]
-    if not separator:
-        return method()
-    option = next(iter(dataclasses.fields(RANGES[name])), None)
-    if option is None:
-        raise SchemeError(f"Range method {name!r} takes no number, found {number!r}; write {name!r} alone")
-    default = option.default
-    try:
-        return method(int(number) if isinstance(default, int) else float(number))
-    except ValueError as error:
-        raise SchemeError(
-            f"Range method {text!r} has {number!r} for {option.name}, expected a number as in '{name}:{default}'"
-        ) from error
+
+    constant: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.constant <= 1:
+            raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
+
+    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or the extremes of the samples were not kept.
+        """
+        data = data_of(statistics)
+        if not len(data.samples):
+            raise DataError("The statistics do not tell samples apart, expected their extremes; calibrate again")
+        average = data.extremes[0]
+        for extremes in data.extremes[1:]:
+            average = average + self.constant * (extremes - average)
+        low, high = average.clip(data.minimum, data.maximum).tolist()
+        return low, high
 
 
-def _data(statistics: TensorStatistics) -> TensorStatistics:
+@dataclass(frozen=True)
+class Fixed:
+    """The same range whatever was seen.
+
+    Raises:
+        SchemeError: The ends are not finite, or in the wrong order.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
+
+    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+        """Return (low, high) as given."""
+        return self.low, self.high
+
+
+def expected_errors(
+    statistics: TensorStatistics, lows: NDArray[np.float64], highs: NDArray[np.float64], levels: int
+) -> NDArray[np.float64]:
+    """Return the mean squared error that a uniform quantizer would have with each range, over the histogram.
+
+    Args:
+        statistics: Of at least one element, mask constants left out.
+        lows: Low ends, of shape (candidates,).
+        highs: High ends, of shape (candidates,).
+        levels: Number of codes, one of which stands for zero.
+
+    Returns:
+        Errors relative to the square of the greatest magnitude, float64 of shape (candidates,).
+    """
+    magnitude, centers, weights = _normalized(statistics)
+    return _errors(np.minimum(lows, 0) / magnitude, np.maximum(highs, 0) / magnitude, centers, weights, levels)
+
+
+def data_of(statistics: TensorStatistics) -> TensorStatistics:
+    """Return the statistics of what is data and no mask constant.
+
+    Raises:
+        DataError: No element was seen.
+    """
     data = without_sentinels(statistics)
     if not data.count:
         raise DataError("The tensor had no elements in any sample, expected some; leave it in float or add samples")
     return data
+
+
+def _normalized(data: TensorStatistics) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the greatest magnitude, and centers in units of it and shares of the bins that are not empty."""
+    edges = data.edges.clip(data.minimum, data.maximum)
+    filled = data.counts > 0
+    # Scaling by the magnitude keeps squares of the largest floats finite.
+    magnitude = max(-data.minimum, data.maximum) or 1.0
+    centers = ((edges[:-1] / 2 + edges[1:] / 2) / magnitude)[filled]
+    return magnitude, centers, data.counts[filled] / data.counts.sum()
 
 
 def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: float) -> float:
@@ -170,7 +216,8 @@ def _errors(
     levels: int,
 ) -> NDArray[np.float64]:
     """Return the mean squared error of each candidate range, float64 of shape (candidates,)."""
-    scales = (highs - lows)[:, None] / (levels - 1)
+    # A range of zero width gives every element the code of zero.
+    scales = np.maximum((highs - lows)[:, None] / (levels - 1), np.finfo(np.float64).tiny)
     zeros = np.rint(-lows[:, None] / scales)
     codes = np.clip(np.rint(centers / scales) + zeros, 0, levels - 1)
     deviations = (codes - zeros) * scales - centers

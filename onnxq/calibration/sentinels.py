@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.calibration.statistics import BINS, MASK, TensorStatistics
+from onnxq.calibration.bins import BINS
+from onnxq.calibration.statistics import MASK, TensorStatistics
 
 
 def sentinels(statistics: TensorStatistics) -> tuple[float, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,18 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.arrays import npz_arrays
+from onnxq.calibration.bins import MINIMUM_EXPONENT, bin_of, bins_of, exponent_of, stride_of
 from onnxq.calibration.inputs import is_floating
-from onnxq.errors import DataError, OutputError
+from onnxq.calibration.provenance import Provenance
+from onnxq.errors import DataError
 
-BINS = 4096
-"""Most bins of a histogram."""
 MASK = 8192.0
 """Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
 
-_FORMAT = "onnxq statistics 1"
-_MINIMUM_EXPONENT = -1074
 _BLOCK = 1 << 16
+# Up to so many samples, what grows with them is small beside the histograms.
+_LEVEL = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +39,19 @@ class TensorStatistics:
         counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; of all elements, or of an even selection
             where `observe` was given a limit.
         core: Statistics of the elements below `MASK` in magnitude if some are not, else None.
+        samples: The samples that were observed with an index and held elements, int64 of shape (samples,), rising.
+        extremes: Minimum and maximum of each of these, float64 of shape (samples, 2), for what depends on their order.
     """
 
     count: int = 0
     minimum: float = math.inf
     maximum: float = -math.inf
-    exponent: int = _MINIMUM_EXPONENT
+    exponent: int = MINIMUM_EXPONENT
     first: int = 0
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     core: TensorStatistics | None = None
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    extremes: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def width(self) -> float:
@@ -68,6 +70,8 @@ class TensorStatistics:
             and (self.exponent, self.first) == (other.exponent, other.first)
             and np.array_equal(self.counts, other.counts)
             and self.core == other.core
+            and np.array_equal(self.samples, other.samples)
+            and np.array_equal(self.extremes, other.extremes)
         )
 
     def __hash__(self) -> int:
@@ -89,7 +93,7 @@ def observe(
     Args:
         array: float16, bfloat16, float32, float64 or float8; may be empty.
         name: The tensor, for errors.
-        sample: The index of the sample, for errors.
+        sample: The index of the sample, whose extremes are then kept, and for errors.
         histogram_elements: A larger array is counted into the histogram at about that many evenly spaced elements.
 
     Raises:
@@ -113,11 +117,13 @@ def observe(
             f"Tensor {name!r} holds {bad} NaN or infinite values of {values.size}{at}, expected finite values; "
             "check the sample and the float model, or keep the tensor in float"
         )
-    outer = _histogram(values, minimum, maximum, histogram_elements)
+    outer = _histogram(values, minimum, maximum, histogram_elements, sample)
     if max(-minimum, maximum) < MASK:
         return outer
     inner = values[np.abs(values) < MASK]
-    core = _histogram(inner, float(inner.min()), float(inner.max()), histogram_elements) if inner.size else EMPTY
+    core = EMPTY
+    if inner.size:
+        core = _histogram(inner, float(inner.min()), float(inner.max()), histogram_elements, sample)
     return replace(outer, core=core)
 
 
@@ -126,9 +132,9 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
     if not a.count or not b.count:
         return a if a.count else b
     minimum, maximum = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
-    exponent = _exponent(minimum, maximum)
-    first = _bin(minimum, exponent)
-    counts = np.zeros(_bin(maximum, exponent) - first + 1, np.int64)
+    exponent = exponent_of(minimum, maximum)
+    first = bin_of(minimum, exponent)
+    counts = np.zeros(bin_of(maximum, exponent) - first + 1, np.int64)
     for part in (a, b):
         if exponent == part.exponent:
             counts[part.first - first : part.first - first + len(part.counts)] += part.counts
@@ -137,50 +143,53 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
             bins = np.arange(part.first, part.first + len(part.counts)) >> min(exponent - part.exponent, 63)
             np.add.at(counts, bins - first, part.counts)
     core = None if a.core is None and b.core is None else merge(_core(a), _core(b))
-    return replace(_statistics(a.count + b.count, minimum, maximum, counts), core=core)
+    samples, extremes = _merged_extremes(a, b)
+    return TensorStatistics(a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What calibration saw: the number of samples, and the statistics of each tensor by name."""
+    """What calibration saw: the number of samples, and the statistics of each tensor by name.
+
+    Args:
+        samples: How many samples were run.
+        tensors: Statistics by tensor name.
+        provenance: Which model and samples these are of, where that is known; two statistics are equal without it.
+    """
 
     samples: int = 0
     tensors: Mapping[str, TensorStatistics] = field(default_factory=lambda: MappingProxyType({}))
+    provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of the samples of both; tensors that only one has are kept."""
+        """Return the statistics of the samples of both; tensors that only one has are kept.
+
+        Raises:
+            DataError: Both are known to be of different models, or to hold the same sample.
+        """
         names = dict.fromkeys([*self.tensors, *other.tensors])
         merged = {name: merge(self.tensors.get(name, EMPTY), other.tensors.get(name, EMPTY)) for name in names}
-        return Statistics(self.samples + other.samples, MappingProxyType(merged))
+        provenance = self.provenance.merge(other.provenance)
+        return Statistics(self.samples + other.samples, MappingProxyType(merged), provenance)
+
+    def select(self, names: Iterable[str]) -> Statistics:
+        """Return the statistics of the named tensors only, in that order."""
+        return replace(self, tensors=MappingProxyType({name: self.tensors[name] for name in names}))
+
+    def join(self, other: Statistics) -> Statistics:
+        """Return the tensors of both, which were seen in the same samples; a tensor of both is taken from `self`."""
+        assert self.samples == other.samples, "only statistics of the same samples can be joined"
+        return replace(self, tensors=MappingProxyType({**other.tensors, **self.tensors}))
 
     def save(self, path: Path) -> None:
-        """Write one ``.npz`` file without pickles: a JSON header and the counts of all bins.
+        """Write one ``.npz`` file without pickles; equal statistics of equal provenance are written as equal bytes.
 
         Raises:
             OutputError: The file cannot be written; nothing is left behind.
         """
-        chains = {name: [part for part in (tensor, tensor.core) if part] for name, tensor in self.tensors.items()}
-        header = {
-            "format": _FORMAT,
-            "samples": self.samples,
-            "tensors": {
-                name: [[part.count, part.minimum, part.maximum, len(part.counts)] for part in parts]
-                for name, parts in chains.items()
-            },
-        }
-        arrays = {
-            "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-            "counts": np.concatenate([EMPTY.counts, *(part.counts for parts in chains.values() for part in parts)]),
-        }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as stream:
-                np.savez_compressed(stream, allow_pickle=False, **arrays)
-            temporary.replace(path)
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        from onnxq.calibration.storage import save_statistics
+
+        save_statistics(self, path)
 
     @staticmethod
     def load(path: Path) -> Statistics:
@@ -189,100 +198,99 @@ class Statistics:
         Raises:
             DataError: The file cannot be read, or is not what `save` wrote.
         """
-        arrays = npz_arrays(path)
-        try:
-            header = json.loads(arrays["header"].read().tobytes())
-            counts = arrays["counts"].read().astype(np.int64, casting="safe")
-            ends = np.cumsum([bins for parts in header["tensors"].values() for *_, bins in parts], dtype=np.int64)
-            pieces = iter(np.split(counts, ends))
-            tensors = {
-                name: _chained(
-                    [_restored(count, minimum, maximum, next(pieces)) for count, minimum, maximum, _ in parts]
-                )
-                for name, parts in header["tensors"].items()
-            }
-            found, samples = header["format"], int(header["samples"])
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DataError(
-                f"{path} does not hold calibration statistics ({error}), expected a file of onnxq; calibrate again"
-            ) from error
-        if found != _FORMAT:
-            raise DataError(f"{path} has format {found!r}, expected {_FORMAT!r}; calibrate again")
-        return Statistics(samples, MappingProxyType(tensors))
+        from onnxq.calibration.storage import load_statistics
+
+        return load_statistics(path)
 
 
-def _chained(parts: Sequence[TensorStatistics]) -> TensorStatistics:
-    return parts[0] if len(parts) == 1 else replace(parts[0], core=parts[1])
+class Accumulation:
+    """A sum of statistics that grows; merging equals in size keeps the work close to linear in the samples."""
+
+    def __init__(self) -> None:
+        self._latest = Statistics()
+        self._levels: list[Statistics | None] = []
+
+    def add(self, part: Statistics) -> None:
+        """Add the statistics of further samples."""
+        self._latest = self._latest.merge(part)
+        if self._latest.samples < _LEVEL:
+            return
+        carried, self._latest = self._latest, Statistics()
+        for level, held in enumerate(self._levels):
+            if held is None:
+                self._levels[level] = carried
+                return
+            carried, self._levels[level] = held.merge(carried), None
+        self._levels.append(carried)
+
+    def total(self) -> Statistics:
+        """Return the statistics of all that was added."""
+        held = (level for level in self._levels if level is not None)
+        return reduce(Statistics.merge, held, self._latest)
 
 
-def _restored(count: int, minimum: float, maximum: float, counts: NDArray[np.int64]) -> TensorStatistics:
+def restored(
+    count: int,
+    minimum: float,
+    maximum: float,
+    counts: NDArray[np.int64],
+    samples: NDArray[np.int64],
+    extremes: NDArray[np.float64],
+) -> TensorStatistics:
+    """Return the statistics that these numbers were taken from.
+
+    Raises:
+        ValueError: The numbers contradict each other.
+    """
     if not len(counts):
         return EMPTY
-    restored = _statistics(int(count), float(minimum), float(maximum), counts)
-    last = _bin(restored.maximum, restored.exponent)
-    if len(counts) != last - restored.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count:
+    found = replace(_statistics(count, minimum, maximum, counts), samples=samples, extremes=extremes)
+    last = bin_of(found.maximum, found.exponent)
+    if len(counts) != last - found.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count:
         raise ValueError("counts contradict the extremes")
-    return restored
+    if (np.diff(samples) <= 0).any() or not (extremes[:, 0] <= extremes[:, 1]).all():
+        raise ValueError("the extremes of the samples are out of order")
+    return found
 
 
 def _statistics(count: int, minimum: float, maximum: float, counts: NDArray[np.int64]) -> TensorStatistics:
-    exponent = _exponent(minimum, maximum)
-    return TensorStatistics(count, minimum, maximum, exponent, _bin(minimum, exponent), counts)
+    exponent = exponent_of(minimum, maximum)
+    return TensorStatistics(count, minimum, maximum, exponent, bin_of(minimum, exponent), counts)
 
 
 def _core(statistics: TensorStatistics) -> TensorStatistics:
     return statistics if statistics.core is None else statistics.core
 
 
-def _histogram(values: NDArray[Any], minimum: float, maximum: float, elements: int | None) -> TensorStatistics:
+def _merged_extremes(a: TensorStatistics, b: TensorStatistics) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return samples in order with their extremes; a sample that both saw a part of keeps the wider ones."""
+    first, second = (b, a) if len(a.samples) and len(b.samples) and b.samples[0] < a.samples[0] else (a, b)
+    samples = np.concatenate([first.samples, second.samples])
+    extremes = np.concatenate([first.extremes, second.extremes])
+    if not len(first.samples) or not len(second.samples) or first.samples[-1] < second.samples[0]:
+        return samples, extremes
+    once, places = np.unique(samples, return_inverse=True)
+    widest = np.tile([np.inf, -np.inf], (len(once), 1))
+    np.minimum.at(widest[:, 0], places, extremes[:, 0])
+    np.maximum.at(widest[:, 1], places, extremes[:, 1])
+    return once, widest
+
+
+def _histogram(
+    values: NDArray[Any], minimum: float, maximum: float, elements: int | None, sample: int | None
+) -> TensorStatistics:
     # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
     minimum, maximum = minimum + 0.0, maximum + 0.0
-    exponent = _exponent(minimum, maximum)
-    first, last = _bin(minimum, exponent), _bin(maximum, exponent)
+    exponent = exponent_of(minimum, maximum)
+    first, last = bin_of(minimum, exponent), bin_of(maximum, exponent)
     counts = np.zeros(last - first + 1, np.int64)
-    chosen = values[:: _stride(values.size, elements)]
+    chosen = values[:: stride_of(values.size, elements)]
     for start in range(0, chosen.size, _BLOCK):
-        bins = _bins(chosen[start : start + _BLOCK], exponent)
-        counts += np.bincount(bins - first, minlength=len(counts))
-    return _statistics(values.size, minimum, maximum, counts)
-
-
-def _stride(size: int, elements: int | None) -> int:
-    """Return a step that takes about `elements` of `size`; sharing no factor with any axis, it visits all of each."""
-    if elements is None or size <= elements:
-        return 1
-    stride = size // elements
-    while math.gcd(stride, size) > 1:
-        stride += 1
-    return stride
-
-
-def _bins(values: NDArray[Any], exponent: int) -> NDArray[np.int64]:
-    # Multiplying by a power of two from 1 to 2**126 only moves the exponent of a float32, so nothing is rounded.
-    if values.dtype == np.float32 and -126 <= exponent <= 0:
-        return np.floor(values * np.float32(math.ldexp(1.0, -exponent))).astype(np.int64)
-    wide = values.astype(np.float64)
-    bins = np.floor(np.ldexp(wide, -exponent)).astype(np.int64)
-    # A negative denormal may become -0.0 and lose its sign.
-    bins[(bins == 0) & (wide < 0)] = -1
-    return bins
-
-
-def _bin(value: float, exponent: int) -> int:
-    index = math.floor(math.ldexp(value, -exponent))
-    return -1 if index == 0 and value < 0 else index
-
-
-def _exponent(minimum: float, maximum: float) -> int:
-    """Return the least exponent with which at most `BINS` bins cover the range and bin numbers are exact in float64."""
-    magnitude = max(-minimum, maximum)
-    if magnitude == 0:
-        return _MINIMUM_EXPONENT
-    finest = math.frexp(magnitude)[1] - 53
-    # Halving large extremes keeps their difference finite; halving tiny ones would lose it.
-    halving = -1 if magnitude > 1 else 0
-    spread = math.frexp(math.ldexp(maximum, halving) - math.ldexp(minimum, halving))[1] - halving
-    exponent = max(_MINIMUM_EXPONENT, finest, spread - BINS.bit_length() - 1 if maximum > minimum else finest)
-    while _bin(maximum, exponent) - _bin(minimum, exponent) >= BINS:
-        exponent += 1
-    return exponent
+        bins = bins_of(chosen[start : start + _BLOCK], exponent, first)
+        counts += np.bincount(bins, minlength=len(counts))
+    if sample is None:
+        return TensorStatistics(values.size, minimum, maximum, exponent, first, counts)
+    extremes = np.array([[minimum, maximum]])
+    return TensorStatistics(
+        values.size, minimum, maximum, exponent, first, counts, samples=np.array([sample]), extremes=extremes
+    )

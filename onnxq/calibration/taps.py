@@ -21,12 +21,21 @@ def with_taps(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     return tapped
 
 
-def tapped_bytes(data: bytes, outputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+def tapped_bytes(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
     """Return a serialized model with further outputs, without parsing or copying it message by message.
 
     Protobuf defines concatenated messages as merged ones: repeated fields such as the graph's outputs are appended.
+
+    Args:
+        data: The serialized model.
+        outputs: The outputs to add.
+        kept: Tensors that are computed as if they were outputs too, but only their size is given, as ``NAME/size``.
+            What a runtime fuses, and so the last bits of every tensor, depends on which ones are computed.
     """
-    return data + bytes(onnx.ModelProto(graph=onnx.GraphProto(output=outputs)).SerializeToString())
+    nodes = [onnx.helper.make_node("Size", [name], [f"{name}/size"]) for name in kept]
+    sizes = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in kept]
+    graph = onnx.GraphProto(node=nodes, output=[*outputs, *sizes])
+    return data + bytes(onnx.ModelProto(graph=graph).SerializeToString())
 
 
 def tap_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.ValueInfoProto]:

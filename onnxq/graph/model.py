@@ -129,7 +129,9 @@ class Graph(Identity, gs.Graph):
         """Set one entry of the model's metadata_props."""
         if self.model_source is None:
             self.model_source = ModelProto()
-        helper.set_model_props(self.model_source, {**self.metadata, key: value})
+        properties = self.model_source.metadata_props
+        entry = next((entry for entry in properties if entry.key == key), None) or properties.add(key=key)
+        entry.value = value
 
     @property
     def functions(self) -> list[FunctionProto]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, inliner, version_converter
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, checker, inliner, version_converter
 
 from onnxq.errors import ModelError
+from onnxq.graph.functions import check_functions
 from onnxq.graph.model import Graph
 from onnxq.graph.protos import copy_other_fields
 from onnxq.graph.skeleton import Skeleton
@@ -56,11 +57,13 @@ def inline_functions(graph: Graph) -> Graph:
     A graph without functions is returned as it is.
 
     Raises:
-        ModelError: a function cannot be inlined, such as one written for another opset that cannot be converted.
+        ModelError: a function cannot be inlined, such as one that calls itself, or one written for another opset that
+            cannot be converted.
     """
     if not graph.functions:
         return graph
     skeleton = Skeleton.of(graph)
+    check_functions(skeleton.model)
     problem = "the model-local functions cannot be inlined"
     inlined = _run(lambda: inliner.inline_local_functions(skeleton.model, convert_version=True), problem)
     if inlined.functions:
@@ -75,7 +78,7 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
     try:
         return convert()
     # The bindings turn any C++ error into one of these.
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, MemoryError, checker.ValidationError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise ModelError(f"{problem}: {reason}") from error
 

@@ -18,6 +18,9 @@ from onnxq.graph.data_types import data_type_name, data_type_of, is_known, is_pa
 CHUNK_BYTES = 1 << 24
 """Pieces of at most this size are streamed from arrays."""
 
+# What numpy 1 can hold, and far more than any operator takes.
+_MOST_DIMENSIONS = 32
+
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
 
@@ -172,6 +175,8 @@ def check_type_and_dims(subject: str, data_type: int, dims: tuple[int, ...]) -> 
     """Raise ModelError when no tensor can have this type and these dimensions."""
     if not is_known(data_type):
         raise ModelError(f"{subject} has {data_type_name(data_type)}, which this version of onnx cannot store")
+    if len(dims) > _MOST_DIMENSIONS:
+        raise ModelError(f"{subject} has {len(dims)} dimensions, expected at most {_MOST_DIMENSIONS}")
     if any(size < 0 for size in dims):
         raise ModelError(f"{subject} has the shape {list(dims)}; the dimensions of stored values cannot be negative")
 

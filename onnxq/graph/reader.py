@@ -21,11 +21,14 @@ from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.payload import Payload
 from onnxq.graph.protos import DecodeError, read_attribute
+from onnxq.graph.schemas import check_arity
 from onnxq.graph.scopes import Visible
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import export_plain_graph, restore_classes
 
 _GIT_LFS = b"version https://git-lfs"
+# Protobuf reads 100 messages inside one another: a model, and three for each level.
+_DEEPEST = 32
 _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor_type"}
 
 
@@ -57,7 +60,9 @@ def load(path: str | os.PathLike[str]) -> Graph:
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{file} is not an ONNX model, or is cut short; download or export it again") from error
+        raise ModelError(
+            f"{file} is not an ONNX model, is cut short, or nests control flow too deeply; download or export it again"
+        ) from error
     del data
     try:
         return read_model(model, DataFolder.of_model(file))
@@ -151,6 +156,7 @@ class _Scope(Visible):
     """The tensors that nodes of a graph being read can name."""
 
     name: str = ""
+    depth: int = 0
 
     def declare(self, tensor: Tensor, what: str) -> None:
         _check_text(tensor.name)
@@ -178,6 +184,9 @@ class _Reading:
         scope = _Scope(name=proto.name)
         if parent is not None:
             graph.parent, scope.parent = parent
+            scope.depth = parent[1].depth + 1
+            if scope.depth > _DEEPEST:
+                raise ModelError(f"the model nests control flow deeper than {_DEEPEST} levels, which no file can store")
         self._declare_stored_tensors(graph, proto, scope)
         infos = {info.name: info for info in (*proto.value_info, *proto.output)}
         made = [self._outputs(node, scope, infos) for node in proto.node]
@@ -238,6 +247,8 @@ class _Reading:
         domain = proto.domain if proto.HasField("domain") else None
         if domain in (None, "", "ai.onnx") and "" not in self.opset_imports:
             raise ModelError(f"{_describe(proto)} is an ONNX operator, but the model imports no opset of domain ''")
+        if domain in (None, "", "ai.onnx"):
+            check_arity(proto, self.opset_imports[""])
         node = Node(
             proto.op_type, proto.name, self._attributes(proto.attribute, (graph, scope)), inputs, outputs, domain
         )

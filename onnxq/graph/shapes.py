@@ -16,6 +16,8 @@ from onnxq.graph.scopes import scopes
 from onnxq.graph.skeleton import skeleton
 
 _INVENTED = "unk__"
+_MOST_PROPAGATED = 1 << 20
+_PROPAGATING = frozenset(schema.name for schema in defs.get_all_schemas() if schema.has_data_propagation_function)
 
 
 def infer_shapes(graph: Graph) -> None:
@@ -59,11 +61,36 @@ def _infer(model: ModelProto) -> ModelProto | None:
             for info in model.graph.output:
                 info.ClearField("type")
         try:
+            known = shape_inference.infer_shapes(model)
+            if _propagated(known.graph) > _MOST_PROPAGATED:
+                return known
             return shape_inference.infer_shapes(model, data_prop=True)
         # The bindings turn any C++ error into one of these, and none of them should keep a user from going on.
-        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError):
+        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
             continue
     return None
+
+
+def _propagated(graph: GraphProto) -> int:
+    """Return how many values onnx would hold to propagate data, which it does for every vector of known length.
+
+    A few concatenations of a vector with itself are more than any memory holds.
+    """
+    sizes: dict[str, int] = {}
+    total = 0
+    for scope in _graphs(graph):
+        for info in (*scope.input, *scope.value_info, *scope.output):
+            dims = info.type.tensor_type.shape.dim
+            if len(dims) == 1:
+                sizes[info.name] = dims[0].dim_value
+        sizes.update({tensor.name: tensor.dims[0] for tensor in scope.initializer if len(tensor.dims) == 1})
+        for node in scope.node:
+            if node.domain in ("", "ai.onnx") and node.op_type in _PROPAGATING:
+                read = [sizes.get(name, 1) for name in node.input]
+                made = sum(read) if node.op_type == "Concat" else max(read, default=0)
+                sizes.update(dict.fromkeys(node.output, made))
+                total += made
+    return total
 
 
 def _sanitise(graph: GraphProto) -> set[str]:

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.calibration.inputs import Input, check_sample, model_inputs
+from onnxq.calibration.inputs import Input, check_sample, model_inputs, sample_bytes
 from onnxq.errors import DataError, ModelError
 
 FLOAT = np.dtype(np.float32)
@@ -98,3 +98,14 @@ def test_strings_are_accepted_for_string_inputs_only() -> None:
     check_sample({"t": np.array(["a", "bc"])}, (text,), "s")
     with pytest.raises(DataError, match="expected strings"):
         check_sample({"t": np.zeros(2)}, (text,), "s")
+
+
+def test_an_input_of_an_unknown_element_type_is_refused() -> None:
+    value = helper.make_tensor_value_info("x", 99, [1])
+    model = helper.make_model(helper.make_graph([], "g", [value], [value]))
+    with pytest.raises(ModelError, match="'x' has the element type 99, which onnx does not know"):
+        model_inputs(model)
+
+
+def test_the_bytes_of_a_sample_are_those_of_its_arrays() -> None:
+    assert sample_bytes({"x": np.zeros((2, 3), np.float32), "n": np.int64(1)[None]}) == 32

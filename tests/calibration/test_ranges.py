@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,13 +10,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from onnxq.calibration.ranges import RANGES, MeanSquaredError, MinMax, Percentile, RangeMethod, parse_range
-from onnxq.calibration.statistics import EMPTY, observe
-from onnxq.errors import DataError, SchemeError
+from onnxq.calibration.entropy import Entropy
+from onnxq.calibration.histogram_search import HistogramSearch
+from onnxq.calibration.range_table import Auto
+from onnxq.calibration.ranges import (
+    Fixed,
+    MeanSquaredError,
+    MinMax,
+    MovingAverage,
+    Percentile,
+    RangeMethod,
+    expected_errors,
+)
+from onnxq.calibration.statistics import EMPTY, merge, observe
+from onnxq.errors import DataError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)
 FLOATS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
-METHODS = [MinMax(), Percentile(), Percentile(50), MeanSquaredError(), MeanSquaredError(4)]
+METHODS: list[RangeMethod] = [
+    MinMax(),
+    Percentile(),
+    Percentile(50),
+    MeanSquaredError(),
+    MeanSquaredError(4),
+    MovingAverage(),
+    Entropy(),
+    Entropy(8),
+    HistogramSearch(),
+    Auto(),
+]
 
 
 def squared_error(values: NDArray[np.float64], low: float, high: float, levels: int) -> float:
@@ -27,15 +52,16 @@ def squared_error(values: NDArray[np.float64], low: float, high: float, levels: 
 @settings(max_examples=60)
 @given(FLOATS, st.sampled_from(METHODS))
 def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float32], method: RangeMethod) -> None:
-    low, high = method(observe(values))
-    inner = MinMax()(observe(values))
+    seen = observe(values, sample=0)
+    low, high = method(seen)
+    inner = MinMax()(seen)
     assert inner[0] <= low <= high <= inner[1]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_constant_is_its_own_range(method: RangeMethod) -> None:
-    assert method(observe(np.zeros(5))) == (0, 0)
-    low, high = method(observe(np.full(5, 3.0)))
+    assert method(observe(np.zeros(5), sample=0)) == (0, 0)
+    low, high = method(observe(np.full(5, 3.0), sample=0))
     assert high == 3.0
     assert low == 3.0
 
@@ -49,7 +75,7 @@ def test_no_elements_have_no_range(method: RangeMethod) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_mask_constants_do_not_widen_a_range(method: RangeMethod) -> None:
     masked = np.concatenate([NORMAL, np.full(50_000, -3.4e38)])
-    assert method(observe(masked)) == method(observe(NORMAL))
+    assert method(observe(masked, sample=0)) == method(observe(NORMAL, sample=0))
 
 
 def test_min_max_is_exact() -> None:
@@ -95,39 +121,47 @@ def test_mse_keeps_the_ends_of_a_uniform_distribution() -> None:
     assert (low, high) == pytest.approx((-1, 1), abs=1 / 64)
 
 
-@pytest.mark.parametrize(
-    ("text", "method"),
+PUBLISHED = [
     [
-        ("minmax", MinMax()),
-        ("percentile", Percentile(99.99)),
-        ("percentile:99.9", Percentile(99.9)),
-        ("mse", MeanSquaredError(256)),
-        ("mse:16", MeanSquaredError(16)),
+        [-0.059, 1.1674, 0.7119, -1.127],
+        [-1.3974, 0.5077, -0.5601, 0.0683],
+        [-0.0929, 0.9473, 0.7159, -0.4574],
     ],
-)
-def test_methods_are_parsed(text: str, method: RangeMethod) -> None:
-    assert parse_range(text) == method
+    [[-0.0236, -0.7599, 1.029, 0.8914], [-1.1727, -1.2556, -0.2271, 0.9568], [-0.25, 1.4579, 1.4707, 0.4043]],
+]
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_every_method_is_parsed_by_its_name(name: str) -> None:
-    assert isinstance(parse_range(name), RANGES[name])
+def test_a_moving_average_is_that_of_pytorch_on_its_published_example() -> None:
+    seen = reduce(merge, (observe(np.float32(values), sample=index) for index, values in enumerate(PUBLISHED)))
+    low, high = MovingAverage()(seen)
+    assert (high - low) / 255 == pytest.approx(0.010064372792840004, rel=1e-6)
+    assert round(-low / ((high - low) / 255)) == 139
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("percentil", "did you mean 'percentile'"),
-        ("", "Range method '' is unknown"),
-        ("minmax:3", "'minmax' takes no number, found '3'"),
-        ("percentile:high", "'high' for percent, expected a number as in 'percentile:99.99'"),
-        ("percentile:0", "Percentile is 0.0, expected above 0"),
-        ("percentile:nan", "Percentile is nan"),
-        ("percentile:101", "Percentile is 101.0"),
-        ("mse:1", "MSE levels are 1, expected at least 2"),
-        ("mse:2.5", "'2.5' for levels"),
-    ],
-)
-def test_a_wrong_method_is_told_why(text: str, message: str) -> None:
-    with pytest.raises(SchemeError, match=message):
-        parse_range(text)
+@given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=8), st.randoms())
+def test_a_moving_average_goes_by_the_index_of_the_samples_and_not_by_their_arrival(
+    values: list[float], order: random.Random
+) -> None:
+    parts = [observe(np.float32([value, 0]), sample=index) for index, value in enumerate(values)]
+    expected = np.float64([min(values[0], 0), max(values[0], 0)])
+    for value in values[1:]:
+        expected += 0.5 * (np.float64([min(value, 0), max(value, 0)]) - expected)
+    order.shuffle(parts)
+    assert MovingAverage(0.5)(reduce(merge, parts)) == tuple(expected)
+
+
+def test_a_moving_average_needs_to_tell_samples_apart() -> None:
+    with pytest.raises(DataError, match="do not tell samples apart"):
+        MovingAverage()(observe(NORMAL))
+
+
+def test_a_fixed_range_asks_nobody() -> None:
+    assert Fixed(-1, 2)(EMPTY) == (-1, 2)
+
+
+@pytest.mark.parametrize("levels", [16, 256])
+def test_expected_errors_are_close_to_those_of_the_elements(levels: int) -> None:
+    ends = np.array([1.0, 2.5, 4.0])
+    seen = observe(NORMAL)
+    found = expected_errors(seen, -ends, ends, levels) * max(-seen.minimum, seen.maximum) ** 2
+    assert found == pytest.approx([squared_error(NORMAL, -end, end, levels) for end in ends], rel=0.02)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.calibration.runner import collect
-from onnxq.calibration.statistics import observe
+from onnxq.calibration.runner import Ledger, collect
+from onnxq.calibration.shards import Workers
+from onnxq.calibration.statistics import Statistics, TensorStatistics, merge, observe
 from onnxq.calibration.taps import with_taps
+from onnxq.calibration.workers import Processes, Threads
 from onnxq.errors import DataError, ModelError
 
 WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
@@ -31,14 +35,20 @@ SAMPLES = [sample([1, 1]), sample([2, 0], [-1, 4]), sample([0, 0])]
 ROWS = np.concatenate([entry["x"] for entry in SAMPLES])
 
 
+def observed(arrays: Iterable[np.ndarray]) -> TensorStatistics:
+    """Return what one array a sample amounts to."""
+    return reduce(merge, (observe(array, sample=index) for index, array in enumerate(arrays)))
+
+
 def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
     seen = collect(model(), SAMPLES, ["h", "x", "y", "w"])
     assert seen.samples == 3
     assert list(seen.tensors) == ["h", "x", "y", "w"]
-    assert seen.tensors["h"] == observe(ROWS @ WEIGHT)
-    assert seen.tensors["x"] == observe(ROWS)
-    assert seen.tensors["y"] == observe(np.maximum(ROWS @ WEIGHT, 0))
-    assert seen.tensors["w"] == observe(np.stack([WEIGHT] * 3))
+    inputs = [entry["x"] for entry in SAMPLES]
+    assert seen.tensors["h"] == observed(x @ WEIGHT for x in inputs)
+    assert seen.tensors["x"] == observed(inputs)
+    assert seen.tensors["y"] == observed(np.maximum(x @ WEIGHT, 0) for x in inputs)
+    assert seen.tensors["w"] == observed([WEIGHT] * 3)
 
 
 def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
@@ -47,9 +57,15 @@ def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
 
 def test_shards_merge_to_the_whole_in_any_order() -> None:
     whole = collect(model(), SAMPLES, ["h", "y"])
-    first, second = collect(model(), SAMPLES[:1], ["h", "y"]), collect(model(), SAMPLES[1:], ["h", "y"])
+    first = collect(model(), SAMPLES[:1], ["h", "y"])
+    second = collect(model(), SAMPLES[1:], ["h", "y"], first=1)
     assert first.merge(second) == whole == second.merge(first)
-    assert collect(model(), SAMPLES[::-1], ["h", "y"], threads=1) == whole
+
+
+@pytest.mark.parametrize("workers", [Threads(1), Threads(3), Processes(2)], ids=str)
+def test_the_workers_do_not_show(workers: Workers) -> None:
+    many = [sample(row) for row in np.random.default_rng(0).normal(size=(40, 2)).tolist()]
+    assert collect(model(), many, ["h", "x"], workers=workers) == collect(model(), many, ["h", "x"])
 
 
 def test_progress_counts_samples() -> None:
@@ -118,3 +134,63 @@ def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "m.data").unlink()
     with pytest.raises(ModelError, match="the model cannot be loaded by onnxruntime"):
         collect(path, SAMPLES, ["h"])
+
+
+def picking() -> onnx.ModelProto:
+    """Return ids, keep, names -> h = table[ids] * keep, y = h + (names == "a")."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Cast", ["keep"], ["share"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["rows", "share"], ["h"]),
+        helper.make_node("Equal", ["names", "a"], ["same"]),
+        helper.make_node("Cast", ["same"], ["bonus"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["h", "bonus"], ["y"]),
+    ]
+    kinds = {"ids": TensorProto.INT64, "keep": TensorProto.BOOL, "names": TensorProto.STRING}
+    inputs = [helper.make_tensor_value_info(name, kind, ["N"]) for name, kind in kinds.items()]
+    stored = [
+        numpy_helper.from_array(np.float32([0, -5, 1e30, 2]), "table"),
+        helper.make_tensor("a", TensorProto.STRING, [1], [b"a"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N"])], stored
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def picked(*rows: tuple[int, bool, str]) -> dict[str, np.ndarray]:
+    ids, keep, names = zip(*rows, strict=True) if rows else ((), (), ())
+    return {"ids": np.array(ids, np.int64), "keep": np.array(keep, bool), "names": np.array(names, str)}
+
+
+@pytest.mark.parametrize("workers", [Threads(2), Processes(1)], ids=str)
+def test_integers_booleans_strings_and_empty_arrays_come_in(workers: Workers) -> None:
+    samples = [picked((1, True, "a"), (3, True, "b")), picked(), picked((2, False, "b"))]
+    ledger = Ledger("model", Statistics(), lambda total: None)
+    seen = collect(picking(), samples, ["h", "y"], workers=workers, ledger=ledger)
+    assert seen.tensors["h"] == merge(observe(np.float32([-5, 2]), sample=0), observe(np.float32([0]), sample=2))
+    assert seen.tensors["y"] == merge(observe(np.float32([-4, 2]), sample=0), observe(np.float32([0]), sample=2))
+    assert len(seen.provenance.samples) == 3
+
+
+def test_a_huge_range_zeros_and_constants_are_kept() -> None:
+    zeros, constant, huge = ([(0, True, "b")] * 3, [(1, True, "b")] * 3, [(2, True, "b"), (1, True, "b")])
+    for rows, ends in ((zeros, (0, 0)), (constant, (-5, -5)), (huge, (-5, float(np.float32(1e30))))):
+        seen = collect(picking(), [picked(*rows)], ["h"]).tensors["h"]
+        assert (seen.minimum, seen.maximum, seen.count) == (*ends, len(rows))
+
+
+def test_an_input_that_is_no_float_cannot_be_observed() -> None:
+    with pytest.raises(DataError, match=r"Tensor 'ids' is int64, expected a float type"):
+        collect(picking(), [picked((1, True, "a"))], ["ids"])
+
+
+def test_a_sample_that_changes_between_two_readings_is_noticed() -> None:
+    earlier = collect(model(), SAMPLES[:1], ["h"], ledger=Ledger("m", Statistics(), lambda total: None))
+    with pytest.raises(DataError, match="Sample 0 has changed, expected samples to stay"):
+        collect(model(), SAMPLES[1:], ["h"], ledger=Ledger("m", earlier, lambda total: None))
+
+
+def test_other_tensors_that_are_computed_do_not_show() -> None:
+    whole = collect(model(), SAMPLES, ["h", "x"])
+    assert collect(model(), SAMPLES, ["x"], others=["h", "x", "y"]) == whole.select(["x"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import reduce
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from onnxq.calibration.statistics import BINS, EMPTY, Statistics, TensorStatistics, merge, observe
-from onnxq.errors import DataError, OutputError
+from onnxq.calibration.bins import BINS
+from onnxq.calibration.statistics import EMPTY, Accumulation, Statistics, TensorStatistics, merge, observe
+from onnxq.errors import DataError
 
 
 def floats(dtype: type[np.floating]) -> st.SearchStrategy[NDArray[np.floating]]:
@@ -188,24 +188,34 @@ def test_statistics_merge_by_tensor_name() -> None:
     assert merged == statistics(3, a=[1], b=[2, 4], c=[5])
 
 
-def test_statistics_survive_a_file_exactly(tmp_path: Path) -> None:
-    saved = statistics(3, a=[0.1, 1e-300, -7], b=[], c=[-1e4, -9e9, 1], d=[1e30])
-    saved.save(tmp_path / "s.npz")
-    assert Statistics.load(tmp_path / "s.npz") == saved
-    assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
+def test_joining_keeps_the_tensors_of_both() -> None:
+    joined = statistics(2, a=[1]).join(statistics(2, b=[2]))
+    assert joined == statistics(2, a=[1], b=[2])
+    assert joined.select(["b"]) == statistics(2, b=[2])
 
 
-def test_no_statistics_survive_a_file(tmp_path: Path) -> None:
-    Statistics().save(tmp_path / "s.npz")
-    assert Statistics.load(tmp_path / "s.npz") == Statistics()
+@pytest.mark.parametrize("level", [1, 3, 1024])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 13])
+def test_accumulating_is_merging_one_by_one(count: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.calibration.statistics._LEVEL", level)
+    parts = [statistics(1, a=[float(index)], b=[-1.0, index / 3]) for index in range(count)]
+    sum_of_parts = Accumulation()
+    for index, part in enumerate(parts):
+        sum_of_parts.add(part)
+        assert sum_of_parts.total() == reduce(Statistics.merge, parts[: index + 1])
+    assert sum_of_parts.total().samples == count
 
 
-def test_limited_statistics_survive_a_file(tmp_path: Path) -> None:
-    saved = Statistics(1, {"a": observe(np.arange(5000, dtype=np.float32), histogram_elements=100)})
-    saved.save(tmp_path / "s.npz")
-    assert Statistics.load(tmp_path / "s.npz") == saved
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"s.npz cannot be written: No such file"):
-        Statistics().save(tmp_path / "gone" / "s.npz")
+@given(st.lists(st.tuples(st.integers(0, 6), floats(np.float32)), max_size=8), st.data())
+def test_extremes_of_samples_do_not_depend_on_the_order(
+    seen: list[tuple[int, NDArray[np.floating]]], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(seen))
+    merged, again = (
+        reduce(merge, (observe(values, sample=index) for index, values in parts), EMPTY) for parts in (seen, shuffled)
+    )
+    assert merged == again
+    for index, (low, high) in zip(merged.samples, merged.extremes, strict=True):
+        values = np.concatenate([part.ravel() for at, part in seen if at == index])
+        assert (low, high) == (values.min(), values.max())
+    assert set(merged.samples) == {index for index, values in seen if values.size}

@@ -83,3 +83,10 @@ def test_appended_bytes_are_the_tapped_model() -> None:
     model = two_layers()
     data = tapped_bytes(model.SerializeToString(), tap_outputs(model, ["h", "r"]))
     assert onnx.ModelProto.FromString(data) == with_taps(model, ["h", "r"])
+
+
+def test_kept_tensors_give_their_size_only() -> None:
+    model = two_layers()
+    kept = onnx.ModelProto.FromString(tapped_bytes(model.SerializeToString(), tap_outputs(model, ["h"]), ["r"]))
+    assert names(list(kept.graph.output)) == ["y", "h", "r/size"]
+    onnx.checker.check_model(kept, full_check=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import Constant, Graph, Node, Variable, constant, onnx_dtype, read_model, to_model
 
@@ -141,3 +141,16 @@ def test_assigned_values_are_written() -> None:
     main.initializers[0].values = np.zeros((2, 2), np.float16)
 
     assert to_model(main).graph.initializer[0] == numpy_helper.from_array(np.zeros((2, 2), np.float16), "w")
+
+
+def test_setting_metadata_leaves_the_other_entries_as_they_are() -> None:
+    model = parser.parse_model(MODEL)
+    model.metadata_props.add(key="author", value="somebody")
+    damaged = ModelProto.FromString(model.SerializeToString().replace(b"somebody", b"some\xffody"))
+    graph = read_model(damaged)
+    graph.set_metadata("tool", "one")
+    graph.set_metadata("tool", "two")
+    written = to_model(graph)
+    assert [entry.key for entry in written.metadata_props] == ["author", "tool"]
+    assert written.metadata_props[1].value == "two"
+    assert b"some\xffody" in written.SerializeToString()

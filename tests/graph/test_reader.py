@@ -185,8 +185,8 @@ def truncated() -> bytes:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"hello, this is no model", "is not an ONNX model, or is cut short"),
-        (truncated(), "is not an ONNX model, or is cut short"),
+        (b"hello, this is no model", "is not an ONNX model, is cut short"),
+        (truncated(), "is not an ONNX model, is cut short"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
         (ModelProto(ir_version=8).SerializeToString(), "holds no graph"),
         (b"PK\x03\x04" + bytes(100), "is not an ONNX model"),

@@ -179,3 +179,15 @@ def test_a_sequence_keeps_its_own_type() -> None:
 
     assert shapes(graph)["s"] == (None, None)
     assert to_model(graph).graph.output[0] == helper.make_tensor_value_info("y", 1, [4])
+
+
+def test_a_vector_that_doubles_again_and_again_needs_no_memory() -> None:
+    doublings = " ".join(f"c{i + 1} = Concat<axis = 0>(c{i}, c{i})" for i in range(40))
+    graph = read_model(
+        parser.parse_model(
+            f'<ir_version: 8, opset_import: ["" : 17]> main (float[2] x) => (float[n] y) '
+            f"<int64[4] c0 = {{1, 2, 3, 4}}> {{ {doublings} s = Shape(c40) y = Expand(x, s) }}"
+        )
+    )
+    infer_shapes(graph)
+    assert graph.tensors()["c40"].shape == [4 << 40]

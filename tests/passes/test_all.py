@@ -19,8 +19,8 @@ from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
 from onnxq.numerics import Parameters
 from onnxq.parameters import activation_parameters
 from onnxq.passes import PASSES, NameNodes, Pass
-from onnxq.pipeline import prepare
 from onnxq.plan import Plan
+from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.targets import target_named
@@ -31,9 +31,9 @@ SEEDS = (0, 1)
 
 REWRITING = 2e-6
 """Passes that only rewrite may reorder float32 sums; relative to the largest output."""
-FUSED_FLOAT16 = 4e-3
+FUSED_FLOAT16 = 1e-3
 """Weights that are folded in float16 are rounded once more, to 11 bits."""
-QUANTIZED = 0.12
+QUANTIZED = 0.05
 """Eight-bit weights and activations; small random models have no redundancy that would hide the noise."""
 
 

@@ -111,8 +111,9 @@ def test_a_mask_that_is_used_keeps_its_dropout(output: str, node: str) -> None:
 @pytest.mark.parametrize("fed", [True, False])
 def test_a_dropout_that_may_train_stays(fed: bool) -> None:
     weights = {} if fed else {"train": np.array(True)}
+    inputs = "float[4] x, bool train" if fed else "float[4] x"
     made = model(
-        f"""g (float[4] x{", bool train" if fed else ""}) => (float[4] y) {{ [a] d = Dropout(x, ratio, train) y = Neg(d) }}""",
+        f"g ({inputs}) => (float[4] y) {{ [a] d = Dropout(x, ratio, train) y = Neg(d) }}",
         ratio=np.array(0.5, np.float32), **weights,
     )  # fmt: skip
     graph = as_graph(made)

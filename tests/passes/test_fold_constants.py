@@ -80,8 +80,8 @@ def test_a_node_that_fails_keeps_only_itself_and_what_depends_on_it() -> None:
     made = model(
         """g (float[4] x) => (float[4] y, float[4] z) {
             good = Mul(w, w)  y = Add(x, good)
-            [bad] broken = Reshape(w, five)  [behind] worse = Neg(broken)  four = Shape(w)  [shaped] flat = Reshape(worse, four)
-            z = Add(x, flat)
+            [bad] broken = Reshape(w, five)  [behind] worse = Neg(broken)
+            four = Shape(w)  [shaped] flat = Reshape(worse, four)  z = Add(x, flat)
         }""",
         w=values(4), five=np.array([5]),
     )  # fmt: skip
@@ -134,6 +134,27 @@ def test_results_above_the_limit_are_left(inferred: bool) -> None:
         changes = FoldConstants(largest=largest).apply(graph)
         assert bool(changes) is folds
         assert ("big" in dict(changes.left)) is not folds
+
+
+def test_many_results_together_stay_below_the_limit() -> None:
+    many = " ".join(f"[big{i}] b{i} = ConstantOfShape(s) x{i + 1} = Add(x{i}, b{i})" for i in range(9))
+    made = model(f"g (float[64] x) => (float[64] x9) {{ x0 = Identity(x) {many} }}", s=np.array([64]))
+    graph = as_graph(made)
+    infer_shapes(graph)
+    changes = FoldConstants(largest=64 * 8 * 4).apply(graph)
+    assert changes.changed == ("b0", "b1", "b2", "b3")
+    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
+
+
+def test_a_product_of_unknown_shape_is_left_when_it_may_be_too_large() -> None:
+    made = model(
+        'g (float[64] x) => (float[a, b] y) { [outer] o = Einsum<equation = "i,j->ij">(v, v) y = Add(x, o) }',
+        v=values(64),
+    )
+    assert FoldConstants(largest=64 * 64 * 8).apply(as_graph(made)).changed == ("o",)
+    assert dict(FoldConstants(largest=64 * 64 * 4).apply(as_graph(made)).left) == {
+        "outer": "its result of up to 4096 elements is too large"
+    }
 
 
 def test_quantization_is_kept() -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from model_zoo import batch_norm_chain, branches_that_share_a_scale, difference, model, node_named, nodes, outputs, sample, values
+from model_zoo import (
+    batch_norm_chain,
+    branches_that_share_a_scale,
+    difference,
+    model,
+    node_named,
+    nodes,
+    outputs,
+    sample,
+    values,
+)
 from onnx import ModelProto
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import Graph, as_graph, load, save, to_model
+from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
 from onnxq.numerics import Parameters
 from onnxq.parameters import activation_parameters
 from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights
-from onnxq.pipeline import prepare
 from onnxq.plan import Activation, Decision, Plan
+from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.runtime import open_session
@@ -42,13 +52,14 @@ def activation(tensor: str, *, every_consumer: bool = False, spec: Spec = AFFINE
 def insert(made: ModelProto, activations: Sequence[Activation], static: Sequence[str] = ()) -> tuple[Graph, Changes]:
     """Apply the pass twice: the pairs are exactly those of the plan, and the model still does what it did."""
     graph = as_graph(made)
+    infer_shapes(graph)
     step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
     changes = step.apply(graph)
     assert not step.apply(graph)
     assert len(nodes(graph, "QuantizeLinear")) == len(nodes(graph, "DequantizeLinear")) == len(changes.changed)
     onnx.checker.check_model(to_model(graph), full_check=True)
     for seed in (0, 1):
-        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 0.05
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 0.1
     return graph, changes
 
 
@@ -214,8 +225,7 @@ def test_there_are_exactly_the_pairs_of_the_plan_and_one_decoder_for_each_weight
 
 
 @pytest.mark.parametrize("build", [branches_that_share_a_scale, batch_norm_chain])
-def test_onnxruntime_makes_integer_kernels_of_it(build: object, tmp_path: Path) -> None:
-    assert callable(build)
+def test_onnxruntime_makes_integer_kernels_of_it(build: Callable[[], ModelProto], tmp_path: Path) -> None:
     graph, _ = quantized(build(), tmp_path)
     open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
     kernels = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]

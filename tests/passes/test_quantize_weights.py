@@ -152,7 +152,10 @@ def test_the_float_weight_leaves_the_file_unless_another_node_reads_it() -> None
 
     graph, _ = quantize(made, static("dot", "Gemm", 1, bias=2), static("other", "MatMul", -1))
     assert set(RemoveUnused().apply(graph).changed) == {"w", "b"}
-    assert all(tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2 for tensor in to_model(graph).graph.initializer)
+    assert all(
+        tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2
+        for tensor in to_model(graph).graph.initializer
+    )
 
 
 def test_nodes_that_share_a_weight_get_names_and_scales_of_their_own() -> None:
@@ -227,7 +230,10 @@ def test_products_equal_integer_arithmetic(product: str, bias: bool, per_channel
     data = sample(made)["x"]
     stored = decoder(graph, "dot")["codes"].astype(np.int64)
     sums = codes_of(data) @ (stored.T if "transposed" in product else stored)
-    assert difference(outputs(graph, {"x": data}), {"y": simulated(graph, "dot", sums, bias, ()).astype(np.float32)}) <= 1e-6
+    assert (
+        difference(outputs(graph, {"x": data}), {"y": simulated(graph, "dot", sums, bias, ()).astype(np.float32)})
+        <= 1e-6
+    )
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

@@ -84,7 +84,7 @@ def test_what_a_caller_may_feed_instead_is_left() -> None:
 def test_what_the_model_returns_is_left() -> None:
     made = two_sums(values(4), values(4))
     made.graph.output.append(onnx.helper.make_tensor_value_info("other", onnx.TensorProto.FLOAT, [4]))
-    graph, changes = share(made)
+    _, changes = share(made)
     assert not changes
 
 

@@ -1,0 +1,80 @@
+"""Which tensors can be tapped at a time within a memory budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxq.calibration.inputs import Sample
+from onnxq.calibration.taps import tap_outputs, tapped_bytes
+from onnxq.errors import DataError, SchemeError
+from onnxq.runtime import open_session, run
+
+
+def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of each tensor in one sample, by asking the model for sizes and not for the tensors.
+
+    Args:
+        model: The float model.
+        sample: Decides dimensions that the model leaves open.
+        tensors: Tensors of the main graph; inputs, which are in memory anyway, count as nothing.
+
+    Raises:
+        ModelError: The model does not load, or a name is no tensor of the main graph.
+        DataError: The sample does not run.
+    """
+    proto = onnx.load(model, load_external_data=False)
+    own = {value.name for value in proto.graph.output}
+    computed = [name for name in tensors if name not in sample]
+    declared = {value.name: value for value in (*proto.graph.output, *tap_outputs(proto, computed))}
+    widths = {
+        name: onnx.helper.tensor_dtype_to_np_dtype(declared[name].type.tensor_type.elem_type).itemsize
+        for name in computed
+    }
+    session = open_session(tapped_bytes(model.read_bytes(), (), computed), threads=1, external_folder=model.parent)
+    sizes = run(session, sample, [f"{name}/size" for name in computed])
+    found = {name: int(size) * widths[name] for name, size in zip(computed, sizes, strict=True)}
+    # Outputs of the model are made in any case.
+    return dict.fromkeys(tensors, 0) | {name: 0 if name in own else size for name, size in found.items()}
+
+
+def tap_groups(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], ...]:
+    """Split tensors, in their order, into groups of at most `limit` bytes.
+
+    Raises:
+        DataError: A tensor alone is larger.
+
+    >>> tap_groups({"a": 3, "b": 2, "c": 4}, 5)
+    (('a', 'b'), ('c',))
+    """
+    groups: list[list[str]] = [[]]
+    used = 0
+    for name, size in sizes.items():
+        if size > limit:
+            raise DataError(
+                f"Tensor {name!r} takes {size} bytes, expected at most the {max(limit, 0)} that the memory budget "
+                "leaves beside the model and its samples; raise the budget"
+            )
+        if used + size > limit:
+            groups.append([])
+            used = 0
+        groups[-1].append(name)
+        used += size
+    return tuple(tuple(group) for group in groups)
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has had in memory so far.
+
+    Raises:
+        SchemeError: The system does not tell.
+    """
+    try:
+        import resource
+    except ImportError as error:
+        raise SchemeError("This system tells no memory use, expected it for a memory budget; leave it out") from error
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,132 @@
+"""Options that several commands share, as decorators. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+_IMAGE_OPTIONS = ("size", "mean", "std", "channels", "fit")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
+
+
+def image_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about image files to a command, which takes them as one argument ``images``."""
+
+    @functools.wraps(command)
+    def with_images(*args: Any, **kwargs: Any) -> None:
+        from onnxq.calibration.images import ImageOptions
+
+        given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        # Nothing is guessed about images: samples that are images need at least one of these options.
+        command(*args, images=replace(ImageOptions(), **chosen) if chosen else None, **kwargs)
+
+    for option in (
+        click.option(
+            "--image-fit",
+            type=click.Choice(["stretch", "crop"]),
+            help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
+        ),
+        click.option(
+            "--image-channels",
+            type=click.Choice(["RGB", "BGR", "GRAY"]),
+            help="Order of the colours.  [default: RGB]",
+        ),
+        click.option(
+            "--image-std",
+            callback=_parse_numbers,
+            metavar="R,G,B",
+            help="Divide pixels by these, after --image-mean.  [default: 1]",
+        ),
+        click.option(
+            "--image-mean",
+            callback=_parse_numbers,
+            metavar="R,G,B",
+            help="Subtract these from pixels in 0..1.  [default: 0]",
+        ),
+        click.option(
+            "--image-size", callback=_parse_size, metavar="HxW", help="Resize images.  [default: the model's own size]"
+        ),
+    ):
+        with_images = option(with_images)
+    return with_images
+
+
+def collection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about running samples to a command, which takes them as ``collection`` and ``chain``.
+
+    The argument ``collection`` is None where none of them is given.
+    """
+
+    @functools.wraps(command)
+    def with_collection(*args: Any, **kwargs: Any) -> None:
+        from onnxq.calibration.chain import parse_chain
+        from onnxq.calibration.resume import Collection
+        from onnxq.calibration.workers import workers_for
+
+        stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
+        workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
+        collection = Collection(workers=workers, reuse=stats, memory=memory, notice=_notice)
+        given = any(value is not None for value in (stats, workers, memory))
+        chain = parse_chain(kwargs.pop("chain"))
+        command(*args, collection=collection if given else None, chain=chain, **kwargs)
+
+    for option in (
+        click.option(
+            "--chain",
+            multiple=True,
+            metavar="OUTPUT=INPUT",
+            help="Feed an output of each sample to an input of the next, for stateful models. Repeatable.",
+        ),
+        click.option(
+            "--memory",
+            callback=_parse_memory,
+            metavar="SIZE",
+            help="Most memory for calibration, such as 4GB; beyond it the samples run several times.",
+        ),
+        click.option("--cluster", metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."),
+        click.option("--jobs", type=click.IntRange(min=1), help="Calibrate in this many worker processes."),
+        click.option(
+            "--stats",
+            type=click.Path(path_type=Path),
+            help="Statistics from onnxq calibrate; what matches is not run again.",
+        ),
+    ):
+        with_collection = option(with_collection)
+    return with_collection
+
+
+def _notice(sentence: str) -> None:
+    click.echo(f"onnxq: {sentence}", err=True)
+
+
+def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"expected HEIGHTxWIDTH such as 224x224, found {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
+
+
+def _parse_memory(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = _MEMORY.fullmatch(text.strip())
+    if not found:
+        raise click.BadParameter(f"expected a size such as 4GB or 512MiB, found {text!r}")
+    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])

@@ -1,0 +1,574 @@
+"""Bad input on the command line: one sentence, the exit code, and nothing written anywhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from onnxq import cli
+from onnxq.pipeline import quantize
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the command line ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a sound model and sound samples, and an empty folder for the output."""
+
+    root: Path
+
+    @property
+    def model(self) -> Path:
+        return self.root / "models" / "model.onnx"
+
+    @property
+    def calib(self) -> Path:
+        return self.root / "calib"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "out" / "quantized.onnx"
+
+    def files(self) -> dict[str, bytes | None]:
+        return {
+            str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else None
+            for path in self.root.rglob("*")
+        }
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def place(tmp_path: Path, perceptron: ModelProto, samples_for, monkeypatch: pytest.MonkeyPatch) -> Place:
+    place = Place(tmp_path)
+    for folder in (place.model.parent, place.calib, place.output.parent, tmp_path / "current"):
+        folder.mkdir()
+    onnx.save(perceptron, place.model)
+    for index, sample in enumerate(samples_for(perceptron, 3)):
+        np.savez(place.calib / f"{index}.npz", **sample)
+    monkeypatch.chdir(tmp_path / "current")
+    return place
+
+
+@pytest.fixture
+def onnxq(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the command line in this process."""
+
+    def onnxq(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["onnxq", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return onnxq
+
+
+def quantize_arguments(place: Place, *more: object, model: Path | None = None, calib: Path | None = None) -> list[str]:
+    arguments = ["quantize", model or place.model, "--calib", calib or place.calib, "-o", place.output]
+    return [str(argument) for argument in (*arguments, "--seconds", 0, *more)]
+
+
+def refused(ended: Ended) -> str:
+    """Check that a run ended with one sentence and return it."""
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("onnxq: ")
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.endswith("\n")
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def external(place: Place, location: str) -> None:
+    """Make the model refer to a data file by this location."""
+    model = onnx.load(place.model)
+    tensor = model.graph.initializer[0]
+    content = tensor.raw_data
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    onnx.save(model, place.model)
+    (place.root / "secret.data").write_bytes(content)
+
+
+def truncated(place: Place) -> None:
+    place.model.write_bytes(place.model.read_bytes()[:-1000])
+
+
+def folder(place: Place) -> None:
+    place.model.unlink()
+    place.model.mkdir()
+
+
+def linked_data(place: Place) -> None:
+    external(place, "weights.data")
+    (place.model.parent / "weights.data").symlink_to(place.root / "secret.data")
+
+
+def edit(change: Callable[[ModelProto], object]) -> Callable[[Place], None]:
+    def edited(place: Place) -> None:
+        model = onnx.load(place.model)
+        change(model)
+        onnx.save(model, place.model)
+
+    return edited
+
+
+def stored(model: ModelProto, value: float) -> None:
+    values = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
+    values[3, 5] = value
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, model.graph.initializer[0].name))
+
+
+def only(*nodes: onnx.NodeProto) -> Callable[[Place], None]:
+    """Return an edit that leaves a float[4,32] input and these nodes, the last of which gives ``y``."""
+
+    def replaced(model: ModelProto) -> None:
+        del model.graph.node[:]
+        del model.graph.initializer[:]
+        model.graph.node.extend(nodes)
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+
+    return edit(replaced)
+
+
+def integer_product() -> Callable[[Place], None]:
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "dynamic"),
+        helper.make_node("Transpose", ["q"], ["t"]),
+        helper.make_node("MatMulInteger", ["q", "t"], ["i"]),
+        helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return only(*nodes)
+
+
+def quantized_pair(model: ModelProto) -> None:
+    model.graph.initializer.append(helper.make_tensor("scale", TensorProto.FLOAT, [], [0.1]))
+    for node in model.graph.node:
+        node.input[0] = "dequantized" if node.input[0] == "x" else node.input[0]
+    pair = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["codes"], "pair"),
+        helper.make_node("DequantizeLinear", ["codes", "scale"], ["dequantized"]),
+    ]
+    nodes = [*pair, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def our_own(place: Place) -> None:
+    quantize(place.model, place.calib, place.root / "done.onnx", seconds=0, force=True)
+    (place.root / "done.onnx").replace(place.model)
+
+
+def imported(domain: str, version: int) -> Callable[[Place], None]:
+    def change(model: ModelProto) -> None:
+        del model.opset_import[:]
+        model.opset_import.add(domain=domain, version=version)
+
+    return edit(change)
+
+
+BAD_MODELS = {
+    "not ONNX": (
+        lambda place: place.model.write_text("weights and biases"),
+        r"model\.onnx is not an ONNX model, is cut short",
+    ),
+    "truncated": (truncated, r"model\.onnx"),
+    "empty": (lambda place: place.model.write_bytes(b""), r"model\.onnx is empty; expected an ONNX model"),
+    "a folder": (folder, r"model\.onnx is a folder; give the path of an \.onnx file"),
+    "missing": (lambda place: place.model.unlink(), r"model\.onnx does not exist; give the path of an \.onnx file"),
+    "Git LFS pointer": (
+        lambda place: place.model.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        r"is a Git LFS pointer",
+    ),
+    "missing external data": (lambda place: external(place, "weights.data"), r"weights\.data"),
+    "absolute external data": (lambda place: external(place, str(place.root / "secret.data")), r"secret\.data"),
+    "external data above": (lambda place: external(place, "../secret.data"), r"\.\./secret\.data"),
+    "external data linked away": (linked_data, r"links to .*secret\.data outside the model's folder"),
+    "opset of the future": (imported("", 999), r"999"),
+    "opset 0": (imported("", 0), r"opset|version|Opset"),
+    "no opset": (edit(lambda model: model.ClearField("opset_import")), r"opset|version|domain"),
+    "no nodes": (edit(lambda model: model.graph.ClearField("node")), r"y"),
+    "a missing input": (edit(lambda model: model.graph.ClearField("initializer")), r"w0"),
+    "quantized nodes": (
+        edit(quantized_pair),
+        r"the model is quantized already: node pair is QuantizeLinear; quantize the float model",
+    ),
+    "integer products": (integer_product(), r"the model is quantized already: node dynamic is DynamicQuantizeLinear"),
+    "our own output": (our_own, r"the model is quantized already, by onnxq as int8; quantize the float model"),
+    "nothing to quantize": (
+        only(helper.make_node("Tanh", ["x"], ["y"])),
+        r"there is nothing to quantize in the model: Tanh has no integer kernel",
+    ),
+    "NaN in a weight": (edit(lambda model: stored(model, np.nan)), r"weight w0 of node first holds NaN or infinity"),
+    "infinity in a weight": (
+        edit(lambda model: stored(model, np.inf)),
+        r"weight w0 of node first holds NaN or infinity",
+    ),
+    "unknown operator": (edit(lambda model: setattr(model.graph.node[1], "op_type", "Rleu")), r"Rleu"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_bad_model_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    spoil, message = BAD_MODELS[case]
+    spoil(place)
+    before = place.files()
+    sentence = refused(onnxq(*quantize_arguments(place)))
+    assert re.search(message, sentence), sentence
+    assert place.files() == before
+
+
+@pytest.mark.parametrize(
+    "case", ["not ONNX", "truncated", "empty", "a folder", "missing", "missing external data", "external data above"]
+)
+@pytest.mark.parametrize("command", ["inspect", "compare", "plan"])
+def test_every_command_refuses_a_bad_model(case: str, command: str, place: Place, onnxq: Run) -> None:
+    BAD_MODELS[case][0](place)
+    before = place.files()
+    arguments = {
+        "inspect": ["inspect", place.model],
+        "compare": ["compare", place.model, place.model, "--data", place.calib],
+        "plan": ["quantize", place.model, "--dry-run"],
+    }
+    refused(onnxq(*arguments[command]))
+    assert place.files() == before
+
+
+# --- samples --------------------------------------------------------------------------------------------------------
+
+
+def replace_samples(**arrays: object) -> Callable[[Place], None]:
+    def replaced(place: Place) -> None:
+        for path in place.calib.iterdir():
+            path.unlink()
+        if arrays:
+            np.savez(place.calib / "sample.npz", **arrays)
+
+    return replaced
+
+
+def floats(*shape: int, value: float = 0.5) -> np.ndarray:
+    return np.full(shape, value, np.float32)
+
+
+def spoiled(value: float) -> np.ndarray:
+    values = floats(4, 32)
+    values[1, 2] = value
+    return values
+
+
+def pickled_npy(place: Place) -> None:
+    replace_samples()(place)
+    (place.calib / "sample.npy").write_bytes(pickle.dumps({"x": 1}))
+
+
+def text_file(place: Place) -> None:
+    replace_samples()(place)
+    (place.calib / "sample.npz").write_text("not an archive")
+
+
+BAD_SAMPLES = {
+    "empty folder": (replace_samples(), r"expected \.npz, \.npy, image or input_N\.pb files"),
+    "missing folder": (lambda place: place.calib.rename(place.root / "gone"), r"calib cannot be opened: No such file"),
+    "wrong name": (replace_samples(input=floats(4, 32)), r"'input' is not an input of the model, expected 'x'"),
+    "another name more": (replace_samples(x=floats(4, 32), y=floats(1)), r"'y' is not an input of the model"),
+    "wrong type": (
+        replace_samples(x=floats(4, 32).astype(np.float64)),
+        r"'x' is float64, expected float32; save it as array\.astype",
+    ),
+    "integers": (replace_samples(x=floats(4, 32).astype(np.int64)), r"'x' is int64, expected float32"),
+    "wrong extent": (replace_samples(x=floats(4, 31)), r"expected 32 and found 31 on axis 1"),
+    "wrong rank": (replace_samples(x=floats(32)), r"rank 1, expected rank 2"),
+    "too many axes": (replace_samples(x=floats(2, 3, 4, 32)), r"rank"),
+    "NaN": (replace_samples(x=spoiled(np.nan)), r"'x' holds 1 NaN or infinite values of 128"),
+    "infinity": (replace_samples(x=spoiled(-np.inf)), r"'x' holds 1 NaN or infinite values of 128"),
+    "zero samples": (replace_samples(x=floats(0, 4, 32)), r"no samples"),
+    "pickled objects": (
+        replace_samples(x=np.array([{}], dtype=object)),
+        r"pickled Python objects, which are never loaded",
+    ),
+    "a bare pickle": (pickled_npy, r"sample\.npy cannot be read"),
+    "no archive": (text_file, r"sample\.npz cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SAMPLES)
+def test_bad_samples_are_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    spoil, message = BAD_SAMPLES[case]
+    spoil(place)
+    before = place.files()
+    sentence = refused(onnxq(*quantize_arguments(place)))
+    assert re.search(message, sentence), sentence
+    assert place.files() == before
+
+
+def test_values_too_large_for_the_model_are_told(place: Place, onnxq: Run) -> None:
+    replace_samples(x=floats(4, 32, value=3e38))(place)
+    edit(lambda model: stored(model, 3e38))(place)
+    before = place.files()
+    assert "NaN or infinite values" in refused(onnxq(*quantize_arguments(place)))
+    assert place.files() == before
+
+
+# --- outputs and options --------------------------------------------------------------------------------------------
+
+BAD_OUTPUTS = {
+    "the model itself": (lambda place: place.model, r"is the model itself"),
+    "the model by a detour": (
+        lambda place: place.model.parent / ".." / "models" / "model.onnx",
+        r"is the model itself",
+    ),
+    "the model by a link": (lambda place: place.root / "link.onnx", r"is the model itself"),
+    "a folder": (lambda place: place.output.parent, r"is a folder; give a file such as"),
+    "in no folder": (lambda place: place.root / "no" / "out.onnx", r"does not exist; create it first"),
+    "below a file": (lambda place: place.model / "out.onnx", r"does not exist; create it first"),
+    "a name too long": (lambda place: place.root / ("x" * 300), r"File name too long"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OUTPUTS)
+def test_a_bad_output_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    where, message = BAD_OUTPUTS[case]
+    (place.root / "link.onnx").symlink_to(place.model)
+    before = place.files()
+    arguments = quantize_arguments(place)
+    arguments[arguments.index(str(place.output))] = str(where(place))
+    sentence = refused(onnxq(*arguments))
+    assert re.search(message, sentence), sentence
+    assert place.files() == before
+
+
+def scheme(place: Place, text: str) -> Path:
+    path = place.root / "scheme.toml"
+    path.write_text(text)
+    return path
+
+
+BAD_OPTIONS = {
+    "unknown preset": (["--preset", "int9"], r"preset 'int9' is not one of .*; did you mean 'int8'\?"),
+    "unknown target": (["--target", "onnxruntime"], r"did you mean 'onnxruntime-cpu'"),
+    "unknown range": (["--range", "minmx"], r"did you mean 'minmax'"),
+    "range out of bounds": (["--range", "percentile:101"], r"expected above 0 and at most 100"),
+    "range without number": (["--range", "percentile:high"], r"expected a number as in 'percentile:99.99'"),
+    "pattern of nothing": (
+        ["--exclude", "frist"],
+        r"node pattern 'frist' matches nothing in the model; did you mean 'first'\?",
+    ),
+    "bad pattern": (["--exclude", "re:("], r"pattern 're:\(' is not a valid regular expression"),
+    "missing scheme": (["--scheme", "missing.toml"], r"scheme missing\.toml cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_a_bad_option_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    options, message = BAD_OPTIONS[case]
+    before = place.files()
+    sentence = refused(onnxq(*quantize_arguments(place, *options)))
+    assert re.search(message, sentence), sentence
+    assert place.files() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[rule]", "cannot be read"),
+        ('[[rule]]\nmode = "statik"', "did you mean 'static'"),
+        ('base = "int8"\n[[rule]]\nmode = "float"\nnodes = "secnod"', "did you mean 'second'"),
+        (
+            '[[rule]]\nmode = "static"\nactivation = { format = "int16" }',
+            "activations as int16 per tensor have no integer kernel",
+        ),
+    ],
+)
+def test_a_bad_scheme_file_is_one_sentence_and_no_file(text: str, message: str, place: Place, onnxq: Run) -> None:
+    path = scheme(place, text)
+    before = place.files()
+    assert message in refused(onnxq(*quantize_arguments(place, "--scheme", path)))
+    assert place.files() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--perset", "int8"],
+        ["--limit", "0"],
+        ["--limit", "many"],
+        ["--min-sqnr", "high"],
+        ["--seconds", "-1"],
+        ["--image-size", "224"],
+        ["--image-mean", "a,b,c"],
+        ["--image-channels", "CMYK"],
+        ["--preset", "int8", "--scheme", "x.toml"],
+        ["another.onnx"],
+    ],
+)
+def test_misuse_shows_the_usage_and_writes_nothing(options: list[str], place: Place, onnxq: Run) -> None:
+    before = place.files()
+    ended = onnxq(*quantize_arguments(place, *options))
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Usage: onnxq quantize ")
+    assert "Error: " in ended.stderr.splitlines()[-1]
+    assert place.files() == before
+
+
+def test_a_misspelt_option_is_told_with_the_nearest(place: Place, onnxq: Run) -> None:
+    assert "--preset" in onnxq(*quantize_arguments(place, "--perset", "int8")).stderr
+
+
+# --- the gate -------------------------------------------------------------------------------------------------------
+
+
+def test_below_the_wanted_fidelity_nothing_is_written(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--no-search"))
+    assert (ended.code, ended.stdout) == (3, "")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("onnxq: output y has ")
+    assert "expected 200 dB or more; nothing was written" in last
+    assert place.files() == before
+
+
+def test_when_only_the_float_model_is_good_enough_stderr_says_what_hurts(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200))
+    assert (ended.code, ended.stdout) == (3, "")
+    assert "What hurts most" in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("onnxq: ")
+    assert "nothing was written" in last
+    assert "first" in last
+    assert "second" in last
+    assert place.files() == before
+
+
+def test_an_existing_output_survives_a_refusal(place: Place, onnxq: Run) -> None:
+    place.output.write_text("old")
+    assert onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--no-search")).code == 3
+    assert place.output.read_text() == "old"
+
+
+def test_force_writes_below_the_wanted_fidelity(place: Place, onnxq: Run) -> None:
+    ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--force"))
+    assert (ended.code, ended.stdout) == (0, f"{place.output}\n")
+    assert place.output.is_file()
+
+
+def test_a_success_writes_one_file_and_prints_its_path(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    ended = onnxq(*quantize_arguments(place))
+    assert (ended.code, ended.stdout) == (0, f"{place.output}\n")
+    after = place.files()
+    assert after.pop(str(place.output.relative_to(place.root)))
+    assert after == before
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_samples(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    ended = onnxq("quantize", place.model, "--dry-run")
+    assert ended.code == 0
+    assert [line.split("\t")[0] for line in ended.stdout.splitlines()] == ["static", "static", "static"]
+    assert place.files() == before
+
+
+# --- in a process of its own ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spawn() -> Iterator[Run]:
+    def spawn(*arguments: object) -> Ended:
+        command = [sys.executable, "-m", "onnxq", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return spawn
+
+
+def test_a_process_ends_with_the_same_sentence_and_code(place: Place, spawn: Run) -> None:
+    before = place.files()
+    sentence = refused(spawn(*quantize_arguments(place, "--preset", "int9")))
+    assert "did you mean 'int8'" in sentence
+    place.model.write_bytes(b"")
+    assert "is empty" in refused(spawn("inspect", place.model))
+    after = place.files()
+    assert set(after) == set(before)
+
+
+def test_a_process_prints_the_path_alone_on_stdout(place: Place, spawn: Run) -> None:
+    ended = spawn(*quantize_arguments(place, "--report", place.root / "report.json"))
+    assert (ended.code, ended.stdout) == (0, f"{place.output}\n")
+    assert json.loads((place.root / "report.json").read_text())["output"] == str(place.output)
+
+
+def test_debug_shows_the_traceback(place: Place, spawn: Run) -> None:
+    ended = spawn("--debug", *quantize_arguments(place, "--preset", "int9"))
+    assert ended.code == 1
+    assert "SchemeError: preset 'int9'" in ended.stderr
+
+
+# --- known faults ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["quantize", "inspect"])
+def test_names_that_look_like_markup_are_printed_as_they_are(command: str, place: Place, onnxq: Run) -> None:
+    def rename(model: ModelProto) -> None:
+        model.graph.output[0].name = model.graph.node[-1].output[0] = "[/y]"
+
+    edit(rename)(place)
+    ended = onnxq(*quantize_arguments(place)) if command == "quantize" else onnxq("inspect", place.model)
+    assert ended.code == 0
+    assert "[/y]" in ended.stdout + ended.stderr
+
+
+def test_a_report_that_cannot_be_written_leaves_no_model(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    refused(onnxq(*quantize_arguments(place, "--report", place.root / "no" / "report.json")))
+    assert place.files() == before
+
+
+def test_a_report_never_replaces_the_model(place: Place, onnxq: Run) -> None:
+    before = place.files()
+    refused(onnxq(*quantize_arguments(place, "--report", place.model)))
+    assert place.files() == before
+
+
+def test_an_output_never_replaces_the_external_data_of_the_model(place: Place, onnxq: Run) -> None:
+    model = onnx.load(place.model)
+    onnx.save(model, place.model, save_as_external_data=True, location="quantized.onnx.data", size_threshold=0)
+    before = place.files()
+    arguments = quantize_arguments(place)
+    arguments[arguments.index(str(place.output))] = str(place.model.parent / "quantized.onnx")
+    refused(onnxq(*arguments))
+    assert place.files() == before
+
+
+def test_a_line_break_in_a_name_does_not_break_the_sentence(place: Place, onnxq: Run) -> None:
+    edit(quantized_pair)(place)
+    edit(lambda model: setattr(model.graph.node[0], "name", "two\nlines"))(place)
+    refused(onnxq(*quantize_arguments(place)))

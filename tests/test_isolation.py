@@ -1,0 +1,76 @@
+"""What the user sees when the program is killed, whoever kills it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+
+# An option of the kernel that the model text cannot be checked for: onnxruntime divides by the group.
+FATAL = """(float[1,2,4,4] x) => (float[a,b,c,d] y) { y = ConvTranspose<group = 0>(x, w) }"""
+
+
+def isolated(program: str) -> list[str]:
+    text = f"import os, signal, sys, time\nfrom onnxq.isolation import run_isolated\ndef main():\n {program}\n"
+    return [sys.executable, "-c", text + "run_isolated(main)\n"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit('text')", 1), ("raise ValueError", 1)]
+)
+def test_the_exit_code_is_that_of_the_program(program: str, code: int) -> None:
+    assert subprocess.run(isolated(program), capture_output=True, check=False).returncode == code
+
+
+def test_what_the_program_prints_is_printed_once() -> None:
+    run = subprocess.run(isolated("print('out'); sys.stderr.write('err')"), capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("out\n", "err")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("SIGSEGV", "onnxruntime"), ("SIGABRT", "onnxruntime"), ("SIGKILL", "memory")]
+)
+def test_a_crash_is_a_sentence(name: str, cause: str) -> None:
+    run = subprocess.run(isolated(f"os.kill(os.getpid(), signal.{name})"), capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"onnxq: the process was ended by {name}, most likely because {cause}")
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_request_to_stop_reaches_the_program() -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen(isolated(handler), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 7
+
+
+def test_the_program_ends_with_its_parent() -> None:
+    with subprocess.Popen(isolated("print(os.getpid(), flush=True); time.sleep(60)"), stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        # The pipe ends when the child does.
+        assert parent.stdout.read() == b""
+    assert not Path(f"/proc/{child}/exe").exists()
+
+
+def test_a_model_at_which_onnxruntime_crashes_leaves_the_output_alone(build, tmp_path: Path) -> None:
+    model = build(FATAL, w=(2, 2, 3, 3))
+    onnx.save(model, tmp_path / "fatal.onnx")
+    np.save(tmp_path / "x.npy", np.ones((1, 2, 4, 4), np.float32))
+    output = tmp_path / "output.onnx"
+    output.write_bytes(b"precious")
+    command = [sys.executable, "-m", "onnxq", "quantize", tmp_path / "fatal.onnx", "--calib", tmp_path / "x.npy"]
+    run = subprocess.run([*command, "-o", output], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1].startswith("onnxq: ")
+    assert output.read_bytes() == b"precious"

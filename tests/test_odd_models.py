@@ -1,0 +1,288 @@
+"""Odd but legal models: each is quantized and answers as before, or is refused with one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
+
+from onnxq import quantize
+from onnxq.errors import OnnxqError
+from onnxq.evaluate import compare
+from onnxq.plan import Plan
+from onnxq.runtime import open_session
+from onnxq.scheme import Mode
+
+Case = Callable[[], ModelProto]
+GENERATOR = np.random.default_rng(0)
+CLASSIC = """{
+    c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, k)
+    r = Relu(c)
+    f = Flatten <axis = 1> (r)
+    y = MatMul(f, m)
+}"""
+
+
+def weight(*shape: int) -> NDArray[np.float32]:
+    return (GENERATOR.standard_normal(shape) / np.sqrt(max(1, shape[0]))).astype(np.float32)
+
+
+def model(text: str, *, opset: int = 17, ir: int = 8, domains: str = "", **stored: NDArray[Any]) -> ModelProto:
+    made = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{domains}]> main {text}')
+    made.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in stored.items())
+    return made
+
+
+def product(text: str, *, head: str = "(float[4,32] x) => (float[4,32] y)", **options: Any) -> ModelProto:
+    """Return a product of x and w, called a, and whatever the text makes of it."""
+    stored = {"w": weight(32, 32), **options}
+    return model(f"{head} {{ [product] a = MatMul(x, w) {text} }}", **stored)
+
+
+def with_overridable_initializers(made: ModelProto) -> ModelProto:
+    for stored in made.graph.initializer:
+        made.graph.input.append(helper.make_tensor_value_info(stored.name, stored.data_type, stored.dims))
+    return made
+
+
+def samples_of(made: ModelProto) -> list[dict[str, NDArray[Any]]]:
+    stored = {tensor.name for tensor in made.graph.initializer} | {
+        sparse.values.name for sparse in made.graph.sparse_initializer
+    }
+    generator = np.random.default_rng(1)
+
+    def values(info: ValueInfoProto) -> NDArray[Any]:
+        shape = [max(1, dim.dim_value) if dim.WhichOneof("value") else 2 for dim in info.type.tensor_type.shape.dim]
+        if info.type.tensor_type.elem_type == TensorProto.STRING:
+            return np.full(shape, "word", dtype=object)
+        dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        if dtype.kind == "f":
+            return generator.standard_normal(shape).astype(dtype)
+        return generator.integers(0, 2, shape).astype(dtype)
+
+    inputs = [info for info in made.graph.input if info.name not in stored]
+    return [{info.name: values(info) for info in inputs} for _ in range(4)]
+
+
+def quantized(made: ModelProto, folder: Path, scheme: str = "int8") -> Plan:
+    """Quantize, check the file, and return the plan."""
+    source, output = folder / "float.onnx", folder / "quantized.onnx"
+    source.write_bytes(made.SerializeToString())
+    samples = samples_of(made)
+    done = quantize(source, samples, output, scheme=scheme, seconds=0)
+    agreement = compare(open_session(source), open_session(output), samples)
+    assert agreement.sound
+    assert agreement.worst_sqnr >= 20
+    written, given = onnx.load(output).graph, made.graph
+    assert [info.name for info in written.output] == [info.name for info in given.output]
+    # A weight that became codes can no longer be overridden by an input.
+    assert {info.name for info in written.input} >= set(samples[0])
+    assert any(decision.weights for decision in done.report.plan.decisions)
+    return done.report.plan
+
+
+@pytest.mark.parametrize("opset", range(7, 27))
+def test_every_opset_is_quantized_to_integers(opset: int, tmp_path: Path) -> None:
+    made = model(f"(float[1,4,8,8] x) => (float[1,8] y) {CLASSIC}", opset=opset, k=weight(8, 4, 3, 3), m=weight(512, 8))
+    assert quantized(made, tmp_path).count(Mode.STATIC) == 4
+
+
+@pytest.mark.parametrize("opset", [6, 7, 12])
+def test_weights_are_stored_at_old_opsets(opset: int, tmp_path: Path) -> None:
+    made = model(f"(float[1,4,8,8] x) => (float[1,8] y) {CLASSIC}", opset=opset, k=weight(8, 4, 3, 3), m=weight(512, 8))
+    assert quantized(made, tmp_path, scheme="int8-storage").count(Mode.STORAGE) == 2
+
+
+@pytest.mark.parametrize("ir", range(3, 14))
+def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) -> None:
+    made = product("y = Relu(a)", ir=ir, opset=11)
+    quantized(with_overridable_initializers(made) if ir < 4 else made, tmp_path)
+    assert onnx.load(tmp_path / "quantized.onnx").ir_version >= ir
+
+
+CASES: dict[str, Case] = {
+    "initializers that are inputs": lambda: with_overridable_initializers(product("y = Relu(a)")),
+    "an input that is an output": lambda: product(
+        "y = Relu(a)", head="(float[4,32] x) => (float[4,32] y, float[4,32] x)"
+    ),
+    "an initializer that is an output": lambda: product(
+        "y = Relu(a)", head="(float[4,32] x) => (float[4,32] y, float[32,32] w)"
+    ),
+    "an output that other nodes read": lambda: product(
+        "y = Relu(a) z = MatMul(y, w)", head="(float[4,32] x) => (float[4,32] y, float[4,32] z)"
+    ),
+    "omitted optional inputs": lambda: product("y = Clip(a, , six)", six=np.float32(6)),
+    "omitted optional outputs": lambda: product("y, , k = LayerNormalization(a, g)", g=np.ones(32, "f")),
+    "an output that is a sequence": lambda: product(
+        "y = SequenceConstruct(a, x)", head="(float[4,32] x) => (seq(float[4,32]) y)"
+    ),
+    "an output that is optional": lambda: product(
+        "y = Optional(a)", head="(float[4,32] x) => (optional(float[4,32]) y)"
+    ),
+    "a sequence inside": lambda: product("s = SequenceConstruct(a, x) y = SequenceAt(s, one)", one=np.array(1)),
+    "strings beside numbers": lambda: product(
+        "y = Relu(a) t = Identity(s)", head="(float[4,32] x, string[2] s) => (float[4,32] y, string[2] t)"
+    ),
+    "a stored text": lambda: product(
+        "y = Relu(a) t = Identity(s)",
+        head="(float[4,32] x) => (float[4,32] y, string[2] t)",
+        s=np.array(["ä", "b"], object),
+    ),
+    "contrib operators": lambda: product(
+        "g = com.microsoft.FastGelu(a) h = com.microsoft.Gelu(g) y = MatMul(h, v)",
+        domains=', "com.microsoft" : 1',
+        v=weight(32, 32),
+    ),
+    "classic machine learning": lambda: product(
+        'y = ai.onnx.ml.Normalizer<norm = "MAX">(a)', domains=', "ai.onnx.ml" : 3'
+    ),
+    "names of all kinds": lambda: renamed(
+        product("y = Relu(a)"), {"x": "in/put:0;1", "w": "Gewicht ä\N{SNOWMAN}", "a": "../a b", "y": " "}
+    ),
+    "a scalar weight": lambda: product("y = Mul(a, s)", s=np.float32(3)),
+    "a product with a vector": lambda: product(
+        "y = MatMul(a, v)", head="(float[4,32] x) => (float[4] y)", v=weight(32)
+    ),
+    "an empty tensor": lambda: product("y = Concat<axis = 0>(a, e)", e=np.zeros((0, 32), "f")),
+    "an empty weight": lambda: product(
+        "y = Relu(a) z = MatMul(x, e)", head="(float[4,32] x) => (float[4,32] y, float[4,0] z)", e=weight(32, 0)
+    ),
+    "a scalar from a reduction": lambda: product("m = ReduceMean<keepdims = 0>(a) y = Add(a, m)"),
+    "nodes in any order": lambda: reversed_nodes(product("b = Relu(a) c = Neg(b) y = MatMul(c, v)", v=weight(32, 32))),
+    "a wrong shape inside": lambda: annotated(product("y = Relu(a)"), [7, 7, 7]),
+    "dimensions of minus one": lambda: annotated(product("y = Relu(a)"), [-1, 32]),
+    "an input without a known batch": lambda: product("y = Relu(a)", head="(float[n,32] x) => (float[n,32] y)"),
+    "an output of unknown rank": lambda: product("y = Relu(a)", head="(float[4,32] x) => (float y)"),
+    "a weight for a table and a product": lambda: model(
+        "(int64[4] i, float[4,32] x) => (float[4,32] y, float[4,32] z) { y = Gather(w, i) z = MatMul(x, w) }",
+        w=weight(32, 32),
+    ),
+    "a weight for a product and both sides of a transposition": lambda: product(
+        "b = Gemm<transB = 1>(a, w) y = MatMul(b, w)"
+    ),
+    "a weight for a product and a recurrent cell": lambda: model(
+        """(float[4,1,32] x, float[4,32] z) => (float[4,1,1,8] y, float[4,32] q) {
+            y = LSTM<hidden_size = 8>(x, w, r)  flat = Reshape(w, s)  q = MatMul(z, flat) }""",
+        w=weight(1, 32, 32),
+        r=weight(1, 32, 8),
+        s=np.array([32, 32]),
+    ),
+    "one weight in two bodies": lambda: product(
+        """t = ReduceSum<keepdims = 0>(x)  n = Less(t, zero)
+        y = If(n) <then_branch = one () => (float[4,32] p) { p = MatMul(a, v) },
+                   else_branch = two () => (float[4,32] q) { r = Relu(a) q = MatMul(r, v) }>""",
+        zero=np.float32(0),
+        v=weight(32, 32),
+    ),
+    "a weight that is data for another product": lambda: product("z = MatMul(w, w) y = MatMul(a, z)"),
+    "the same tensor twice": lambda: product("y = Add(a, a)"),
+    "constants as nodes": lambda: product("o = Constant<value_float = 2.0>() y = Mul(a, o)"),
+    "unused parts": lambda: product("y = Relu(a) unused = MatMul(x, v)", v=weight(32, 32)),
+    "sparse values": lambda: with_sparse(product("y = Add(a, v)")),
+    "a local function": lambda: with_function(product("y = mine.twice(a)", domains=', "mine" : 1')),
+}
+
+
+def renamed(made: ModelProto, names: dict[str, str]) -> ModelProto:
+    for node in made.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        node.name = f"{node.name}/ä:;{{}}"
+    for named in (*made.graph.input, *made.graph.output, *made.graph.initializer):
+        named.name = names.get(named.name, named.name)
+    return made
+
+
+def twice_named(made: ModelProto) -> ModelProto:
+    for node in made.graph.node:
+        node.name = "node"
+    return made
+
+
+def reversed_nodes(made: ModelProto) -> ModelProto:
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    made.graph.node.extend(reversed(nodes))
+    return made
+
+
+def annotated(made: ModelProto, shape: list[int]) -> ModelProto:
+    made.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, shape))
+    return made
+
+
+def with_sparse(made: ModelProto) -> ModelProto:
+    values = numpy_helper.from_array(np.ones(3, np.float32), "v")
+    made.graph.sparse_initializer.add(
+        values=values, indices=numpy_helper.from_array(np.array([0, 9, 31]), "at"), dims=[1, 32]
+    )
+    return made
+
+
+def with_function(made: ModelProto) -> ModelProto:
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(weight(32, 32))),
+        helper.make_node("MatMul", ["p", "k"], ["q"]),
+        helper.make_node("MatMul", ["q", "k"], ["r"]),
+    ]
+    made.functions.append(helper.make_function("mine", "twice", ["p"], ["r"], nodes, [helper.make_opsetid("", 17)]))
+    return made
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_an_odd_model_is_quantized(name: str, tmp_path: Path) -> None:
+    quantized(CASES[name](), tmp_path)
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "no nodes": (lambda: model("(float[4] x) => (float[4] x) { }"), "nothing to quantize.*no nodes"),
+    "an input that is a sequence": (
+        lambda: product(
+            "y = Relu(a) n = SequenceLength(s)", head="(float[4,32] x, seq(float[4]) s) => (float[4,32] y)"
+        ),
+        "'s' is sequence, expected a tensor",
+    ),
+    "an operator that nobody knows": (
+        lambda: product("y = nobody.Knows(a)", domains=', "nobody" : 1'),
+        "onnxruntime: .*Knows",
+    ),
+    "a wrong type inside": (
+        lambda: with_value_info(product("y = Relu(a)"), helper.make_tensor_value_info("a", TensorProto.INT64, [4, 32])),
+        "Type Error|type",
+    ),
+    "two nodes of one name": (
+        lambda: twice_named(product("b = Relu(a) y = MatMul(b, w)")),
+        "onnxruntime: .*two nodes with same node name",
+    ),
+    "an opset that is not released": (lambda: product("y = Relu(a)", opset=99), "asks for ONNX opset 99"),
+    "a file format that is not released": (lambda: product("y = Relu(a)", ir=99), "IR version 99"),
+    "a type at the output that cannot be": (
+        lambda: product("y = Relu(a)", head="(float[4,32] x) => (int64[4,32] y)"),
+        "onnxruntime",
+    ),
+}
+
+
+def with_value_info(made: ModelProto, info: ValueInfoProto) -> ModelProto:
+    made.graph.value_info.append(info)
+    return made
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_quantized_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    build, sentence = REFUSED[name]
+    source, output = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
+    source.write_bytes(build().SerializeToString())
+    samples = [{"x": np.ones((4, 32), np.float32)}]
+    with pytest.raises(OnnxqError) as caught:
+        quantize(source, samples, output, seconds=0)
+    assert re.search(sentence, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not output.exists()

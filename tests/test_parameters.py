@@ -1,0 +1,69 @@
+"""Statistics to scales: groups share one range, fixed ranges need no statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.statistics import EMPTY, Statistics, observe
+from onnxq.errors import DataError
+from onnxq.parameters import activation_parameters
+from onnxq.plan import Activation, Plan
+from onnxq.scheme import Spec
+
+AFFINE = Spec("uint8", symmetric=False)
+
+
+def plan(*activations: Activation) -> Plan:
+    return Plan((), activations, "int8", "onnxruntime-cpu")
+
+
+def statistics(**values: list[float]) -> Statistics:
+    return Statistics(1, {name: observe(np.array(one, np.float32)) for name, one in values.items()})
+
+
+def test_each_tensor_has_the_scale_of_its_range() -> None:
+    found = activation_parameters(
+        plan(Activation("a", AFFINE, "a"), Activation("b", Spec("int8"), "b")),
+        statistics(a=[-1.0, 2.0], b=[-4.0, 1.0]),
+        MinMax(),
+    )
+    assert (found["a"].scale, found["a"].zero_point) == (np.float32(3 / 255), 85)
+    assert (found["b"].scale, found["b"].zero_point) == (np.float32(8 / 255), None)
+
+
+def test_a_group_has_the_range_of_all_its_tensors() -> None:
+    found = activation_parameters(
+        plan(Activation("a", AFFINE, "a"), Activation("b", AFFINE, "a"), Activation("c", AFFINE, "c")),
+        statistics(a=[-1.0, 0.5], b=[0.0, 4.0], c=[0.0, 1.0]),
+        MinMax(),
+    )
+    assert found["a"].scale == found["b"].scale == np.float32(5 / 255)
+    assert found["a"].zero_point == found["b"].zero_point == 51
+    assert found["c"].scale == np.float32(1 / 255)
+
+
+def test_a_fixed_range_needs_no_statistics_and_widens_its_group() -> None:
+    found = activation_parameters(
+        plan(Activation("s", AFFINE, "s", fixed_range=(0.0, 1.0)), Activation("b", AFFINE, "s")),
+        statistics(b=[-1.0, 0.5]),
+        MinMax(),
+    )
+    assert found["s"].scale == found["b"].scale == np.float32(2 / 255)
+
+
+def test_a_tensor_that_was_never_seen_is_told() -> None:
+    with pytest.raises(DataError, match=r"^tensor a has no calibration statistics; calibrate with the plan's taps$"):
+        activation_parameters(plan(Activation("a", AFFINE, "a")), statistics(b=[1.0]), MinMax())
+
+
+def test_a_tensor_that_was_always_empty_has_scale_one() -> None:
+    found = activation_parameters(plan(Activation("a", AFFINE, "a")), Statistics(1, {"a": EMPTY}), MinMax())
+    assert found["a"].scale == 1.0
+
+
+def test_the_range_method_decides() -> None:
+    seen = statistics(a=[-10.0, 10.0])
+    found = activation_parameters(plan(Activation("a", Spec("int8-narrow"), "a")), seen, lambda one: (-1.0, 1.0))
+    assert found["a"].scale == np.float32(1 / 127)

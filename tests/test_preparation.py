@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxq
+from onnxq.errors import ModelError, OutputError
+from onnxq.graph import load
+from onnxq.preparation import prepare, refuse_overwriting, refuse_quantized
+
+MODELS = Path(__file__).parent.parent / "models"
+CALIB = MODELS / "data" / "calib.npz"
+NAMES = ("gru", "mobilenet", "resnet", "vit")
+
+
+def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
+    from onnxq.evaluate import compare_files
+
+    for name in NAMES:
+        onnxq.save(prepare(onnxq.load(MODELS / f"{name}.onnx")), tmp_path / "prepared.onnx")
+        agreement = compare_files(MODELS / f"{name}.onnx", tmp_path / "prepared.onnx", CALIB, limit=8)
+        assert agreement.worst_sqnr > 100, name
+        ops = {node.op for node in onnxq.load(tmp_path / "prepared.onnx").nodes}
+        assert not ops & {"BatchNormalization", "Constant", "Identity", "Dropout"}, name
+
+
+def test_preparing_a_prepared_graph_changes_nothing() -> None:
+    graph = prepare(load(MODELS / "vit.onnx"))
+    before = onnxq.graph.to_model(graph)
+    assert onnxq.graph.to_model(prepare(graph)) == before
+
+
+def test_a_float_model_is_not_refused_and_a_quantized_one_is() -> None:
+    graph = load(MODELS / "gru.onnx")
+    refuse_quantized(graph)
+    graph.nodes[0].op = "QuantizeLinear"
+    with pytest.raises(ModelError, match=r"is quantized already: node .* is QuantizeLinear"):
+        refuse_quantized(graph)
+
+
+def test_data_that_the_model_reads_is_not_overwritten(tmp_path: Path) -> None:
+    source = tmp_path / "in.onnx"
+    onnx.save(onnx.load(MODELS / "gru.onnx"), source, save_as_external_data=True, location="out.onnx.data")
+    graph = load(source)
+    refuse_overwriting(graph, tmp_path / "other.data")
+    with pytest.raises(OutputError, match="is the external data of the model itself"):
+        refuse_overwriting(graph, tmp_path / "out.onnx.data")

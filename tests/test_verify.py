@@ -1,0 +1,65 @@
+"""What a written model really runs, and how fast it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.errors import ModelError
+from onnxq.verify import Kernels, count_kernels, measure_latency
+
+
+def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:
+    onnx.save(residual, tmp_path / "float.onnx")
+    assert count_kernels(tmp_path / "float.onnx") == Kernels(integer=0, quantize=0, heavy_float=4)
+
+
+def test_a_quantized_model_shows_its_kernels(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
+    quantize_to(residual, tmp_path / "q.onnx")
+    # Four convolutions and the sum; one QuantizeLinear in front and one DequantizeLinear behind.
+    assert count_kernels(tmp_path / "q.onnx") == Kernels(integer=5, quantize=2, heavy_float=0)
+
+
+def test_stored_weights_leave_a_float_model(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
+    quantize_to(residual, tmp_path / "q.onnx", scheme="int8-storage")
+    kernels = count_kernels(tmp_path / "q.onnx")
+    assert (kernels.integer, kernels.quantize, kernels.heavy_float) == (0, 0, 4)
+
+
+def test_kernels_in_control_flow_are_counted(build, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+        y = If (c) <
+            then_branch = t () => (float[4,32] u) { u = MatMul(x, w) },
+            else_branch = e () => (float[4,32] v) { v = Tanh(x) }>
+        }""",
+        w=(32, 32),
+    )
+    onnx.save(model, tmp_path / "if.onnx")
+    assert count_kernels(tmp_path / "if.onnx").heavy_float == 1
+
+
+def test_looking_at_a_model_leaves_nothing_beside_it(perceptron: ModelProto, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    count_kernels(tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"model\.onnx"):
+        count_kernels(tmp_path / "model.onnx")
+
+
+def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    model = tmp_path / "model.onnx"
+    latency = measure_latency(model, model, samples_for(perceptron, 2), seconds=0.0, threads=1)
+    assert latency.runs >= 5
+    assert latency.threads == 1
+    assert latency.reference > 0
+    assert latency.candidate > 0
+    assert latency.speed > 0
