@@ -15,7 +15,7 @@ _SMALL_SHARE = 0.03
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
 Measure = Callable[[Plan], float]
-"""Builds a plan's model, runs it and gives the worst output's SQNR in decibels."""
+"""Builds a plan's model, runs it and gives the SQNR in decibels that its worst output can be trusted to have."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import load, save
@@ -13,7 +15,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.workbench import Workbench
+from onnxq.workbench import Workbench, lower_bound
 
 MODELS = Path(__file__).parent.parent / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:4]]
@@ -53,3 +55,19 @@ def test_trials_measure_what_a_plan_costs(bench: Workbench) -> None:
 def test_a_plan_without_activations_needs_no_calibration(bench: Workbench) -> None:
     storage = Workbench(bench.prepared, PRESETS["int8-storage"], bench.target)
     assert storage.calibrate(storage.plan({}), SAMPLES, silent).samples == 0
+
+
+@given(st.lists(st.floats(-50, 90), min_size=2, max_size=12))
+def test_the_lower_bound_is_below_the_mean_and_equal_for_equal_samples(values: list[float]) -> None:
+    assert lower_bound(values) <= sum(values) / len(values) + 1e-9
+    assert lower_bound([values[0]] * len(values)) == pytest.approx(values[0])
+
+
+def test_samples_that_differ_prove_less_and_more_samples_prove_more() -> None:
+    assert lower_bound([28.0, 17.8, 25.9]) < 16 < 24 < lower_bound([25.9, 26.0, 25.0])
+    assert lower_bound([20.0, 24.0] * 5) > lower_bound([20.0, 24.0])
+
+
+def test_one_sample_and_equal_outputs_have_a_bound() -> None:
+    assert lower_bound([21.0]) == float("inf")
+    assert lower_bound([float("inf"), float("inf")]) == 150
