@@ -151,7 +151,7 @@ def quantize(
         outcome, verification = attempt(bench.plan)
         latency = verification.latency
         if search and latency and verification.slower and outcome.plan.count(Mode.STATIC):
-            outcome, verification = attempt(without_integers(bench.plan, outcome.plan, latency.speed))
+            outcome, verification = attempt(without_integers(bench.plan, plan, latency.speed))
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,

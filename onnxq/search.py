@@ -161,7 +161,7 @@ def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
 
     Args:
         planner: plans with some nodes demoted.
-        plan: of the slow model.
+        plan: what the planner wants without demotions, so that no node becomes an integer kernel again.
         speed: how many times as fast as the float model it ran.
     """
     reason = f"with integer kernels the model ran {speed:.2f} times as fast as the float model"

@@ -170,3 +170,15 @@ def test_a_model_without_weights_is_refused() -> None:
     )
     with pytest.raises(ModelError, match="there is nothing to quantize in the model: "):
         plan(model)
+
+
+def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxq import verify
+
+    # Whatever was measured counts as slower, also after the search has left some nodes out.
+    monkeypatch.setattr(verify, "_EQUAL_SPEED", float("inf"))
+    report = quantize(MODELS / "mobilenet.onnx", CALIB, limit=16, seconds=0.05, min_sqnr=36).report
+    assert report.plan.count(Mode.STATIC) == 0
+    assert report.plan.count(Mode.STORAGE) > 10
+    assert report.kernels.integer == 0
+    assert any("times as fast as the float model" in one.reason for one in report.plan.decisions)
