@@ -40,7 +40,7 @@ MINIMUM_SQNR = 20.0
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.0
-_SEARCH_SAMPLES = 8
+_SEARCH_SAMPLES = 16
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13

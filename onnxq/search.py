@@ -54,7 +54,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
     demotion reaches the goal. Demoted nodes store their weights as codes, or keep them in float when they are among
     the smallest nodes, which together hold three hundredths of all weights; only when that is still too noisy are
-    other stored weights left in float, in the same way.
+    other stored weights left in float, in the same way, and then the rest is tried as integers once more.
 
     Args:
         planner: demotions to plan.
@@ -67,25 +67,26 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     """
     counter = _Counter(measure, progress)
     full = planner({})
-    sqnr = counter(full)
-    if sqnr >= goal:
+    full_sqnr = counter(full)
+    if full_sqnr >= goal:
         return Outcome(full, (), counter.calls)
-    demoted: dict[str, Demotion] = {}
-    sensitivities: list[Sensitivity] = []
-    best = full, sqnr
     small = _small_nodes(full)
-    for mode in (Mode.STATIC, Mode.STORAGE):
-        found = _alone(planner, counter, mode, demoted)
-        sensitivities.extend(found)
-        demotions = {one.node: _demotion(one, small) for one in found}
-        plan, sqnr = _shortest_prefix(planner, counter, demotions, demoted, goal)
-        if sqnr > best[1]:
-            best = plan, sqnr
+    static = _alone(planner, counter, Mode.STATIC, {})
+    demotions = {one.node: _demotion(one, small) for one in static}
+    plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
+    stored: list[Sensitivity] = []
+    if sqnr < goal:
+        stored = _alone(planner, counter, Mode.STORAGE, demotions)
+        lefts = {one.node: _demotion(one, small) for one in stored}
+        plan, sqnr = best = _shortest_prefix(planner, counter, lefts, demotions, goal)
         if sqnr >= goal:
-            break
-        demoted |= demotions
-    sensitivities.sort(key=lambda one: one.sqnr)
-    return Outcome(best[0], tuple(sensitivities), counter.calls)
+            # With the few left in float whose codes alone are too coarse, others may be integers after all.
+            left = {node: demotion for node, demotion in lefts.items() if plan.by_node[node].mode is Mode.FLOAT}
+            others = {node: demotion for node, demotion in demotions.items() if node not in left}
+            best = _shortest_prefix(planner, counter, others, left, goal)
+            best = best if best[1] >= goal else (plan, sqnr)
+    sensitivities = sorted((*static, *stored), key=lambda one: one.sqnr)
+    return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
 def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) -> list[Sensitivity]:
@@ -113,7 +114,7 @@ def _shortest_prefix(
         plan = planner({**demoted, **{node: noisy[node] for node in nodes[:count]}})
         return plan, measure(plan)
 
-    low, high = 0, len(nodes)
+    low, high = -1, len(nodes)
     best = demote(high)
     while high - low > 1 and best[1] >= goal:
         middle = (low + high) // 2

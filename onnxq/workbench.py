@@ -170,21 +170,25 @@ class Trials:
 
 # One-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 _STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-# Outputs that are equal, or nearly, must not make the spread infinite.
+# Outputs that are equal, or nearly, must not make the ratio zero.
 _LARGEST_SQNR = 150.0
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """Return the one-sided 95 % lower confidence bound of the mean of a few SQNRs; infinite for a single one.
+    """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from those of a few.
+
+    The bound is taken of the mean noise-to-signal ratio, which the worst samples dominate as they dominate the noise of
+    all. Infinite for a single value.
 
     >>> round(lower_bound([28.0, 17.8, 25.9]), 1)
-    14.8
+    16.8
     """
     if len(values) < 2:
         return float("inf")
-    clipped = [min(max(value, -_LARGEST_SQNR), _LARGEST_SQNR) for value in values]
-    quantile = _STUDENT[min(len(clipped) - 1, len(_STUDENT)) - 1]
-    return statistics_module.fmean(clipped) - quantile * statistics_module.stdev(clipped) / math.sqrt(len(clipped))
+    ratios = [10 ** (-min(value, _LARGEST_SQNR) / 10) for value in values]
+    quantile = _STUDENT[min(len(ratios) - 1, len(_STUDENT)) - 1]
+    highest = statistics_module.fmean(ratios) + quantile * statistics_module.stdev(ratios) / math.sqrt(len(ratios))
+    return -10 * math.log10(highest)
 
 
 def inner_variables(graph: Graph) -> Iterator[Variable]:

@@ -69,13 +69,13 @@ def test_the_shortest_prefix_of_the_noisiest_is_demoted() -> None:
     assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
 
 
-def test_stored_weights_are_left_in_float_only_when_integers_are_gone() -> None:
+def test_coarse_codes_are_left_in_float_and_what_is_quiet_enough_stays_integer() -> None:
     outcome = search(goal=-1.0)
     assert {one.node: one.mode for one in outcome.plan.decisions if one.node in NOISE} == {
         "a": Mode.STORAGE,
         "b": Mode.STORAGE,
         "c": Mode.FLOAT,
-        "d": Mode.STORAGE,
+        "d": Mode.STATIC,
     }
     assert {one.mode for one in outcome.sensitivities} == {Mode.STATIC, Mode.STORAGE}
     assert [one.sqnr for one in outcome.sensitivities] == sorted(one.sqnr for one in outcome.sensitivities)

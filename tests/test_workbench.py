@@ -64,7 +64,7 @@ def test_the_lower_bound_is_below_the_mean_and_equal_for_equal_samples(values: l
 
 
 def test_samples_that_differ_prove_less_and_more_samples_prove_more() -> None:
-    assert lower_bound([28.0, 17.8, 25.9]) < 16 < 24 < lower_bound([25.9, 26.0, 25.0])
+    assert lower_bound([28.0, 17.8, 25.9]) < 17 < 24 < lower_bound([25.9, 26.0, 25.0])
     assert lower_bound([20.0, 24.0] * 5) > lower_bound([20.0, 24.0])
 
 
