@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -54,7 +55,8 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
     demotion reaches the goal. Demoted nodes store their weights as codes, or keep them in float when they are among
     the smallest nodes, which together hold three hundredths of all weights; only when that is still too noisy are
-    other stored weights left in float, in the same way, and then the rest is tried as integers once more.
+    other stored weights left in float, most noise for their size first, and then the rest is tried as integers once
+    more.
 
     Args:
         planner: demotions to plan.
@@ -77,7 +79,10 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     stored: list[Sensitivity] = []
     if sqnr < goal:
         stored = _alone(planner, counter, Mode.STORAGE, demotions)
-        lefts = {one.node: _demotion(one, small) for one in stored}
+        sizes = _sizes(full)
+        # Float weights are four times as large, so those go first that take away most noise for their size.
+        worth = sorted(stored, key=lambda one: one.sqnr + 10 * math.log10(sizes[one.node] + 1))
+        lefts = {one.node: _demotion(one, small) for one in worth}
         plan, sqnr = best = _shortest_prefix(planner, counter, lefts, demotions, goal)
         if sqnr >= goal:
             # With the few left in float whose codes alone are too coarse, others may be integers after all.
@@ -126,9 +131,14 @@ def _shortest_prefix(
     return best
 
 
+def _sizes(plan: Plan) -> Mapping[str, int]:
+    """Return how many weights each weighted node holds."""
+    return {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
+
+
 def _small_nodes(plan: Plan) -> set[str]:
     """Return the smallest nodes, whose few weights the file hardly feels when they stay float."""
-    sizes = {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
+    sizes = _sizes(plan)
     ascending = sorted(sizes, key=lambda node: sizes[node])
     share = accumulate(sizes[node] for node in ascending)
     return {node for node, held in zip(ascending, share, strict=True) if held <= _SMALL_SHARE * sum(sizes.values())}
