@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from onnxq.activations import plan_activations
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, scopes
-from onnxq.groups import Groups
-from onnxq.obstacles import data_inputs, obstacle, volume
+from onnxq.graph import Constant, Graph, Node, onnx_dtype, scopes
+from onnxq.islands import absorbed_clamps, integer_nodes
+from onnxq.obstacles import obstacle, volume
 from onnxq.operators import OPERATORS, Operator, Role
 from onnxq.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -19,9 +19,6 @@ from onnxq.targets import Target
 
 # Below this a weight saves less than the nodes that decode it cost.
 _SMALLEST_STORED_WEIGHT = 256
-
-Limits = tuple[float, float]
-_UNLIMITED: Limits = (-math.inf, math.inf)
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -50,7 +47,8 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
     wishes = {node: _wish(scheme, node, demotions or {}) for _, node in nodes}
     _check_specs({wish.rule for wish in wishes.values()}, target)
 
-    absorbed = _absorbed_clamps(graph, wishes, target)
+    specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
+    absorbed = absorbed_clamps(graph, specs, target)
     obstacles: dict[Node, str] = {}
     for scope, node in nodes:
         problem = wishes[node].obstacle or obstacle(node, target)
@@ -58,8 +56,8 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
             problem = "stands in a control-flow body, where activations are not calibrated"
         if problem:
             obstacles[node] = problem
-    integer = _integer_nodes(graph, obstacles, absorbed, target)
-    activations = _activations(graph, integer, absorbed, wishes, target)
+    integer = integer_nodes(graph, obstacles, absorbed, target)
+    activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     decisions = tuple(_decide(node, wishes[node], integer, vanished, obstacles, target) for _, node in nodes)
     return Plan(decisions, activations, scheme.name, target.name)
@@ -122,142 +120,6 @@ def _activation_spec(rule: Rule, target: Target) -> Spec:
 
 def _weight_spec(rule: Rule, target: Target) -> Spec:
     return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
-
-
-# --- which of them stay integer together --------------------------------------------------------------------------
-
-
-def _absorbed_clamps(graph: Graph, wishes: Mapping[Node, _Wish], target: Target) -> dict[Node, Node]:
-    """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it."""
-    outputs = set(graph.outputs)
-    found = {}
-    for node in graph.nodes:
-        if node.op not in target.clamps or node.domain or wishes[node].mode is not Mode.STATIC:
-            continue
-        source = node.inputs[0]
-        producer = _producer(source)
-        limits = _limits(node)
-        if producer is None or len(source.outputs) != 1 or source in outputs or limits is None or limits[0] != 0.0:
-            continue
-        operator = OPERATORS.get(producer.op)
-        affine = not _activation_spec(wishes[producer].rule, target).symmetric
-        if affine and operator and producer.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
-            found[node] = producer
-    return found
-
-
-def _producer(tensor: Variable | Constant) -> Node | None:
-    return tensor.inputs[0] if tensor.inputs else None
-
-
-def _limits(clamp: Node) -> Limits | None:
-    """Return the least and greatest value that a clamp lets through, or None when they are computed at run time."""
-    if clamp.op == "Relu":
-        return 0.0, math.inf
-    limits = list(_UNLIMITED)
-    for index, bound in enumerate(clamp.inputs[1:3]):
-        if not bound.name:
-            continue
-        if not isinstance(bound, Constant) or bound.nbytes == 0:
-            return None
-        limits[index] = float(bound.values.reshape(-1)[0])
-    return limits[0], limits[1]
-
-
-def _integer_nodes(
-    graph: Graph, obstacles: Mapping[Node, str], absorbed: Mapping[Node, Node], target: Target
-) -> set[Node]:
-    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it."""
-    integer = {node for node in graph.nodes if node not in obstacles and node not in absorbed}
-    pending = [node for node in graph.nodes if node in integer]
-    while pending:
-        node = pending.pop()
-        if node not in integer or OPERATORS[node.op].role is Role.COMPUTE:
-            continue
-        before, behind = _before(node, absorbed), _behind(node, absorbed)
-        if (
-            all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
-            and len(before) == len(data_inputs(node, OPERATORS[node.op]))
-            and any(neighbour in integer for neighbour in behind)
-        ):
-            continue
-        integer.discard(node)
-        pending.extend((*before, *behind))
-    return integer
-
-
-def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
-    """Return the nodes whose codes a node reads, looking through absorbed clamps."""
-    producers = (_producer(tensor) for tensor in data_inputs(node, OPERATORS[node.op]))
-    return [absorbed.get(producer, producer) for producer in producers if producer is not None]
-
-
-def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
-    """Return the nodes that read the codes of a node, looking through absorbed clamps."""
-    return [consumer for tensor in _quantized_outputs(node, absorbed) for consumer in tensor.outputs]
-
-
-def _quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variable]:
-    """Return the outputs that carry codes: behind the clamp when one is absorbed."""
-    found = []
-    for tensor in node.outputs:
-        clamp = tensor.outputs[0] if len(tensor.outputs) == 1 else None
-        found.append(clamp.outputs[0] if clamp is not None and absorbed.get(clamp) is node else tensor)
-    return found
-
-
-# --- which tensors get a scale ------------------------------------------------------------------------------------
-
-
-def _activations(
-    graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], wishes: Mapping[Node, _Wish], target: Target
-) -> tuple[Activation, ...]:
-    found: dict[Variable, Activation] = {}
-    limits: dict[Variable, Limits | None] = {}
-    groups = Groups[Variable]()
-    for node in graph.nodes:
-        if node not in integer:
-            continue
-        operator = OPERATORS[node.op]
-        spec = _activation_spec(wishes[node].rule, target)
-        inputs = data_inputs(node, operator)
-        outputs = [] if node.op in target.float_output else _quantized_outputs(node, absorbed)
-        for tensor in inputs:
-            found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
-        for tensor in outputs:
-            known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
-            found[tensor] = replace(known, every_consumer=True)
-        for tensor in outputs:
-            clamp = _producer(tensor)
-            limits[tensor] = _limits(clamp) if clamp is not None and clamp in absorbed else None
-        if operator.role is Role.CARRIER:
-            _share_one_scale(inputs, outputs, limits, groups)
-    return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
-
-
-def _share_one_scale(
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    limits: dict[Variable, Limits | None],
-    groups: Groups[Variable],
-) -> None:
-    """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
-
-    A clamp vanishes only when the range of the quantizer behind it ends where the clamp does, so what is clamped
-    keeps its own scale where a Concat mixes it with what is not.
-    """
-    found = [limits.get(tensor) or _UNLIMITED for tensor in inputs]
-    widest = min(low for low, _ in found), max(high for _, high in found)
-    limits.update(dict.fromkeys(outputs, widest))
-    alike = [tensor for tensor, limit in zip(inputs, found, strict=True) if limit == widest]
-    for tensor in (*alike, *outputs):
-        groups.join((alike or outputs)[0], tensor)
-
-
-def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
-    producer = tensor.inputs[0] if tensor.inputs else None
-    operator = OPERATORS.get(producer.op) if producer is not None and not producer.domain else None
-    return operator.fixed_range if operator else None
 
 
 # --- the decision and its reason ----------------------------------------------------------------------------------

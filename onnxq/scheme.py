@@ -22,6 +22,10 @@ class Mode(StrEnum):
 
     STATIC = "static"
     """Data and weights become codes with fixed scales; the node runs as an integer kernel."""
+    DYNAMIC = "dynamic"
+    """Weights become codes, and data codes whose scale is computed anew in each run; the node multiplies integers."""
+    WEIGHT_ONLY = "weight-only"
+    """Weights are codes that the runtime multiplies or looks up as they are; data stays float."""
     STORAGE = "storage"
     """Weights are stored as codes and decoded when the model is loaded; the node computes in float."""
     FLOAT = "float"

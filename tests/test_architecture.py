@@ -93,7 +93,7 @@ def test_only_the_terminal_draws() -> None:
 
 def test_what_decides_edits_nothing() -> None:
     for name in ("insert_nodes", "remove_nodes", "replace_uses", "save"):
-        for room in ("onnxq.plan", "onnxq.obstacles", "onnxq.search"):
+        for room in ("onnxq.plan", "onnxq.islands", "onnxq.obstacles", "onnxq.search"):
             assert importers_of(f"onnxq.graph.{name}", room) == []
 
 

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from convolutions import between_convolutions, groups, modes
+from onnx import ModelProto
 
 from onnxq import planner
 from onnxq.errors import SchemeError
 from onnxq.graph import read_model
 from onnxq.operators import OPERATORS
-from onnxq.plan import Decision, Demotion, Plan
+from onnxq.plan import Decision, Demotion
 from onnxq.preparation import prepare
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.verify import count_kernels
 
-KERNEL = (8, 8, 3, 3)
-PADS = "<pads = [1,1,1,1]>"
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
-
-
-def between_convolutions(build, middle: str, **weights) -> ModelProto:
-    """Return a convolution [first], nodes that turn ``a`` into ``b``, and a convolution [last]."""
-    text = f"""(float[1,8,8,8] x) => (float[N,C,H,W] y) {{
-        [first] a = Conv {PADS} (x, w0) {middle} [last] y = Conv {PADS} (b, w1)
-    }}"""
-    return build(text, **{"w0": KERNEL, "w1": KERNEL, **weights})
-
-
-def modes(plan: Plan) -> dict[str, Mode]:
-    return {decision.node: decision.mode for decision in plan.decisions}
-
-
-def groups(plan: Plan) -> dict[str, str]:
-    return {activation.tensor: activation.group for activation in plan.activations}
 
 
 # --- whole networks -------------------------------------------------------------------------------------------------
@@ -195,179 +177,7 @@ def test_each_operator_between_convolutions_is_decided(
     assert count_kernels(tmp_path / "q.onnx").heavy_float == heavy["ConvTranspose"]
 
 
-# --- clamps ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("clamp", "limits", "vanishes"),
-    [
-        ("Relu(a)", {}, True),
-        ("Clip(a, lo, hi)", {"lo": 0, "hi": 6}, True),
-        ("Clip(a, lo)", {"lo": 0}, True),
-        ("Clip(a, lo, hi)", {"lo": -1, "hi": 1}, False),
-        ("Clip(a, lo, hi)", {"lo": 1, "hi": 6}, False),
-        ("Clip(a, , hi)", {"hi": 6}, False),
-        ("Clip(a)", {}, False),
-    ],
-)
-def test_only_a_clamp_that_starts_at_zero_vanishes(
-    clamp: str, limits: dict[str, float], vanishes: bool, build, plan_of
-) -> None:
-    constants = {name: np.array(value, np.float32) for name, value in limits.items()}
-    plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
-    expected = (
-        "vanishes into the quantizer behind first" if vanishes else "Clip has no integer kernel on onnxruntime-cpu"
-    )
-    assert plan.by_node["clamp"].reason == expected
-    assert ("a" in groups(plan)) is not vanishes
-
-
-def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
-    text = f"""(float[1,8,8,8] x, float hi) => (float[1,8,8,8] y) {{
-        [first] a = Conv {PADS} (x, w0) [clamp] b = Clip(a, lo, hi) [last] y = Conv {PADS} (b, w1)
-    }}"""
-    plan = plan_of(build(text, w0=KERNEL, w1=KERNEL, lo=np.array(0, np.float32)))
-    assert plan.by_node["clamp"].mode is FLOAT
-
-
-def test_a_clamp_stays_when_others_read_what_is_in_front_of_it(build, plan_of) -> None:
-    plan = plan_of(between_convolutions(build, "[clamp] c = Relu(a) [sum] b = Add(a, c)"))
-    assert modes(plan)["clamp"] is FLOAT
-    assert modes(plan)["sum"] is FLOAT
-    assert "a" in groups(plan)
-
-
-def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan_of) -> None:
-    text = (
-        f"(float[1,8,8,8] x) => (float[1,8,8,8] a, float[1,8,8,8] b) {{ [c] a = Conv {PADS} (x, w) [r] b = Relu(a) }}"
-    )
-    assert modes(plan_of(build(text, w=KERNEL))) == {"c": STATIC, "r": FLOAT}
-
-
-def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
-    scheme = Scheme((Rule(STATIC, activation=Spec("int8", symmetric=True)),))
-    assert modes(plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme))["clamp"] is FLOAT
-
-
-# --- shared scales --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "middle",
-    [
-        "[n] b = MaxPool <kernel_shape = [2,2]> (a)",
-        "[n] b = Transpose <perm = [0,1,3,2]> (a)",
-        "[n] b = Slice(a, k, l, l)",
-        '[n] b = Resize <mode = "nearest"> (a, , s)',
-    ],
-)
-def test_what_moves_values_shares_its_scale(middle: str, build, plan_of) -> None:
-    constants = {"k": np.array([0]), "l": np.array([2]), "s": np.array([1, 1, 2, 2], np.float32)}
-    plan = plan_of(between_convolutions(build, middle, **constants))
-    assert groups(plan) == {"x": "x", "a": "a", "b": "a", "y": "y"}
-
-
-def test_a_chain_of_movers_shares_one_scale(build, plan_of) -> None:
-    middle = "[r] r = Reshape(a, k) [t] t = Transpose <perm = [1,0,2]> (r) [s] b = Reshape(t, l)"
-    plan = plan_of(between_convolutions(build, middle, k=np.array([2, 4, 64]), l=np.array([1, 8, 8, 8])))
-    assert [groups(plan)[name] for name in "artb"] == ["a"] * 4
-
-
-def test_the_parts_of_a_split_share_one_scale(build, plan_of) -> None:
-    middle = "[s] p, q = Split <axis = 1> (a, k) [c] b = Concat <axis = 1> (q, p)"
-    plan = plan_of(between_convolutions(build, middle, k=np.array([4, 4])))
-    assert {groups(plan)[name] for name in "apqb"} == {"a"}
-
-
-def test_all_that_is_concatenated_shares_one_scale(build, plan_of) -> None:
-    middle = f"[other] c = Conv {PADS} (x, w2) [cat] b = Concat <axis = 2> (a, c)"
-    plan = plan_of(between_convolutions(build, middle, w2=KERNEL))
-    assert groups(plan) == {"x": "x", "a": "a", "c": "a", "b": "a", "y": "y"}
-
-
-def test_arithmetic_gives_its_output_a_scale_of_its_own(build, plan_of) -> None:
-    plan = plan_of(between_convolutions(build, "[n] b = Add(a, a)"))
-    assert groups(plan)["b"] == "b"
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "shared"),
-    [
-        ("Relu(a)", "Relu(c)", ["p", "q", "b"]),
-        ("Clip(a, lo, hi)", "Clip(c, lo, hi)", ["p", "q", "b"]),
-        ("Relu(a)", "LeakyRelu(c)", ["q", "b"]),
-        ("Relu(a)", "Clip(c, lo, hi)", ["p", "b"]),
-        ("Clip(a, lo, hi)", "LeakyRelu(c)", ["q", "b"]),
-    ],
-)
-def test_what_is_clamped_shares_no_scale_with_what_is_not(
-    one: str, other: str, shared: list[str], build, plan_of, quantize_to, running_graph, tmp_path: Path
-) -> None:
-    middle = f"[c] c = Conv {PADS} (x, w2) [one] p = {one} [two] q = {other} [cat] b = Concat <axis = 2> (p, q)"
-    limits = {"lo": np.array(0, np.float32), "hi": np.array(6, np.float32)}
-    model = between_convolutions(build, middle, w0=np.full(KERNEL, 3, np.float32), w2=KERNEL, **limits)
-    found = groups(plan_of(model))
-    assert [name for name in "pqb" if found[name] == found["b"]] == shared
-    quantize_to(model, tmp_path / "q.onnx")
-    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
-    assert (running["QLinearConv"], running["QLinearConcat"]) == (3, 1)
-
-
-# --- fixed ranges ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("op", "expected"), [("Sigmoid", (0.0, 1.0)), ("Softmax", (0.0, 1.0)), ("LeakyRelu", None)])
-def test_a_range_that_the_operator_fixes_is_not_calibrated(op: str, expected: object, build, plan_of) -> None:
-    plan = plan_of(between_convolutions(build, f"[n] b = {op}(a)"))
-    found = {activation.tensor: activation.fixed_range for activation in plan.activations}
-    assert found == {"x": None, "a": None, "b": expected, "y": None}
-    assert ("b" in plan.taps) is (expected is None)
-
-
-def test_silu_between_convolutions_is_integer(build, plan_of, quantize_to, running_graph, tmp_path: Path) -> None:
-    model = between_convolutions(build, "[gate] s = Sigmoid(a) [silu] b = Mul(a, s)")
-    plan = plan_of(model)
-    assert set(modes(plan).values()) == {STATIC}
-    assert groups(plan) == {name: name for name in ("x", "a", "s", "b", "y")}
-    quantize_to(model, tmp_path / "q.onnx")
-    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
-    assert (running["QLinearConv"], running["QLinearSigmoid"], running["QLinearMul"]) == (2, 1, 1)
-    assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
-
-
-# --- islands --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "floats"),
-    [
-        ("[c] a = Conv(x, w) [add] y = Add(a, a)", {"add"}),
-        ("[pool] a = MaxPool <kernel_shape = [1,1]> (x) [c] y = Conv(a, w)", {"pool"}),
-        ("[c] a = Conv(x, w) [t] b = Tanh(a) [add] d = Add(a, b) [e] y = Conv(d, w)", {"t", "add"}),
-        (
-            "[c] a = Conv(x, w) [p] b = MaxPool <kernel_shape = [1,1]> (a) [s] d = Sigmoid(b) [t] y = Tanh(d)",
-            {"p", "s", "t"},
-        ),
-        ("[c] a = Conv(x, w) [k] b = Add(a, k) [m] m = Mul(b, a) [e] y = Conv(m, w)", {"k", "m"}),
-    ],
-)
-def test_companions_of_float_nodes_stay_in_float(
-    text: str, floats: set[str], build, plan_of, quantize_to, lonely_pairs, tmp_path: Path
-) -> None:
-    model = build(f"(float[1,8,8,8] x) => (float[1,8,8,8] y) {{ {text} }}", w=(8, 8, 1, 1), k=(8, 8))
-    plan = plan_of(model)
-    assert {name for name, mode in modes(plan).items() if mode is FLOAT} == floats
-    assert all(decision.reason for decision in plan.decisions)
-    quantize_to(model, tmp_path / "q.onnx")
-    assert lonely_pairs(tmp_path / "q.onnx") == []
-    assert count_kernels(tmp_path / "q.onnx").heavy_float == 0
-
-
-def test_a_carrier_behind_a_matrix_product_stays_in_float(build, plan_of) -> None:
-    text = "(float[4,32] x) => (float[32,16] y) { [m] a = MatMul(x, w0) [t] b = Reshape(a, s) [n] y = MatMul(b, w1) }"
-    plan = plan_of(build(text, w0=(32, 32), w1=(4, 16), s=np.array([32, 4])))
-    assert modes(plan) == {"m": STATIC, "t": FLOAT, "n": STATIC}
-    assert plan.by_node["t"].reason == "integer nodes do not stand both before and behind it"
+# --- kernels ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["residual", "perceptron"])
@@ -483,42 +293,6 @@ def test_weights_in_control_flow_are_stored(build, plan_of) -> None:
     assert modes(plan) == {"first": STATIC, "branch": FLOAT, "inner": STORAGE, "idle": FLOAT}
     assert "stands in a control-flow body, where activations are not calibrated" in plan.by_node["inner"].reason
     assert [one.node for one in plan.decisions] == ["first", "branch", "inner", "idle"]
-
-
-def chain(count: int) -> ModelProto:
-    """Return ``count`` pooling nodes behind a convolution, which nothing integer follows."""
-    names = ["c", *(f"t{index}" for index in range(count))]
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv")]
-    nodes += [helper.make_node("MaxPool", [one], [other], other, kernel_shape=[1, 1]) for one, other in pairwise(names)]
-    value = helper.make_tensor_value_info
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [value("x", TensorProto.FLOAT, [1, 1, 2, 2])],
-        [value(names[-1], TensorProto.FLOAT, None)],
-        [weight],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def test_a_chain_that_falls_like_dominoes_takes_a_linear_number_of_steps(plan_of, monkeypatch) -> None:
-    steps = Counter()
-    original = planner._before
-
-    def counted(node, absorbed):
-        steps["before"] += 1
-        return original(node, absorbed)
-
-    monkeypatch.setattr(planner, "_before", counted)
-    found = []
-    for count in (500, 2_000):
-        steps.clear()
-        plan = plan_of(chain(count))
-        assert plan.count(FLOAT) == count
-        found.append(steps["before"])
-    assert found[0] >= 500
-    assert found[1] <= 4 * found[0] + 8
 
 
 def test_planning_edits_nothing(residual: ModelProto) -> None:

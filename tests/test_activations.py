@@ -1,0 +1,94 @@
+"""Which tensors get a scale, and which of them share one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convolutions import KERNEL, PADS, between_convolutions, groups, modes
+
+from onnxq.scheme import Mode
+
+STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        "[n] b = MaxPool <kernel_shape = [2,2]> (a)",
+        "[n] b = Transpose <perm = [0,1,3,2]> (a)",
+        "[n] b = Slice(a, k, l, l)",
+        '[n] b = Resize <mode = "nearest"> (a, , s)',
+    ],
+)
+def test_what_moves_values_shares_its_scale(middle: str, build, plan_of) -> None:
+    constants = {"k": np.array([0]), "l": np.array([2]), "s": np.array([1, 1, 2, 2], np.float32)}
+    plan = plan_of(between_convolutions(build, middle, **constants))
+    assert groups(plan) == {"x": "x", "a": "a", "b": "a", "y": "y"}
+
+
+def test_a_chain_of_movers_shares_one_scale(build, plan_of) -> None:
+    middle = "[r] r = Reshape(a, k) [t] t = Transpose <perm = [1,0,2]> (r) [s] b = Reshape(t, l)"
+    plan = plan_of(between_convolutions(build, middle, k=np.array([2, 4, 64]), l=np.array([1, 8, 8, 8])))
+    assert [groups(plan)[name] for name in "artb"] == ["a"] * 4
+
+
+def test_the_parts_of_a_split_share_one_scale(build, plan_of) -> None:
+    middle = "[s] p, q = Split <axis = 1> (a, k) [c] b = Concat <axis = 1> (q, p)"
+    plan = plan_of(between_convolutions(build, middle, k=np.array([4, 4])))
+    assert {groups(plan)[name] for name in "apqb"} == {"a"}
+
+
+def test_all_that_is_concatenated_shares_one_scale(build, plan_of) -> None:
+    middle = f"[other] c = Conv {PADS} (x, w2) [cat] b = Concat <axis = 2> (a, c)"
+    plan = plan_of(between_convolutions(build, middle, w2=KERNEL))
+    assert groups(plan) == {"x": "x", "a": "a", "c": "a", "b": "a", "y": "y"}
+
+
+def test_arithmetic_gives_its_output_a_scale_of_its_own(build, plan_of) -> None:
+    plan = plan_of(between_convolutions(build, "[n] b = Add(a, a)"))
+    assert groups(plan)["b"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("Relu(a)", "Relu(c)", ["p", "q", "b"]),
+        ("Clip(a, lo, hi)", "Clip(c, lo, hi)", ["p", "q", "b"]),
+        ("Relu(a)", "LeakyRelu(c)", ["q", "b"]),
+        ("Relu(a)", "Clip(c, lo, hi)", ["p", "b"]),
+        ("Clip(a, lo, hi)", "LeakyRelu(c)", ["q", "b"]),
+    ],
+)
+def test_what_is_clamped_shares_no_scale_with_what_is_not(
+    one: str, other: str, shared: list[str], build, plan_of, quantize_to, running_graph, tmp_path: Path
+) -> None:
+    middle = f"[c] c = Conv {PADS} (x, w2) [one] p = {one} [two] q = {other} [cat] b = Concat <axis = 2> (p, q)"
+    limits = {"lo": np.array(0, np.float32), "hi": np.array(6, np.float32)}
+    model = between_convolutions(build, middle, w0=np.full(KERNEL, 3, np.float32), w2=KERNEL, **limits)
+    found = groups(plan_of(model))
+    assert [name for name in "pqb" if found[name] == found["b"]] == shared
+    quantize_to(model, tmp_path / "q.onnx")
+    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
+    assert (running["QLinearConv"], running["QLinearConcat"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("op", "expected"), [("Sigmoid", (0.0, 1.0)), ("Softmax", (0.0, 1.0)), ("LeakyRelu", None)])
+def test_a_range_that_the_operator_fixes_is_not_calibrated(op: str, expected: object, build, plan_of) -> None:
+    plan = plan_of(between_convolutions(build, f"[n] b = {op}(a)"))
+    found = {activation.tensor: activation.fixed_range for activation in plan.activations}
+    assert found == {"x": None, "a": None, "b": expected, "y": None}
+    assert ("b" in plan.taps) is (expected is None)
+
+
+def test_silu_between_convolutions_is_integer(build, plan_of, quantize_to, running_graph, tmp_path: Path) -> None:
+    model = between_convolutions(build, "[gate] s = Sigmoid(a) [silu] b = Mul(a, s)")
+    plan = plan_of(model)
+    assert set(modes(plan).values()) == {STATIC}
+    assert groups(plan) == {name: name for name in ("x", "a", "s", "b", "y")}
+    quantize_to(model, tmp_path / "q.onnx")
+    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
+    assert (running["QLinearConv"], running["QLinearSigmoid"], running["QLinearMul"]) == (2, 1, 1)
+    assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
