@@ -1,17 +1,20 @@
 """Affine quantization of arrays: ranges to parameters, values to codes and back. Knows no graph.
 
-One invariant covers per-tensor, per-channel and per-block scales: along every axis the extent of the codes is a
-multiple of the extent of the scale (after leading axes of the scale were padded with 1).
+One invariant covers per-tensor, per-channel and per-block scales: along every axis a scale serves a block of equal
+extent, of which the last may be partial.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.blocks import PIECE, pieces
 from onnxq.formats import Format
 
 Array = npt.NDArray[Any]
@@ -26,12 +29,32 @@ class Parameters:
     """Scale and zero point of a tensor.
 
     Attributes:
-        scale: float32, positive, finite and normal; of the rank of the tensor (extent 1 on shared axes) or a scalar.
+        scale: float32, positive, finite and normal, on the grid of its scale format; of the rank of the tensor, with
+            one entry for each block along each axis, or a scalar.
         zero_point: codes of the format, same shape as ``scale``; None means symmetric.
+        tensor_scale: float32 that every scale is multiplied by; None without a second level.
+        block: extents of the values that share a scale, one for each axis, the last block of an axis may be partial;
+            None when each axis of the tensor is a multiple of that axis of the scale.
     """
 
     scale: npt.NDArray[np.float32]
     zero_point: Array | None
+    tensor_scale: np.float32 | None = None
+    block: tuple[int, ...] | None = None
+
+    @property
+    def effective_scale(self) -> npt.NDArray[np.float32]:
+        """The scale with the tensor's own multiplied in, in float32."""
+        if self.tensor_scale is None:
+            return self.scale
+        return np.asarray(self.scale * self.tensor_scale)
+
+    def block_in(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the extents of the values that share a scale in a tensor of this shape."""
+        if self.block is not None:
+            return self.block
+        extents = self.scale.shape if self.scale.ndim else (1,) * len(shape)
+        return tuple(max(full // extent, 1) for full, extent in zip(shape, extents, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +83,7 @@ def parameters_from_range(
     Args:
         minimum: lowest value, scalar or array.
         maximum: highest value, same shape.
-        format: the codes' format.
+        format: the codes' format; floating-point codes are symmetric.
         symmetric: whether zero must be code zero.
 
     Returns:
@@ -107,20 +130,51 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
     >>> quantize(np.array([-1.0, 0.5]), parameters_from_range(-1, 1, narrow, symmetric=True), narrow).codes
     array([-127,   64], dtype=int8)
     """
-    scaled = np.rint(values.astype(np.float32, copy=False) / _spread(parameters.scale, values.shape))
-    if parameters.zero_point is not None:
-        # Exact in float32 for every code of 16 bits; what is beyond saturates anyway.
-        scaled = scaled + _spread(parameters.zero_point, values.shape)
-    return QTensor(format.round(scaled), parameters, format)
+    codes = np.empty(values.shape, format.dtype)
+    scale, zero_point = _arrays(parameters, values.ndim)
+    scratch = np.empty(PIECE, np.float32)
+    for piece in pieces(values.shape, parameters.block_in(values.shape)):
+        scaled = scratch[: piece.size].reshape(piece.split)
+        part = piece.part(values).astype(np.float32, copy=False)
+        np.divide(part, piece.own(scale), out=scaled)
+        if zero_point is not None:
+            # Exact in float32 for every code of 16 bits; what is beyond saturates anyway.
+            np.rint(scaled, out=scaled)
+            scaled += piece.own(zero_point)
+        format.round_into(scaled, piece.part(codes))
+    return QTensor(codes, parameters, format)
 
 
 def dequantize(codes: Array, parameters: Parameters) -> npt.NDArray[np.float32]:
     """Return ``scale * (codes - zero_point)`` in float32, as ONNX DequantizeLinear does."""
-    shifted = codes.astype(np.int64)
-    if parameters.zero_point is not None:
-        shifted = shifted - _spread(parameters.zero_point, codes.shape).astype(np.int64)
-    values: npt.NDArray[np.float32] = shifted.astype(np.float32) * _spread(parameters.scale, codes.shape)
+    values = np.empty(codes.shape, np.float32)
+    scale, zero_point = _arrays(parameters, codes.ndim)
+    for piece in pieces(codes.shape, parameters.block_in(codes.shape)):
+        decoded = _numbers(piece.part(codes))
+        if zero_point is not None:
+            decoded -= piece.own(zero_point)
+        part = piece.part(values)
+        np.multiply(decoded, piece.own(scale), out=part)
     return values
+
+
+def _arrays(parameters: Parameters, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+    """Return scale and zero point as float32 arrays of the tensor's rank."""
+    scale, zero_point = parameters.effective_scale, parameters.zero_point
+    shape = scale.shape or (1,) * rank
+    return scale.reshape(shape), None if zero_point is None else zero_point.astype(np.float32).reshape(shape)
+
+
+def _numbers(codes: Array) -> npt.NDArray[np.float32]:
+    """Return codes as float32; those of minifloats by a table, which is faster than their own cast."""
+    if codes.dtype.kind in "iu":
+        return codes.astype(np.float32)
+    return np.take(_table(codes.dtype), codes.view(np.uint8))
+
+
+@cache
+def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def signal_to_noise(signal: float, noise: float) -> float:
@@ -134,13 +188,3 @@ def signal_to_noise(signal: float, noise: float) -> float:
     if signal == 0:
         return float("-inf")
     return float(10.0 * np.log10(signal / noise))
-
-
-def _spread(parameter: Array, shape: tuple[int, ...]) -> Array:
-    """Repeat each entry of a blocked parameter over its block; extents 1 are left to broadcasting."""
-    if parameter.ndim == 0:
-        return parameter
-    for axis, (extent, full) in enumerate(zip(parameter.shape, shape, strict=True)):
-        if extent not in (1, full):
-            parameter = np.repeat(parameter, full // extent, axis=axis)
-    return parameter

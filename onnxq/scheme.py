@@ -12,6 +12,20 @@ from pathlib import Path
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.formats import format_named
+from onnxq.spec import Granularity, Method, Rounding, Spec, Storage
+
+__all__ = [
+    "Granularity",
+    "Method",
+    "Mode",
+    "Rounding",
+    "Rule",
+    "Scheme",
+    "Spec",
+    "Storage",
+    "load_scheme",
+    "matches",
+]
 
 # A pattern that starts so is a regular expression that must match the whole name; anything else is a glob.
 _REGEX = "re:"
@@ -30,39 +44,6 @@ class Mode(StrEnum):
     """Weights are stored as codes and decoded when the model is loaded; the node computes in float."""
     FLOAT = "float"
     """Nothing changes."""
-
-
-class Granularity(StrEnum):
-    """How many scales a tensor has."""
-
-    TENSOR = "tensor"
-    CHANNEL = "channel"
-
-
-@dataclass(frozen=True)
-class Spec:
-    """How one tensor is quantized.
-
-    Attributes:
-        format: a name of FORMATS.
-        per: one scale for the tensor, or one for each output channel.
-        symmetric: whether zero is code zero, so that no zero point is stored.
-
-    >>> Spec("int8-narrow", per=Granularity.CHANNEL)
-    Spec(format='int8-narrow', per=<Granularity.CHANNEL: 'channel'>, symmetric=True)
-    """
-
-    format: str
-    per: Granularity = Granularity.TENSOR
-    symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the format's name, and that a symmetric one has negative codes."""
-        format = format_named(self.format)
-        if self.symmetric and not format.signed:
-            raise SchemeError(
-                f"{self.format} has no negative codes, so it cannot be symmetric; say symmetric = false or use int8"
-            )
 
 
 @dataclass(frozen=True)
@@ -222,11 +203,32 @@ def _parse_spec(key: str, entry: object) -> Spec | None:
     if not isinstance(entry, dict) or "format" not in entry:
         raise SchemeError(f'{key} is a table such as {{ format = "int8" }}, found {entry!r}')
     _check_keys(key, entry, {field.name for field in fields(Spec)})
-    symmetric = entry.get("symmetric", key == "weight")
-    if not isinstance(symmetric, bool):
-        raise SchemeError(f"symmetric is true or false, found {symmetric!r}")
-    per = Granularity(_choice("per", entry.get("per", Granularity.TENSOR), Granularity))
-    return Spec(str(entry["format"]), per, symmetric)
+    format = format_named(str(entry["format"]))
+    return Spec(
+        format.name,
+        _parse_per(entry.get("per", Granularity.TENSOR)),
+        # Weights and floating-point codes seldom have a zero point, activations mostly do.
+        symmetric=_switch("symmetric", entry.get("symmetric", key == "weight" or format.is_float)),
+        scale=str(entry.get("scale", "float32")),
+        scale_rounding=Rounding(_choice("scale_rounding", entry.get("scale_rounding", Rounding.UP), Rounding)),
+        two_level=_switch("two_level", entry.get("two_level", False)),
+        method=Method(_choice("method", entry.get("method", Method.MINMAX), Method)),
+        storage=Storage(_choice("storage", entry.get("storage", Storage.NATIVE), Storage)),
+    )
+
+
+def _parse_per(found: object) -> Granularity | tuple[int, ...]:
+    if not isinstance(found, list):
+        return Granularity(_choice("per", found, Granularity))
+    if not all(type(extent) is int for extent in found):
+        raise SchemeError(f"per is a list of whole numbers such as [32], found {found!r}")
+    return tuple(found)
+
+
+def _switch(key: str, found: object) -> bool:
+    if not isinstance(found, bool):
+        raise SchemeError(f"{key} is true or false, found {found!r}")
+    return found
 
 
 def _names(key: str, entry: Mapping[str, object]) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
-"""Weights and biases of integer kernels: arrays to codes, with the int32 accumulator kept from overflowing."""
+"""Weights and biases to codes: as a Spec says, or for an integer kernel whose accumulator may not overflow."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.formats import FORMATS, Format
+from onnxq.blocks import block_shape
+from onnxq.errors import ModelError
+from onnxq.formats import FORMATS, Format, format_named
 from onnxq.numerics import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -15,9 +19,43 @@ from onnxq.numerics import (
     quantize,
     weight_range,
 )
+from onnxq.scale_search import chosen_parameters
+from onnxq.scales import block_range
+from onnxq.spec import Spec
 
 # Half of an int32 accumulator is the bias's, the other half the products'.
 _LARGEST_BIAS = 2**30
+
+
+def encode(weight: npt.NDArray[Any], spec: Spec, *, channel_axis: int, reduction_axis: int) -> QTensor:
+    """Quantize a weight as a Spec says.
+
+    Scales are computed in float64 whatever the weight's type, brought to the scale's format, and only then divide.
+    An all-zero block has scale 1.
+
+    Args:
+        weight: finite values of a float type, of any rank.
+        spec: format, granularity, scales and method.
+        channel_axis: axis of the operator's output channels.
+        reduction_axis: axis that the operator sums over.
+
+    Returns:
+        Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
+
+    Raises:
+        SchemeError: the block has more axes than the weight.
+        ModelError: the weight holds NaN or infinity.
+
+    >>> tensor = encode(np.array([[7.0, -5.0, 0.3]]), Spec("int4-narrow"), channel_axis=0, reduction_axis=1)
+    >>> tensor.codes, tensor.parameters.scale
+    (array([[ 7, -5,  0]], dtype=int8), array([[1.]], dtype=float32))
+    """
+    block = block_shape(spec.per, weight.shape, channel_axis=channel_axis, reduction_axis=reduction_axis)
+    low, high = block_range(weight, block)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ModelError("the weight holds NaN or infinity, which have no code; leave its node in float")
+    parameters = chosen_parameters(weight, low, high, spec, block)
+    return quantize(weight, parameters, format_named(spec.format))
 
 
 def quantize_weight(weight: npt.NDArray[np.floating], format: Format, axis: int | None) -> QTensor:

@@ -1,14 +1,22 @@
-"""Weights and biases: codes, and an int32 accumulator that cannot overflow."""
+"""Weights and biases: codes, an int32 accumulator that cannot overflow, and what each Spec makes of a weight."""
 
 from __future__ import annotations
 
+import tracemalloc
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from onnxq.formats import FORMATS
-from onnxq.weights import quantize_weight, quantize_weight_with_bias
+from onnxq.errors import ModelError
+from onnxq.formats import FORMATS, Format
+from onnxq.numerics import QTensor
+from onnxq.scale_formats import SCALE_FORMATS
+from onnxq.spec import Granularity, Spec
+from onnxq.weights import encode, quantize_weight, quantize_weight_with_bias
 
 NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]
@@ -137,3 +145,115 @@ def test_a_huge_bias_raises_the_only_scale() -> None:
     codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
     assert codes.parameters.scale > np.float32(1 / 127)
     np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
+
+
+# --- as a Spec says -------------------------------------------------------------------------------------------------
+
+BLOCKS = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (5,), (2, 3), (2, 3, 4)]
+every_format = pytest.mark.parametrize("name", [name for name in FORMATS if name != "int32"])
+
+
+def spec_of(name: str, **choices: object) -> Spec:
+    return Spec(name, symmetric=FORMATS[name].signed, **choices)
+
+
+def repeated(tensor: QTensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return scale and zero point of each value."""
+    parameters, shape = tensor.parameters, tensor.codes.shape
+    block = parameters.block_in(shape)
+    places = np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))
+    zero = np.zeros(parameters.scale.shape) if parameters.zero_point is None else parameters.zero_point
+    return parameters.effective_scale.astype(np.float64)[places], zero.astype(np.float64)[places]
+
+
+def half_step(format: Format, codes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return half of the wider gap beside each code."""
+    if not format.is_float:
+        return np.full(codes.shape, 0.5)
+    points = np.unique(format.values[np.isfinite(format.values)].astype(np.float64))
+    place = np.searchsorted(points, codes)
+    gaps = np.diff(points)
+    return np.maximum(gaps[np.maximum(place - 1, 0)], gaps[np.minimum(place, len(gaps) - 1)]) / 2
+
+
+@every_format
+@pytest.mark.parametrize("per", BLOCKS, ids=str)
+@pytest.mark.parametrize("scale", SCALE_FORMATS)
+def test_a_weight_errs_by_half_a_step_where_no_scale_is_too_small(name: str, per: object, scale: str) -> None:
+    if scale == "ue4m3" and FORMATS[name].bits == 16:
+        pytest.skip("a scale of that format is too large for so many codes")
+    weight = np.random.default_rng(0).normal(size=(6, 35, 5)).astype(np.float32)
+    tensor = encode(weight, spec_of(name, per=per, scale=scale), channel_axis=0, reduction_axis=1)
+    step, zero = repeated(tensor)
+    codes = tensor.codes.astype(np.float64)
+    scaled = weight / step + zero
+    # What is beyond the codes by less than one saturates.
+    inside = np.clip(scaled, float(tensor.format.minimum), float(tensor.format.maximum))
+    slack = 1e-6 * (1 + np.abs(scaled))
+    assert (np.abs(codes - inside) <= half_step(tensor.format, codes) + slack).all()
+    assert (np.abs(scaled - inside) <= 0.5 + slack).all()
+    np.testing.assert_array_equal(tensor.dequantize(), ((codes - zero).astype(np.float32) * step.astype(np.float32)))
+
+
+@every_format
+def test_one_spec_is_the_same_for_each_type_of_the_model(name: str) -> None:
+    weight = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float16)
+    spec = spec_of(name, per=(16,), scale="float16")
+    one, other = (
+        encode(values, spec, channel_axis=1, reduction_axis=0) for values in (weight, weight.astype(np.float64))
+    )
+    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    np.testing.assert_array_equal(one.parameters.scale, other.parameters.scale)
+    coarse = encode(weight.astype(ml_dtypes.bfloat16), spec, channel_axis=1, reduction_axis=0)
+    assert coarse.codes.shape == (40, 6)
+
+
+@every_format
+@pytest.mark.parametrize("magnitude", [0.0, 1e-45, 1e-30, 1e-5, 1e30, 3.4e38])
+@pytest.mark.parametrize("scale", SCALE_FORMATS)
+def test_no_magnitude_gives_a_scale_that_cannot_be_used(name: str, magnitude: float, scale: str) -> None:
+    weight = np.array([[magnitude, -magnitude / 2, 0], [0, 0, 0]], np.float32)
+    for two_level in (False, True) if scale in ("float16", "ue4m3") else (False,):
+        spec = spec_of(name, per=(3,), scale=scale, two_level=two_level)
+        with np.errstate(over="ignore"):
+            tensor = encode(weight, spec, channel_axis=0, reduction_axis=1)
+            decoded = tensor.dequantize()
+        effective = tensor.parameters.effective_scale
+        assert np.isfinite(effective).all()
+        assert (effective >= np.finfo(np.float32).tiny).all()
+        assert (decoded[1] == 0).all()
+        assert tensor.parameters.scale[1] == 1
+
+
+def test_a_scalar_and_an_empty_weight_have_codes_too() -> None:
+    scalar = encode(np.array(-7.0), Spec("int4-narrow"), channel_axis=0, reduction_axis=0)
+    assert (scalar.codes.shape, int(scalar.codes), float(scalar.dequantize())) == ((), -7, -7.0)
+    empty = encode(np.zeros((0, 4)), Spec("int8", per=(2,)), channel_axis=1, reduction_axis=0)
+    assert empty.codes.shape == (0, 4)
+    assert empty.dequantize().shape == (0, 4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_has_no_codes_is_told(bad: float) -> None:
+    weight = np.array([[1.0, bad]], np.float32)
+    for per in BLOCKS[:3]:
+        with pytest.raises(ModelError, match=r"^the weight holds NaN or infinity"):
+            encode(weight, Spec("int8", per=per), channel_axis=0, reduction_axis=1)
+
+
+def test_an_order_of_memory_changes_nothing() -> None:
+    weight = np.random.default_rng(2).normal(size=(33, 48)).astype(np.float32)
+    for name in ("int4", "float4e2m1", "float8e4m3fn"):
+        one = encode(weight, Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        other = encode(np.asfortranarray(weight), Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+
+
+def test_encoding_takes_less_memory_than_the_weight() -> None:
+    weight = np.random.default_rng(3).normal(size=(1024, 2048)).astype(np.float32)
+    for name in ("int4", "float4e2m1"):
+        tracemalloc.start()
+        encode(weight, Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < weight.nbytes
