@@ -1,9 +1,10 @@
 """Compare calibration with plain inference and with onnxruntime's own quantization, whole processes on equal samples.
 
-    python benchmarks/calibration.py --models DIR --data DIR [--peer] [--samples N] [--repeat N] [NAME ...]
+    python benchmarks/calibration.py --models DIR --data DIR [--results FILE] [--quick] [NAME ...]
 
-``DIR/NAME.onnx`` is run on ``DIR/NAME/calib``. Prints ratios to the plain inference of the same run: time and
-peak memory from the start of a process to its end, with statistics written. ``--peer`` adds quantize_static.
+Runs each ``DIR/NAME.onnx`` on the samples of ``DIR/NAME/calib``, again and again where there are too few. Time and
+peak memory are those of a process from its start to its end, with statistics written; what is compared runs in turns,
+and the median time and the greatest memory count. Needs an otherwise idle machine with at least two cores.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ INFERENCE = """
 import sys
 import numpy as np, onnxruntime
 from pathlib import Path
+onnxruntime.set_default_logger_severity(4)
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 for path in sorted(Path(sys.argv[2]).glob("*.npz")):
     with np.load(path) as arrays:
@@ -47,11 +50,17 @@ import sys
 from pathlib import Path
 import onnxq
 from onnxq.calibration.resume import Collection
-from onnxq.calibration.workers import Processes, Threads
-workers = {"process": Processes, "thread": Threads}[sys.argv[4]](int(sys.argv[5])) if len(sys.argv) > 4 else None
-data = Path(sys.argv[2])
-onnxq.calibrate(sys.argv[1], data, collection=Collection(workers=workers)).save(Path(sys.argv[3]))
+from onnxq.calibration.runner import HISTOGRAM_ELEMENTS
+from onnxq.calibration.workers import Processes
+elements = {"extremes": 0, "histograms": HISTOGRAM_ELEMENTS}[sys.argv[4]]
+workers = Processes(int(sys.argv[5])) if len(sys.argv) > 5 else None
+collection = Collection(workers=workers, histogram_elements=elements)
+onnxq.calibrate(sys.argv[1], Path(sys.argv[2]), collection=collection).save(Path(sys.argv[3]))
 """
+
+SAMPLES = 64
+MANY = 512
+PEER_MODEL = "effnet-lite0"
 
 
 @dataclass(frozen=True)
@@ -61,66 +70,169 @@ class Cost:
     seconds: float
     bytes: int
 
+    @property
+    def memory(self) -> str:
+        return f"{self.bytes / 1e6:.0f} MB"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one model costs: plain inference, calibration of extremes only, and with histograms."""
+
+    name: str
+    plain: Cost
+    extremes: Cost
+    histograms: Cost
+
+    @property
+    def allowed(self) -> float:
+        return 1.5 * self.plain.bytes + 100e6
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise, and what was measured of it."""
+
+    promise: str
+    measured: str
+    met: bool
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--peer", action="store_true", help="run quantize_static of onnxruntime too")
-    parser.add_argument("--samples", type=int, default=64, help="samples that each model runs")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, of which the median counts")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "calibration.md")
+    parser.add_argument("--quick", action="store_true", help="one run of each, for a look; results are not written")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    names = options.names or [path.name for path in sorted(options.data.iterdir()) if path.is_dir()]
-    header = (
-        "model",
-        "samples",
-        "ours",
-        "ours, memory",
-        *(("MinMax", "Entropy", "Percentile") if options.peer else ()),
+    pairs = dict(models(options.models, options.data))
+    names = options.names or list(pairs)
+    if unknown := [name for name in names if name not in pairs]:
+        parser.error(f"no model or samples for {', '.join(unknown)}, expected one of {', '.join(pairs)}")
+    repeat = 1 if options.quick else 3
+    started = time.perf_counter()
+    rows = [row(options.models / f"{name}.onnx", pairs[name], name, repeat) for name in names]
+    bars = [*zoo_bars(rows)]
+    if PEER_MODEL in names:
+        model = options.models / f"{PEER_MODEL}.onnx"
+        bars += peer_bars(model, pairs[PEER_MODEL], repeat)
+        bars += scaling_bars(model, pairs[PEER_MODEL], repeat)
+    text = report(rows, bars, time.perf_counter() - started, repeat)
+    print(text)
+    if not options.quick:
+        options.results.write_text(text)
+
+
+def models(folder: Path, data: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the models that have samples, with their folder; a variant NAME-MORE takes those of NAME."""
+    for path in sorted(folder.glob("*.onnx")):
+        for name in (path.stem, path.stem.rpartition("-")[0]):
+            if name and (data / name / "calib").is_dir():
+                yield path.stem, data / name / "calib"
+                break
+
+
+def row(model: Path, data: Path, name: str, repeat: int) -> Row:
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        samples = links(data, Path(folder) / "samples", SAMPLES)
+        arguments = [str(model), str(samples), str(Path(folder) / "written")]
+        plain, extremes, histograms = in_turns(
+            [(INFERENCE, arguments), (OURS, [*arguments, "extremes"]), (OURS, [*arguments, "histograms"])], repeat
+        )
+    found = Row(name, plain, extremes, histograms)
+    print(f"{name}: {extremes.seconds / plain.seconds:.2f}, {histograms.seconds / plain.seconds:.2f}", file=sys.stderr)
+    return found
+
+
+def zoo_bars(rows: Sequence[Row]) -> Iterator[Bar]:
+    for what, bar, seconds in (
+        ("extremes only", 2.5, [one.extremes.seconds for one in rows]),
+        ("with histograms", 3.0, [one.histograms.seconds for one in rows]),
+    ):
+        ratios = [mine / one.plain.seconds for mine, one in zip(seconds, rows, strict=True)]
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        yield Bar(f"{what}: at most {bar} times plain inference, geometric mean", f"{mean:.2f}", mean <= bar)
+    above = [one.name for one in rows if max(one.extremes.bytes, one.histograms.bytes) > one.allowed]
+    worst = max(rows, key=lambda one: max(one.extremes.bytes, one.histograms.bytes) / one.allowed)
+    yield Bar(
+        "peak memory at most 1.5 times that of plain inference and 100 MB",
+        ("above: " + ", ".join(above) if above else "all models")
+        + f"; the closest is {worst.name} with {worst.histograms.memory} of {worst.allowed / 1e6:.0f} MB",
+        not above,
     )
-    print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
-    ratios = [row(options, name) for name in names if (options.models / f"{name}.onnx").is_file()]
-    mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-    print(f"\nGeometric mean of ours: {mean:.2f} times the plain inference")
-    scaling(options, "effnet-lite0" if "effnet-lite0" in names else names[0])
 
 
-def row(options: argparse.Namespace, name: str) -> float:
-    """Print the line of one model and return our time in units of the plain inference."""
-    model, data = options.models / f"{name}.onnx", options.data / name / "calib"
+def peer_bars(model: Path, data: Path, repeat: int) -> Iterator[Bar]:
+    """Compare with quantize_static; its histogram methods keep all activations, so they see the fewer samples only."""
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        for count, methods in ((SAMPLES, ("MinMax", "Entropy", "Percentile")), (MANY, ("MinMax",))):
+            samples = links(data, Path(folder) / str(count), count)
+            arguments = [str(model), str(samples), str(Path(folder) / "written")]
+            for method in methods:
+                mode, bar = ("extremes", 3) if method == "MinMax" else ("histograms", 10)
+                # The slow ones run less often, and those of many samples vary less.
+                runs = repeat if method == "MinMax" and count == SAMPLES else min(repeat, 2)
+                peer, ours = in_turns([(PEER, [*arguments, method]), (OURS, [*arguments, mode])], runs)
+                ratio = peer.seconds / ours.seconds
+                yield Bar(
+                    f"at least {bar} times as fast as {method} of onnxruntime on {count} samples of {model.stem}",
+                    f"{ratio:.1f} ({peer.seconds:.2f} s and {peer.memory} to {ours.seconds:.2f} s and {ours.memory})",
+                    ratio >= bar,
+                )
+
+
+def scaling_bars(model: Path, data: Path, repeat: int) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         output = str(Path(folder) / "written")
-        samples = links(data, Path(folder) / "samples", options.samples)
-        programs: list[tuple[str, Sequence[str]]] = [(INFERENCE, ()), (OURS, ())]
-        # Model, samples and the file to write come first in all programs.
-        if options.peer:
-            programs += [(PEER, (method,)) for method in ("MinMax", "Entropy", "Percentile")]
-        found = [
-            [cost(program, [str(model), str(samples), output, *more]) for program, more in programs]
-            for _ in range(options.repeat)
-        ]
-    costs = [
-        Cost(statistics.median(c.seconds for c in one), max(c.bytes for c in one)) for one in zip(*found, strict=True)
+        few, many = (links(data, Path(folder) / str(count), count) for count in (32, MANY))
+        memory = in_turns([(OURS, [str(model), str(at), output, "histograms"]) for at in (few, many)], min(repeat, 2))
+        growth = memory[1].bytes / memory[0].bytes
+        yield Bar(
+            f"memory on {MANY} samples within 5 % of that on 32",
+            f"{growth:.3f} ({memory[0].memory} to {memory[1].memory})",
+            growth <= 1.05,
+        )
+        jobs = [(OURS, [str(model), str(many), output, "histograms", str(count)]) for count in (1, 2)]
+        one, two = in_turns(jobs, repeat)
+        ratio = one.seconds / two.seconds
+        yield Bar(
+            f"two worker processes at least 1.6 times as fast as one on {MANY} samples of {model.stem}",
+            f"{ratio:.2f} ({one.seconds:.2f} to {two.seconds:.2f} s)",
+            ratio >= 1.6,
+        )
+
+
+def report(rows: Sequence[Row], bars: Sequence[Bar], seconds: float, repeat: int) -> str:
+    from importlib.metadata import version
+
+    lines = [
+        f"onnxq {version('onnxq')}, onnxruntime {version('onnxruntime')}, {os.cpu_count()} cores, "
+        f"{platform.machine()}, {SAMPLES} samples, median of {repeat} runs in turns, {seconds:.0f} s in all",
+        "",
+        "| bar | measured | met |",
+        "|---|---|---|",
+        *(f"| {bar.promise} | {bar.measured} | {'yes' if bar.met else 'no'} |" for bar in bars),
+        "",
+        "| model | plain inference | extremes only | with histograms | memory, of plain and allowed |",
+        "|---|---:|---:|---:|---:|",
     ]
-    plain, ours, *peers = costs
-    cells = [f"`{name}`", str(options.samples), f"{ours.seconds / plain.seconds:.2f}"]
-    cells.append(f"{ours.bytes / plain.bytes:.2f} ({ours.bytes / 1e6:.0f} of {plain.bytes / 1e6:.0f} MB)")
-    cells += [f"{peer.seconds / plain.seconds:.2f} ({peer.bytes / 1e6:.0f} MB)" for peer in peers]
-    print("| " + " | ".join(cells) + " |", flush=True)
-    return ours.seconds / plain.seconds
+    lines += [
+        f"| `{one.name}` | {one.plain.seconds:.2f} s | {one.extremes.seconds / one.plain.seconds:.2f} | "
+        f"{one.histograms.seconds / one.plain.seconds:.2f} | "
+        f"{one.histograms.memory}, {one.plain.memory} and {one.allowed / 1e6:.0f} MB |"
+        for one in rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def scaling(options: argparse.Namespace, name: str) -> None:
-    """Print what more samples cost in memory, and what a second worker process saves in time."""
-    model, data = options.models / f"{name}.onnx", options.data / name / "calib"
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        output = str(Path(folder) / "written")
-        few, many = (links(data, Path(folder) / str(count), count) for count in (32, 512))
-        memory = [cost(OURS, [str(model), str(target), output]).bytes for target in (few, many)]
-        print(f"`{name}`: 512 samples take {memory[1] / memory[0]:.3f} times the memory of 32")
-        seconds = [cost(OURS, [str(model), str(many), output, "process", str(jobs)]).seconds for jobs in (1, 2)]
-        print(f"`{name}`: two worker processes are {seconds[0] / seconds[1]:.2f} times as fast as one on 512 samples")
+def in_turns(programs: Sequence[tuple[str, Sequence[str]]], repeat: int) -> list[Cost]:
+    """Run programs one after the other, several times, and return the median time and greatest memory of each."""
+    found = [[cost(*program) for program in programs] for _ in range(repeat)]
+    return [
+        Cost(statistics.median(one.seconds for one in column), max(one.bytes for one in column))
+        for column in zip(*found, strict=True)
+    ]
 
 
 def links(data: Path, folder: Path, count: int) -> Path:

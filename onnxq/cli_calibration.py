@@ -28,6 +28,13 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @click.option("--scheme", "scheme_file", type=_FILE, help="TOML file of rules instead of a preset.")
 @click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.option(
+    "--range",
+    "range_method",
+    metavar="NAME[:NUMBER]",
+    help="Keep what this range method needs, which costs less for minmax and average.  [default: what all need]",
+)
+@click.option("--observer", metavar="NAME", default="", help="An observer that an installed package registers.")
 @collection_options
 @image_options
 def calibrate(
@@ -38,6 +45,8 @@ def calibrate(
     scheme_file: Path | None,
     target: str,
     limit: int | None,
+    range_method: str | None,
+    observer: str,
     collection: Collection | None,
     chain: dict[str, str],
     images: ImageOptions | None,
@@ -47,11 +56,13 @@ def calibrate(
     Interrupted at any moment and started again, it goes on where it was. Prints the written file on stdout.
     """
     from onnxq import pipeline, terminal
+    from onnxq.calibration.range_table import needs_histogram, parse_range
     from onnxq.calibration.resume import Collection, discard_checkpoints
     from onnxq.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model)
+    extremes_only = range_method is not None and not needs_histogram(parse_range(range_method))
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     with terminal.progress_bars() as progress:
         statistics = pipeline.calibrate(
@@ -59,7 +70,12 @@ def calibrate(
             calib,
             scheme=chosen_scheme(preset, scheme_file),
             target=target,
-            collection=replace(how, checkpoint=chosen),
+            collection=replace(
+                how,
+                checkpoint=chosen,
+                histogram_elements=0 if extremes_only else how.histogram_elements,
+                observer=observer,
+            ),
             chain=chain,
             limit=limit,
             images=images,

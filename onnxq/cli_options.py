@@ -83,7 +83,8 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             "--chain",
             multiple=True,
             metavar="OUTPUT=INPUT",
-            help="Feed an output of each sample to an input of the next, for stateful models. Repeatable.",
+            help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
+            "file of several samples, starts anew. Repeatable.",
         ),
         click.option(
             "--memory",

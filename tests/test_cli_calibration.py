@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import cli
+from onnxq.errors import SchemeError
 
 MODELS = Path(__file__).parent.parent / "models"
 MODEL = MODELS / "resnet.onnx"
@@ -40,11 +41,29 @@ def test_calibrate_writes_one_file_and_names_it(calib: Path, tmp_path: Path) -> 
 
 def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
-    options = ("--calib", calib, "--seconds", 0, "--no-search", "--range", "minmax")
+    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
     result = invoke("quantize", MODEL, *options, "-o", tmp_path / "with.onnx", "--stats", tmp_path / "s.npz")
     assert "onnxq:" not in result.stderr
     invoke("quantize", MODEL, *options, "-o", tmp_path / "without.onnx")
     assert (tmp_path / "with.onnx").read_bytes() == (tmp_path / "without.onnx").read_bytes()
+
+
+def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, tmp_path: Path) -> None:
+    whole, extremes = tmp_path / "whole.npz", tmp_path / "extremes.npz"
+    invoke("calibrate", MODEL, "--calib", calib, "-o", whole)
+    invoke("calibrate", MODEL, "--calib", calib, "-o", extremes, "--range", "minmax")
+    seen, bare = (json.loads(invoke("stats", "show", path, "--json").stdout)["tensors"] for path in (whole, extremes))
+    for name, tensor in seen.items():
+        assert bare[name] == tensor | {"percentile": [None, None]}
+    # What has more fits too, and is completed as it was begun.
+    options = ("--calib", calib, "-o", extremes, "--stats", whole, "--range", "minmax")
+    assert invoke("calibrate", MODEL, *options).stderr.count("onnxq:") == 0
+    assert extremes.read_bytes() == whole.read_bytes()
+
+
+def test_an_observer_that_is_not_there_is_told(calib: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match="Observer 'mine' is unknown"):
+        invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz", "--observer", "mine")
 
 
 def test_what_does_not_match_is_told(calib: Path, tmp_path: Path) -> None:
@@ -57,7 +76,7 @@ def test_what_does_not_match_is_told(calib: Path, tmp_path: Path) -> None:
 
 
 def test_auto_says_in_the_report_which_method_each_tensor_has(calib: Path, tmp_path: Path) -> None:
-    options = ("--calib", calib, "--seconds", 0, "--no-search", "--range", "auto", "--report", tmp_path / "r.json")
+    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "auto", "--report", tmp_path / "r.json")
     invoke("quantize", MODEL, *options, "-o", tmp_path / "m.onnx", "--force")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["ranges"] == "Auto(levels=256)"

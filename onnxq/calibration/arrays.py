@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,7 +48,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array on disk, known by its header: nothing else has been read yet."""
+    """An array on disk, known by its header: nothing else has been read yet; another process can read it too."""
 
     where: str
     stored: np.dtype[Any]
@@ -99,14 +100,8 @@ def npy_array(path: Path) -> StoredArray:
     Raises:
         DataError: The file is no ``.npy`` file, is truncated or holds pickled objects.
     """
-
-    @contextmanager
-    def open_file() -> Iterator[IO[bytes]]:
-        with path.open("rb") as stream:
-            yield stream
-
     with _readable(str(path)), path.open("rb") as stream:
-        return _stored(stream, path.stat().st_size, str(path), open_file)
+        return _stored(stream, path.stat().st_size, str(path), partial(_open_file, path))
 
 
 def npz_arrays(path: Path) -> dict[str, StoredArray]:
@@ -132,14 +127,18 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Stor
         raise DataError(
             f"{where} unpacks to {info.file_size} bytes, expected at most {ARRAY_LIMIT}; split it or save uncompressed"
         )
-
-    @contextmanager
-    def open_member() -> Iterator[IO[bytes]]:
-        with zipfile.ZipFile(path) as again, again.open(info.filename) as stream:
-            yield stream
-
     with _readable(where), archive.open(info) as stream:
-        return _stored(stream, info.file_size, where, open_member)
+        return _stored(stream, info.file_size, where, partial(_open_member, path, info.filename))
+
+
+def _open_file(path: Path) -> AbstractContextManager[IO[bytes]]:
+    return path.open("rb")
+
+
+@contextmanager
+def _open_member(path: Path, name: str) -> Iterator[IO[bytes]]:
+    with zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+        yield stream
 
 
 def _stored(

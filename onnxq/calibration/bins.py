@@ -61,3 +61,21 @@ def exponent_of(minimum: float, maximum: float) -> int:
     while bin_of(maximum, exponent) - bin_of(minimum, exponent) >= BINS:
         exponent += 1
     return exponent
+
+
+def add_bins(counts: NDArray[np.int64], added: NDArray[np.int64], added_first: int, coarser: int, first: int) -> None:
+    """Add a histogram to one whose bins are ``2**coarser`` times as wide; exact, since bins lie whole in wider ones.
+
+    Args:
+        counts: Changed in place; bin `first` comes first.
+        added: The other histogram; its bin `added_first` comes first.
+        added_first: Counted in its own bins.
+        coarser: At least 0.
+        first: Counted in the wider bins.
+    """
+    if coarser == 0:
+        counts[added_first - first : added_first - first + len(added)] += added
+        return
+    # Numpy shifts by at most 63, which already leaves nothing but the sign.
+    bins = np.arange(added_first, added_first + len(added)) >> min(coarser, 63)
+    np.add.at(counts, bins - first, added)

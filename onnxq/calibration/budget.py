@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import onnx
 
 from onnxq.calibration.inputs import Sample
+from onnxq.calibration.segments import Segment
 from onnxq.calibration.taps import tap_outputs, tapped_bytes
 from onnxq.errors import DataError, SchemeError
 from onnxq.runtime import open_session, run
@@ -64,6 +65,40 @@ def tap_groups(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], .
         groups[-1].append(name)
         used += size
     return tuple(tuple(group) for group in groups)
+
+
+def tap_passes(
+    parts: Sequence[Segment], sizes: Mapping[str, int], names: Collection[str], limit: int
+) -> tuple[tuple[str, ...], ...]:
+    """Split tensors into passes over the samples: in none does a segment of the model hold more than `limit` bytes.
+
+    Args:
+        parts: The model with all tensors tapped; a pass lets go of a segment's tensors before the next segment runs.
+        sizes: Bytes of all tapped tensors, see `tap_sizes`.
+        names: The tensors to observe.
+        limit: Bytes for the tensors of a segment and those that cross its ends.
+
+    Raises:
+        DataError: A tensor alone is larger than what crosses leaves.
+    """
+    computed = {name for part in parts for name in part.outputs}
+    passes = [[name for name in names if name not in computed]]
+    for part in parts:
+        given = {name: sizes[name] for name in part.outputs if name in names}
+        for index, group in enumerate(tap_groups(given, limit - _crossing(part, sizes))):
+            if index == len(passes):
+                passes.append([])
+            passes[index] += group
+    return tuple(tuple(group) for group in passes)
+
+
+def largest_segment(parts: Sequence[Segment], sizes: Mapping[str, int]) -> int:
+    """Return the bytes that one pass over all tensors holds at most."""
+    return max(_crossing(part, sizes) + sum(sizes.get(name, 0) for name in part.outputs) for part in parts)
+
+
+def _crossing(part: Segment, sizes: Mapping[str, int]) -> int:
+    return sum(sizes.get(name, 0) for name in part.kept.union(part.inputs))
 
 
 def peak_memory() -> int:

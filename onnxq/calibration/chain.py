@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from onnxq.calibration.data import Samples
 from onnxq.calibration.inputs import Input, Sample
 from onnxq.calibration.runner import SampleSource
 from onnxq.errors import SchemeError, nearest
@@ -58,7 +60,8 @@ def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
 class ChainedSamples:
     """Samples completed by the states that the float model leaves behind, in the order of the samples.
 
-    The first sample starts from the state that it holds, else from zeros. Each iteration runs the model anew.
+    The first sample of a sequence starts from the state that it holds, else from zeros: the samples of a file that
+    holds several are a sequence, and so are the files of a folder. Each iteration runs the model anew.
     """
 
     def __init__(self, samples: SampleSource, model: onnx.ModelProto | Path, chain: Chain) -> None:
@@ -78,8 +81,11 @@ class ChainedSamples:
 
     def __iter__(self) -> Iterator[Sample]:
         states: dict[str, Array] = {}
-        for index, sample in enumerate(self._samples):
-            if not states:
+        sequences = self._samples.sequences() if isinstance(self._samples, Samples) else repeat("")
+        previous = None
+        for index, (sample, sequence) in enumerate(zip(self._samples, sequences, strict=False)):
+            if sequence != previous:
+                previous = sequence
                 states = {target: sample.get(target, self._zeros(target)) for target in self._chain.values()}
             complete = {**sample, **states}
             yield complete

@@ -7,7 +7,7 @@ import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.files import Part, npz_part, suffixes, walk
 from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Input, Sample, check_sample, model_inputs
+from onnxq.calibration.inputs import Input, Sample, StoredSample, check_sample, loaded, model_inputs
 from onnxq.errors import DataError
 
 __all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
@@ -35,10 +35,23 @@ class Samples:
         return self._count
 
     def __iter__(self) -> Iterator[Sample]:
-        return islice(self._checked(), self._count)
+        return map(loaded, self.stored())
 
-    def _checked(self) -> Iterator[Sample]:
+    def stored(self) -> Iterator[Sample | StoredSample]:
+        """Yield the samples, those that are whole files as such, not yet read."""
+        return islice(self._all(), self._count)
+
+    def sequences(self) -> Iterator[str]:
+        """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
+        names = (part.where if not part.alone else str(Path(part.where).parent) for part in self._parts)
+        counted = (repeat(name, part.count) for name, part in zip(names, self._parts, strict=True))
+        return islice(chain.from_iterable(counted), self._count)
+
+    def _all(self) -> Iterator[Sample | StoredSample]:
         for part in self._parts:
+            if part.alone:
+                yield StoredSample(part.alone, self._inputs, part.where)
+                continue
             seen = 0
             for sample in islice(part.read(), part.count):
                 check_sample(sample, self._inputs, part.where if part.count == 1 else f"{part.where}, sample {seen}")

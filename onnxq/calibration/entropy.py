@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.ranges import data_of
+from onnxq.calibration.ranges import histogram_of
 from onnxq.calibration.statistics import TensorStatistics
 from onnxq.errors import SchemeError
 
@@ -37,9 +37,9 @@ class Entropy:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen.
+            DataError: No element was seen, or none was counted.
         """
-        data = data_of(statistics)
+        data = histogram_of(statistics)
         counts, width = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
         counts[0] = counts[1]

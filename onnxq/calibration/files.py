@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,19 @@ _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 @dataclass(frozen=True)
 class Part:
-    """A run of samples from one origin: a file, a folder that is one sample, or the caller's iterable."""
+    """A run of samples from one origin: a file, a folder that is one sample, or the caller's iterable.
+
+    Attributes:
+        where: the origin, for errors.
+        count: how many samples `read` yields.
+        read: begins again at the first one.
+        alone: reads the sample of a part that is one; another process can call it too.
+    """
 
     where: str
     count: int
     read: Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+    alone: Callable[[], Sample] | None = None
 
 
 def walk(source: Path, inputs: Sequence[Input], images: ImageOptions | None) -> Iterator[Part]:
@@ -73,6 +82,10 @@ def npz_part(path: Path, inputs: Sequence[Input]) -> Part:
     return _arrays_part(path, npz_arrays(path), inputs)
 
 
+def _one(path: Path, alone: Callable[[], Sample]) -> Part:
+    return Part(str(path), 1, lambda: [alone()], alone)
+
+
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=_natural)
@@ -105,8 +118,8 @@ def _file(path: Path, inputs: Sequence[Input], images: ImageOptions | None) -> P
     if suffix == ".npy":
         return _arrays_part(path, {entry.name: npy_array(path)}, inputs)
     if suffix == ".pb":
-        return Part(str(path), 1, lambda: [{entry.name: read_tensor(path)[1]}])
-    return Part(str(path), 1, lambda: [{entry.name: read_image(path, entry, images)}])
+        return _one(path, partial(_read_tensor, path, entry))
+    return _one(path, partial(_read_image, path, entry, images))
 
 
 def _sample_folder(
@@ -115,7 +128,7 @@ def _sample_folder(
     files = [entry for entry in entries if entry.is_file()]
     tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
-        return Part(str(folder), 1, lambda: [_read_tensors(folder, tensors, inputs)])
+        return _one(folder, partial(_read_tensors, folder, tensors, inputs))
     arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
     if len(required(inputs)) == 1 or not arrays:
         return None
@@ -123,7 +136,19 @@ def _sample_folder(
         raise DataError(
             f"{folder} mixes {mixed.name} with files of one input, expected only one kind; move one of them"
         )
-    return Part(str(folder), 1, lambda: [_read_arrays(folder, arrays, inputs, images)])
+    return _one(folder, partial(_read_arrays, folder, arrays, inputs, images))
+
+
+def _read_tensor(path: Path, entry: Input) -> Sample:
+    return {entry.name: read_tensor(path)[1]}
+
+
+def _read_image(path: Path, entry: Input, images: ImageOptions | None) -> Sample:
+    return {entry.name: read_image(path, entry, images)}
+
+
+def _read_stored(arrays: Mapping[str, StoredArray]) -> Sample:
+    return {name: array.read() for name, array in arrays.items()}
 
 
 def _read_tensors(folder: Path, tensors: Mapping[int, Path], inputs: Sequence[Input]) -> Sample:
@@ -157,9 +182,6 @@ def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence
     wanted = {entry.name: entry for entry in inputs}
 
     def read() -> Iterator[Sample]:
-        if count is None:
-            yield {name: array.read() for name, array in typed.items()}
-            return
         for rows in zip(*(array.rows() for array in typed.values()), strict=True):
             yield {name: _as_sample(row, wanted[name]) for name, row in zip(typed, rows, strict=True)}
 
@@ -168,7 +190,7 @@ def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence
         inputs,
         str(path),
     )
-    return Part(str(path), 1 if count is None else count, read)
+    return _one(path, partial(_read_stored, typed)) if count is None else Part(str(path), count, read)
 
 
 def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:

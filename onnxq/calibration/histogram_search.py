@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.ranges import data_of
+from onnxq.calibration.ranges import histogram_of
 from onnxq.calibration.statistics import TensorStatistics
 from onnxq.errors import SchemeError
 
@@ -32,9 +32,9 @@ class HistogramSearch:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen.
+            DataError: No element was seen, or none was counted.
         """
-        data = data_of(statistics)
+        data = histogram_of(statistics)
         magnitude = max(-data.minimum, data.maximum) or 1.0
         edges = data.edges / magnitude
         low, high = searched_range(data.counts, edges[0], edges[-1], self.levels)

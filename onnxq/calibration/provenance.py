@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ class Provenance:
         model: Digest of the float model, see `model_digest`; empty when not known.
         samples: Index and digest of each sample, see `sample_digest`, in rising order.
         histogram_elements: How many elements of a tensor each sample counts into its histogram; None counts all.
+        runtime: What ran the model, as `onnxq.runtime.runtime_version` gives it: others round otherwise.
+        observer: Name of the observer that another package registers; empty for the one of onnxq.
     """
 
     model: str = ""
     samples: tuple[tuple[int, str], ...] = ()
     histogram_elements: int | None = None
+    runtime: str = ""
+    observer: str = ""
 
     def merge(self, other: Provenance) -> Provenance:
         """Return the provenance of the samples of both.
@@ -50,12 +54,22 @@ class Provenance:
                 f"Statistics counted at {self.histogram_elements} and at {other.histogram_elements} elements cannot be "
                 "merged, expected one number; calibrate both shards in the same way"
             )
+        if self.runtime != other.runtime:
+            raise DataError(
+                f"Statistics of {self.runtime} and of {other.runtime} cannot be merged, expected one version; "
+                "calibrate both shards with the same"
+            )
+        if self.observer != other.observer:
+            raise DataError(
+                f"Statistics of observers {self.observer!r} and {other.observer!r} cannot be merged, expected one; "
+                "calibrate both shards with the same"
+            )
         if twice := set(self.samples) & set(other.samples):
             raise DataError(
                 f"Both statistics hold the same {len(twice)} samples, such as sample {min(twice)[0]}, expected each "
                 "sample once; merge shards of different samples"
             )
-        return Provenance(self.model, tuple(sorted((*self.samples, *other.samples))), self.histogram_elements)
+        return replace(self, samples=tuple(sorted((*self.samples, *other.samples))))
 
 
 def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -20,9 +19,10 @@ from onnxq.calibration.ranges import (
     MovingAverage,
     Percentile,
     RangeMethod,
-    data_of,
     expected_errors,
+    histogram_of,
 )
+from onnxq.calibration.registered import registered, registered_names
 from onnxq.calibration.statistics import Statistics, TensorStatistics
 from onnxq.errors import SchemeError, nearest
 
@@ -54,7 +54,7 @@ class Auto:
         Raises:
             DataError: No element was seen.
         """
-        data = data_of(statistics)
+        data = histogram_of(statistics)
         lows, highs = np.array([method(data) for method in _CANDIDATES]).T
         errors = expected_errors(data, lows, highs, self.levels)
         chosen = 0
@@ -99,9 +99,9 @@ def parse_range(text: str) -> RangeMethod:
     Percentile(percent=99.9)
     """
     name, separator, numbers = text.strip().partition(":")
-    make = RANGES.get(name) or _registered(name)
+    make = RANGES.get(name) or registered(ENTRY_POINTS, name, "Range method")
     if make is None:
-        known = [*RANGES, *(entry.name for entry in entry_points(group=ENTRY_POINTS))]
+        known = [*RANGES, *registered_names(ENTRY_POINTS)]
         raise SchemeError(f"Range method {name!r} is unknown, expected one of {', '.join(known)}{nearest(name, known)}")
     options = _options(make)
     if separator and name in RANGES and not options:
@@ -115,6 +115,24 @@ def parse_range(text: str) -> RangeMethod:
         raise SchemeError(
             f"Range method {text!r} has {numbers!r} for {wanted}, expected {_example(name, options)}"
         ) from error
+
+
+def range_text(method: object) -> str:
+    """Return what `parse_range` makes a method of the table from; an empty string for any other.
+
+    >>> range_text(Percentile(99.99)), range_text(MinMax())
+    ('percentile:99.99', 'minmax')
+    """
+    for name, make in RANGES.items():
+        if type(method) is make:
+            numbers = ",".join(f"{getattr(method, field.name):g}" for field in _options(make))
+            return f"{name}:{numbers}" if numbers else name
+    return ""
+
+
+def needs_histogram(method: object) -> bool:
+    """Return whether a method reads more than the extremes, as it does unless it has ``histogram = False``."""
+    return bool(getattr(method, "histogram", True))
 
 
 def chosen_methods(method: object, tensors: Iterable[str], statistics: Statistics) -> dict[str, str]:
@@ -133,16 +151,3 @@ def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
     if options and options[0].default is not dataclasses.MISSING:
         return f"a number as in '{name}:{options[0].default}'"
     return f"numbers as in '{name}:-1,1'"
-
-
-def _registered(name: str) -> Callable[..., RangeMethod] | None:
-    """Return what an installed package offers under a name."""
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            method: Callable[..., RangeMethod] = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise SchemeError(
-                f"Range method {name!r} of {entry.value} cannot be loaded: {error}; install its package again"
-            ) from error
-        return method
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ _STEPS = 64
 
 
 class RangeMethod(Protocol):
-    """Anything that turns statistics into (low, high)."""
+    """Anything that turns statistics into (low, high); one that needs no histogram says so by ``histogram = False``."""
 
     def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
         """Return (low, high), low <= high, for statistics of at least one element."""
@@ -27,6 +27,8 @@ class RangeMethod(Protocol):
 @dataclass(frozen=True)
 class MinMax:
     """The least and the greatest element, mask constants left out."""
+
+    histogram: ClassVar[bool] = False
 
     def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
         """Return (minimum, maximum).
@@ -58,9 +60,9 @@ class Percentile:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen.
+            DataError: No element was seen, or none was counted.
         """
-        data = data_of(statistics)
+        data = histogram_of(statistics)
         below = np.concatenate([[0], np.cumsum(data.counts)]).astype(np.float64)
         cut = (1 - self.percent / 100) / 2 * below[-1]
         edges = data.edges.clip(data.minimum, data.maximum)
@@ -90,9 +92,9 @@ class MeanSquaredError:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen.
+            DataError: No element was seen, or none was counted.
         """
-        data = data_of(statistics)
+        data = histogram_of(statistics)
         magnitude, centers, weights = _normalized(data)
         low, high = min(data.minimum, 0.0) / magnitude, max(data.maximum, 0.0) / magnitude
         steps = np.arange(_STEPS, 0, -1) / _STEPS
@@ -116,6 +118,7 @@ class MovingAverage:
         SchemeError: `constant` is not above 0 and at most 1.
     """
 
+    histogram: ClassVar[bool] = False
     constant: float = 0.01
 
     def __post_init__(self) -> None:
@@ -146,6 +149,7 @@ class Fixed:
         SchemeError: The ends are not finite, or in the wrong order.
     """
 
+    histogram: ClassVar[bool] = False
     low: float
     high: float
 
@@ -185,6 +189,25 @@ def data_of(statistics: TensorStatistics) -> TensorStatistics:
     data = without_sentinels(statistics)
     if not data.count:
         raise DataError("The tensor had no elements in any sample, expected some; leave it in float or add samples")
+    return data
+
+
+def has_histogram(statistics: TensorStatistics) -> bool:
+    """Return whether the elements were counted, and not only the extremes kept."""
+    return bool(len((statistics.core or statistics).counts)) or not (statistics.core or statistics).count
+
+
+def histogram_of(statistics: TensorStatistics) -> TensorStatistics:
+    """Return the statistics of what is data and no mask constant, with a histogram.
+
+    Raises:
+        DataError: No element was seen, or none was counted.
+    """
+    data = data_of(statistics)
+    if not has_histogram(statistics):
+        raise DataError(
+            "The statistics hold extremes and no histogram, expected one for this range method; calibrate again for it"
+        )
     return data
 
 

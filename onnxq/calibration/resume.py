@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from onnxq.calibration.budget import peak_memory, tap_groups, tap_sizes
+import onnx
+
+from onnxq.calibration.budget import largest_segment, peak_memory, tap_passes, tap_sizes
 from onnxq.calibration.inputs import sample_bytes
 from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.calibration.runner import HISTOGRAM_ELEMENTS, SHARD_BYTES, Ledger, SampleSource, collect
+from onnxq.calibration.segments import segments
 from onnxq.calibration.shards import Workers
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.storage import discard, load_statistics, save_statistics
 from onnxq.calibration.workers import Threads, available_cores
 from onnxq.errors import DataError
+from onnxq.runtime import runtime_version
 
 Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """How statistics are collected; statistics are the same bits whatever is chosen here.
+    """How statistics are collected; they are the same bits whatever workers, memory and files are chosen here.
 
     Attributes:
         workers: where samples run; None runs them in threads of this process.
         reuse: a file of statistics; what fits the model, the samples and the tensors is not run again.
         checkpoint: the file that statistics are going to be written to; files beside it keep what is finished.
         seconds: time between two writes of a checkpoint.
-        memory: bytes that this process may take; tensors that do not fit at once are tapped in several passes.
+        memory: bytes that this process may take; tensors of a segment that do not fit at once are tapped in several
+            passes.
         notice: told in a sentence what of a file was not used.
+        histogram_elements: see `collect`. With 0, statistics that have a histogram fit too, and what they lack is
+            counted as they were.
+        observer: see `collect`; the empty name takes that of the statistics to reuse.
     """
 
     workers: Workers | None = None
@@ -41,6 +49,8 @@ class Collection:
     seconds: float = 2.0
     memory: int | None = None
     notice: Notice = lambda sentence: None
+    histogram_elements: int | None = HISTOGRAM_ELEMENTS
+    observer: str = ""
 
 
 def calibrate_tensors(
@@ -50,7 +60,7 @@ def calibrate_tensors(
     collection: Collection,
     *,
     progress: Callable[[int, int], None] | None = None,
-    histogram_elements: int | None = HISTOGRAM_ELEMENTS,
+    axes: Mapping[str, int] | None = None,
 ) -> Statistics:
     """Return the statistics of the named tensors in all samples, with their provenance, running only what is missing.
 
@@ -60,7 +70,7 @@ def calibrate_tensors(
         tensors: Float tensors of the main graph.
         collection: Where and from what it starts.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
-        histogram_elements: See `collect`.
+        axes: See `collect`.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
@@ -71,16 +81,16 @@ def calibrate_tensors(
     """
     names = tuple(dict.fromkeys(tensors))
     digest = model_digest(model)
-    known = _Known(digest, histogram_elements, samples, collection.notice)
+    known = _Known(digest, collection, samples, axes or {})
     earlier = known.fitting(collection.reuse, names) if collection.reuse else Statistics()
-    workers, passes = _passes(model, samples, [name for name in names if name not in earlier.tensors], collection)
+    workers, passes = _passes(model, samples, names, earlier, collection)
     kept = tuple(name for name in names if name in earlier.tensors)
     groups = [(kept, earlier), *((group, Statistics()) for group in passes)]
     found = []
     for group, base in groups:
         if not group:
             continue
-        partial = _partial(collection.checkpoint, group, names)
+        partial = _partial(collection.checkpoint, group, (names, sorted((axes or {}).items())))
         if partial and partial.exists():
             base = known.continued(partial, group, base)
         if base.samples < len(samples):
@@ -91,7 +101,9 @@ def calibrate_tensors(
                 group,
                 progress=progress,
                 workers=workers,
-                histogram_elements=histogram_elements,
+                histogram_elements=known.elements,
+                observer=known.observer,
+                axes=axes,
                 others=names,
                 ledger=ledger,
             )
@@ -108,21 +120,23 @@ def discard_checkpoints(checkpoint: Path) -> None:
 
 
 def _passes(
-    model: Path, samples: SampleSource, names: Sequence[str], collection: Collection
+    model: Path, samples: SampleSource, names: Sequence[str], earlier: Statistics, collection: Collection
 ) -> tuple[Workers | None, tuple[tuple[str, ...], ...]]:
     """Return the workers to use and the tensors of each pass."""
-    if collection.memory is None or not names:
-        return collection.workers, (tuple(names),)
+    missing = tuple(name for name in names if name not in earlier.tensors)
+    if collection.memory is None or not missing:
+        return collection.workers, (missing,)
     sample = next(iter(samples))
     sizes = tap_sizes(model, sample, names)
+    parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
     # Between reading and running, each worker has up to two shards of samples before it.
     cores = available_cores()
     left = collection.memory - peak_memory() - 2 * cores * (SHARD_BYTES + sample_bytes(sample))
-    if collection.workers is None and sum(sizes.values()) * cores <= left:
-        return Threads(cores), (tuple(names),)
+    if collection.workers is None and largest_segment(parts, sizes) * cores <= left:
+        return Threads(cores), (missing,)
     # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
     limit = 1 << (left.bit_length() - 1) if left > 0 else 0
-    return collection.workers or Threads(1), tap_groups(sizes, limit)
+    return collection.workers or Threads(1), tap_passes(parts, sizes, missing, limit)
 
 
 def _keeper(partial: Path | None, base: Statistics, seconds: float) -> Callable[[Callable[[], Statistics]], None]:
@@ -141,7 +155,7 @@ def _keeper(partial: Path | None, base: Statistics, seconds: float) -> Callable[
     return keep
 
 
-def _partial(checkpoint: Path | None, observed: Sequence[str], computed: Sequence[str]) -> Path | None:
+def _partial(checkpoint: Path | None, observed: Sequence[str], computed: object) -> Path | None:
     if checkpoint is None:
         return None
     tag = hashlib.blake2b(repr((observed, computed)).encode(), digest_size=4).hexdigest()
@@ -159,21 +173,26 @@ def _beside(checkpoint: Path) -> Iterator[Path]:
 class _Known:
     """What statistics must be of to be used; the samples are only read for it when there is a file to compare."""
 
-    def __init__(self, model: str, histogram_elements: int | None, samples: SampleSource, notice: Notice) -> None:
+    def __init__(self, model: str, collection: Collection, samples: SampleSource, axes: Mapping[str, int]) -> None:
+        self.elements = collection.histogram_elements
+        self.observer = collection.observer
         self._model = model
-        self._elements = histogram_elements
         self._source = samples
-        self._notice = notice
+        self._notice = collection.notice
+        self._axes = axes
         self._digests: frozenset[tuple[int, str]] | None = None
 
     def fitting(self, path: Path, names: Sequence[str]) -> Statistics:
         """Return what a file holds of the named tensors in these samples; nothing when it is of anything else."""
         found = load_statistics(path)
+        if self.elements == 0 and found.provenance.samples:
+            self.elements = found.provenance.histogram_elements
+        self.observer = self.observer or found.provenance.observer
         if problem := self._misfit(found):
             self._notice(f"{path} {problem}; nothing of it is used")
             return Statistics()
-        there = [name for name in names if name in found.tensors]
-        if missing := [name for name in names if name not in found.tensors]:
+        there = [name for name in names if self._has(found, name)]
+        if missing := [name for name in names if name not in there]:
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             self._notice(f"{path} lacks {len(missing)} of {len(names)} tensors ({shown}); they are calibrated now")
         if found.samples < len(self._source):
@@ -194,6 +213,9 @@ class _Known:
         self._notice(f"{path} holds {found.samples} of {len(self._source)} samples of an interrupted run; it goes on")
         return found.select(names)
 
+    def _has(self, found: Statistics, name: str) -> bool:
+        return name in found.tensors and (name not in self._axes or len(found.tensors[name].channels) > 0)
+
     def _misfit(self, found: Statistics) -> str:
         """Say what statistics are not of, or nothing when they fit."""
         provenance = found.provenance
@@ -201,8 +223,14 @@ class _Known:
             return "does not say which samples it is of"
         if provenance.model != self._model:
             return "is of another model, or of one prepared by another version of onnxq"
-        if provenance.histogram_elements != self._elements:
-            return f"counts {provenance.histogram_elements} elements of a tensor and not {self._elements}"
+        if provenance.runtime != runtime_version():
+            return f"is of {provenance.runtime} and not {runtime_version()}"
+        if provenance.observer != self.observer:
+            return f"is of observer {provenance.observer!r} and not {self.observer!r}"
+        if provenance.histogram_elements == 0 and self.elements != 0:
+            return "holds extremes and no histogram, which is wanted"
+        if provenance.histogram_elements != self.elements:
+            return f"counts {provenance.histogram_elements} elements of a tensor and not {self.elements}"
         if self._digests is None:
             self._digests = frozenset((index, sample_digest(sample)) for index, sample in enumerate(self._source))
         if other := set(provenance.samples) - self._digests:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -11,14 +11,16 @@ from typing import Protocol
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.calibration.inputs import Sample, sample_bytes
+from onnxq.calibration.data import Samples
+from onnxq.calibration.inputs import Sample, StoredSample, loaded, sample_bytes
+from onnxq.calibration.observer import observer_named
 from onnxq.calibration.provenance import Provenance, sample_digest
+from onnxq.calibration.segments import segments
 from onnxq.calibration.shards import Shard, Tapped, Workers, run_shards
 from onnxq.calibration.statistics import Accumulation, Statistics
-from onnxq.calibration.taps import tap_outputs, tapped_bytes
 from onnxq.calibration.workers import Threads
 from onnxq.errors import DataError, ModelError
-from onnxq.runtime import serialized
+from onnxq.runtime import is_large, runtime_version
 
 HISTOGRAM_ELEMENTS = 1 << 13
 """Counting every element of a convolutional network costs several times its inference; extremes cost little."""
@@ -66,6 +68,8 @@ def collect(
     histogram_elements: int | None = HISTOGRAM_ELEMENTS,
     first: int = 0,
     others: Sequence[str] = (),
+    observer: str = "",
+    axes: Mapping[str, int] | None = None,
     ledger: Ledger | None = None,
 ) -> Statistics:
     """Run every sample once and return the statistics of the named tensors: the same bits whatever the workers.
@@ -79,19 +83,26 @@ def collect(
         progress: Called with (samples done, samples in all) after each sample.
         workers: Where samples run; None runs them in threads of this process, one for each core.
         histogram_elements: How many evenly spaced elements of a larger tensor its histogram counts in each sample;
-            None counts all. Minimum and maximum are always exact.
+            None counts all, 0 none, which is enough for some range methods. Minimum and maximum are always exact.
         first: The index of the first sample, when these are a part of the samples.
         others: Tensors that are not observed, but computed as if they were: with them, the statistics are the same bits
             as those of one run for all tensors.
+        observer: Name of an observer that a package registers, see `observer_named`; the empty name is our own.
+        axes: For tensors whose channels are told apart, the axis of the channels; their extremes are kept too.
         ledger: Continues earlier statistics, and gives the returned ones a provenance; None does neither.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
         DataError: A sample does not run or is not the one that the earlier statistics have under its index, or a tensor
             is not float, or holds NaN or infinite values.
-        SchemeError: The workers cannot be had.
+        SchemeError: The workers or the observer cannot be had.
     """
     tapped = tap(model, tensors, histogram_elements, others)
+    observer_named(observer)
+    tapped = replace(tapped, observer=observer, axes=dict(axes or {}))
+    if ledger:
+        origin = Provenance(ledger.model, (), histogram_elements, runtime_version(), observer)
+        tapped = replace(tapped, origin=origin)
     shards = _Shards(samples, first, ledger)
     total = Accumulation()
     if shards.done:
@@ -99,7 +110,7 @@ def collect(
         total.add(ledger.earlier)
     reported = 0
     for shard, statistics in run_shards(tapped, shards, workers or Threads()):
-        total.add(replace(statistics, provenance=shards.provenance(shard, histogram_elements)))
+        total.add(statistics)
         for _ in shard.samples:
             reported += 1
             if progress:
@@ -120,21 +131,21 @@ def tap(
         ModelError: The model cannot be read, or a name is no tensor of the main graph.
     """
     proto = _read(model) if isinstance(model, Path) else model
-    names = list(dict.fromkeys(tensors))
+    names = tuple(dict.fromkeys(tensors))
     fed = {value.name for value in proto.graph.input} - {tensor.name for tensor in proto.graph.initializer}
-    own = {value.name for value in proto.graph.output}
-    data = tapped_bytes(
-        model.read_bytes() if isinstance(model, Path) else serialized(model),
-        [output for output in tap_outputs(proto, names) if output.name not in fed],
-        [name for name in dict.fromkeys(others) if name not in fed and name not in own and name not in names],
+    parts = segments(
+        proto, [name for name in names if name not in fed], [name for name in others if name not in fed | set(names)]
     )
+    content = hashlib.blake2b(repr((names, histogram_elements)).encode())
+    for part in parts:
+        content.update(part.model)
     return Tapped(
-        key=hashlib.blake2b(data).hexdigest() + (str(model.resolve()) if isinstance(model, Path) else ""),
-        model=data,
+        key=content.hexdigest() + (str(model.resolve()) if isinstance(model, Path) else ""),
+        segments=parts,
         folder=model.parent if isinstance(model, Path) else None,
-        computed=tuple(name for name in names if name not in fed),
-        fed=tuple(name for name in names if name in fed),
+        observed=names,
         histogram_elements=histogram_elements,
+        mapped=is_large(proto),
     )
 
 
@@ -144,37 +155,27 @@ class _Shards:
     def __init__(self, samples: SampleSource, first: int, ledger: Ledger | None) -> None:
         self._samples = samples
         self._first = first
-        self._ledger = ledger
-        self._digests: dict[int, str] = {}
         self.done = dict(ledger.earlier.provenance.samples) if ledger else {}
 
     def __iter__(self) -> Iterator[Shard]:
         size = max(1, min(SHARD_SAMPLES, len(self._samples) // SHARD_SAMPLES))
-        held: dict[int, Sample] = {}
+        held: dict[int, Sample | StoredSample] = {}
         nbytes = 0
-        for index, sample in enumerate(self._samples, self._first):
-            if self._ledger:
-                digest = sample_digest(sample)
-                if self.done.get(index, digest) != digest:
+        samples = self._samples.stored() if isinstance(self._samples, Samples) else iter(self._samples)
+        for index, sample in enumerate(samples, self._first):
+            if index in self.done:
+                if sample_digest(loaded(sample)) != self.done[index]:
                     raise DataError(
                         f"Sample {index} has changed, expected samples to stay as they are; calibrate again"
                     )
-                if index in self.done:
-                    continue
-                self._digests[index] = digest
+                continue
             held[index] = sample
-            nbytes += sample_bytes(sample)
+            nbytes += 0 if isinstance(sample, StoredSample) else sample_bytes(sample)
             if len(held) == size or nbytes >= SHARD_BYTES:
                 yield Shard(held)
                 held, nbytes = {}, 0
         if held:
             yield Shard(held)
-
-    def provenance(self, shard: Shard, histogram_elements: int | None) -> Provenance:
-        if not self._ledger:
-            return Provenance()
-        seen = tuple((index, self._digests.pop(index)) for index in shard.samples)
-        return Provenance(self._ledger.model, seen, histogram_elements)
 
 
 def _read(path: Path) -> onnx.ModelProto:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
-from onnxq.calibration.inputs import Sample
-from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, merge, observe
+import numpy as np
+
+from onnxq.calibration.inputs import Sample, StoredSample, loaded
+from onnxq.calibration.observer import Observer, observer_named
+from onnxq.calibration.provenance import Provenance, sample_digest
+from onnxq.calibration.segments import Segment
+from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError
-from onnxq.runtime import Session, open_session, run
+from onnxq.runtime import Array, Session, open_session, release_shared_memory, run
 
 _FRUITLESS = 3
 """How often workers may die without a shard having been finished in between."""
@@ -31,28 +35,34 @@ class Tapped:
 
     Attributes:
         key: unequal for unequal models and taps.
-        model: the serialized model.
+        segments: the model, in the order in which its parts run.
         folder: where its external data lies; None when it has none, or brings it along.
-        weights: the external data by file name, where a worker may not see the folder.
-        computed: names of the observed tensors that are outputs of the model.
-        fed: names of the observed tensors that are inputs.
+        observed: names of the observed tensors: inputs, and outputs of segments.
         histogram_elements: see `observe`.
+        observer: see `observer_named`.
+        axes: the axis of its channels, for tensors of which their extremes are kept.
+        mapped: see `open_session`.
+        origin: the provenance of statistics but for their samples; None where nobody asked.
+        weights: the external data by file name, where a worker may not see the folder.
     """
 
     key: str
-    model: bytes
+    segments: tuple[Segment, ...]
     folder: Path | None
-    computed: tuple[str, ...]
-    fed: tuple[str, ...]
+    observed: tuple[str, ...]
     histogram_elements: int | None
+    observer: str = ""
+    axes: Mapping[str, int] = field(default_factory=dict)
+    mapped: bool = False
+    origin: Provenance | None = None
     weights: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples by their index."""
+    """Samples by their index, read or still to be read."""
 
-    samples: Mapping[int, Sample]
+    samples: Mapping[int, Sample | StoredSample]
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,13 @@ class Pool:
         executor: runs shards.
         tapped: what to hand over with each shard: a `Tapped`, or what the executor turns into one.
         count: how many shards it runs at a time.
+        sees_files: whether it can read samples from their files.
     """
 
     executor: Executor
     tapped: object
     count: int
+    sees_files: bool = True
 
 
 class Workers(Protocol):
@@ -79,20 +91,24 @@ class Workers(Protocol):
 
 
 def observe_shard(tapped: Tapped, shard: Shard) -> Statistics:
-    """Run the samples of a shard and return their statistics, without provenance. This is what a worker does.
+    """Run the samples of a shard and return their statistics. This is what a worker does.
 
     Raises:
         ModelError: The model does not load.
-        DataError: A sample does not run, or a tensor is not float, or holds NaN or infinite values.
+        DataError: A sample cannot be read or does not run, or a tensor is not float, or holds NaN or infinite values.
     """
-    opened = _session(tapped)
-    seen = []
-    for index, sample in shard.samples.items():
+    opened = _opened(tapped)
+    make = observer_named(tapped.observer)
+    observers = {name: make(name, tapped.histogram_elements, tapped.axes.get(name)) for name in tapped.observed}
+    digests = []
+    for index in sorted(shard.samples):
+        sample = loaded(shard.samples[index])
+        if tapped.origin:
+            digests.append((index, sample_digest(sample)))
         with opened.turn():
-            seen.append(_observe_sample(opened, tapped, index, sample))
-    names = (*tapped.computed, *tapped.fed)
-    tensors = {name: reduce(merge, (one[name] for one in seen), EMPTY) for name in names}
-    return Statistics(len(seen), tensors)
+            opened.observe(observers, index, sample)
+    provenance = replace(tapped.origin, samples=tuple(digests)) if tapped.origin else Provenance()
+    return Statistics(len(shard.samples), {name: one.statistics() for name, one in observers.items()}, provenance)
 
 
 def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Iterator[tuple[Shard, Statistics]]:
@@ -133,7 +149,9 @@ def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Ite
 def forget_session() -> None:
     """Close the session that this process holds for its next shard."""
     with _LOCK:
-        _SESSIONS.clear()
+        if _OPENED:
+            _OPENED.clear()
+            release_shared_memory()
 
 
 def carrying_weights(tapped: Tapped, files: Iterable[Path]) -> Tapped:
@@ -142,6 +160,8 @@ def carrying_weights(tapped: Tapped, files: Iterable[Path]) -> Tapped:
 
 
 def _submitted(pool: Pool, shard: Shard) -> Future[Statistics]:
+    if not pool.sees_files:
+        shard = Shard({index: loaded(sample) for index, sample in shard.samples.items()})
     # Some executors replace their own references to values by the values.
     return pool.executor.submit(observe_shard, cast("Tapped", pool.tapped), shard)
 
@@ -154,49 +174,78 @@ def _finished(pending: dict[Future[Statistics], Shard]) -> Iterator[tuple[Shard,
         yield pending.pop(future), statistics
 
 
-def _observe_sample(opened: _Opened, tapped: Tapped, index: int, sample: Sample) -> dict[str, TensorStatistics]:
-    arrays = dict(zip(tapped.computed, run(opened.session, sample, tapped.computed, index=index), strict=True))
-    opened.alone = sum(array.nbytes for array in arrays.values()) > _LARGE
-    return {
-        name: observe(array, name=name, sample=index, histogram_elements=tapped.histogram_elements)
-        for name, array in (*arrays.items(), *((name, sample[name]) for name in tapped.fed))
-    }
-
-
 class _Opened:
-    """A session that threads share, in turns while the taps of one run are large or not known to be small."""
+    """The sessions of a model that threads share, in turns while the taps of one run are large or not yet known."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.alone = True
+    def __init__(self, segments: Sequence[Segment], sessions: Sequence[Session]) -> None:
+        self._segments = tuple(zip(segments, sessions, strict=True))
+        self._alone = True
         self._lock = threading.Lock()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait until it is this thread's turn to run a sample."""
         # The first sample tells, so its turn is waited for and then no longer needed.
-        with self._lock if self.alone else nullcontext():
+        with self._lock if self._alone else nullcontext():
             yield
+
+    def observe(self, observers: Mapping[str, Observer], index: int, sample: Sample) -> None:
+        """Run one sample and show each tensor to its observer as soon as its segment has run."""
+        live = {name: np.asarray(array) for name, array in sample.items()}
+        for name, array in live.items():
+            if name in observers:
+                observers[name].add(array, index)
+        largest = 0
+        for segment, session in self._segments:
+            live, taken = _run_segment(segment, session, live, observers, index)
+            largest = max(largest, taken)
+        self._alone = largest > _LARGE
+
+
+def _run_segment(
+    segment: Segment, session: Session, live: Mapping[str, Array], observers: Mapping[str, Observer], index: int
+) -> tuple[dict[str, Array], int]:
+    """Return what later segments are fed, and the bytes of all outputs; the others are given back at once."""
+    feeds = {name: live[name] for name in segment.inputs if name in live}
+    arrays = dict(zip(segment.outputs, run(session, feeds, segment.outputs, index=index), strict=True))
+    for name, array in arrays.items():
+        if name in observers:
+            observers[name].add(array, index)
+    kept = {name: array for name, array in (*live.items(), *arrays.items()) if name in segment.kept}
+    return kept, sum(array.nbytes for array in arrays.values())
 
 
 _LOCK = threading.Lock()
-_SESSIONS: dict[str, _Opened] = {}
+_OPENED: dict[str, _Opened] = {}
 
 
-def _session(tapped: Tapped) -> _Opened:
-    """Return the session of this process, opened once however many threads ask."""
+def _opened(tapped: Tapped) -> _Opened:
+    """Return the sessions of this process, opened once however many threads ask."""
     with _LOCK:
-        if tapped.key not in _SESSIONS:
-            _SESSIONS.clear()
-            _SESSIONS[tapped.key] = _Opened(_opened(tapped))
-        return _SESSIONS[tapped.key]
+        if tapped.key not in _OPENED:
+            _OPENED.clear()
+            _OPENED[tapped.key] = _Opened(tapped.segments, _sessions(tapped))
+        return _OPENED[tapped.key]
 
 
-def _opened(tapped: Tapped) -> Session:
-    # One thread an operator: results then depend on neither the number of cores nor that of workers.
+def _sessions(tapped: Tapped) -> list[Session]:
+    def opened(folder: Path | None) -> list[Session]:
+        # One thread an operator: results then depend on neither the number of cores nor that of workers.
+        return [
+            open_session(
+                segment.model,
+                threads=1,
+                memory_plan=False,
+                shared_memory=True,
+                external_folder=folder,
+                mapped=tapped.mapped,
+            )
+            for segment in tapped.segments
+        ]
+
     if not tapped.weights:
-        return open_session(tapped.model, threads=1, memory_plan=False, external_folder=tapped.folder)
+        return opened(tapped.folder)
     with tempfile.TemporaryDirectory(prefix="onnxq-weights-") as folder:
         for name, data in tapped.weights:
             (Path(folder) / name).write_bytes(data)
-        return open_session(tapped.model, threads=1, memory_plan=False, external_folder=Path(folder))
+        return opened(Path(folder))

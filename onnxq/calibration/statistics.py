@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.bins import MINIMUM_EXPONENT, bin_of, bins_of, exponent_of, stride_of
-from onnxq.calibration.inputs import is_floating
+from onnxq.calibration.bins import MINIMUM_EXPONENT, add_bins, bin_of, exponent_of
 from onnxq.calibration.provenance import Provenance
 from onnxq.errors import DataError
 
 MASK = 8192.0
 """Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
 
-_BLOCK = 1 << 16
 # Up to so many samples, what grows with them is small beside the histograms.
 _LEVEL = 1024
 
@@ -37,10 +35,12 @@ class TensorStatistics:
         exponent: Bins are ``2**exponent`` wide; a function of `minimum` and `maximum` only, so merging is exact.
         first: Bin ``i`` of `counts` covers ``[(first + i) * 2**exponent, (first + i + 1) * 2**exponent)``.
         counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; of all elements, or of an even selection
-            where `observe` was given a limit.
+            where `observe` was given a limit. Empty where none was counted.
         core: Statistics of the elements below `MASK` in magnitude if some are not, else None.
         samples: The samples that were observed with an index and held elements, int64 of shape (samples,), rising.
         extremes: Minimum and maximum of each of these, float64 of shape (samples, 2), for what depends on their order.
+        channels: Minimum and maximum of each channel, float64 of shape (channels, 2); of shape (0, 2) where they were
+            not asked for.
     """
 
     count: int = 0
@@ -52,6 +52,7 @@ class TensorStatistics:
     core: TensorStatistics | None = None
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     extremes: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    channels: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def width(self) -> float:
@@ -72,6 +73,7 @@ class TensorStatistics:
             and self.core == other.core
             and np.array_equal(self.samples, other.samples)
             and np.array_equal(self.extremes, other.extremes)
+            and np.array_equal(self.channels, other.channels)
         )
 
     def __hash__(self) -> int:
@@ -83,7 +85,12 @@ EMPTY = TensorStatistics()
 
 
 def observe(
-    array: NDArray[Any], *, name: str = "tensor", sample: int | None = None, histogram_elements: int | None = None
+    array: NDArray[Any],
+    *,
+    name: str = "tensor",
+    sample: int | None = None,
+    histogram_elements: int | None = None,
+    axis: int | None = None,
 ) -> TensorStatistics:
     """Return the statistics of one float array of any shape.
 
@@ -94,7 +101,9 @@ def observe(
         array: float16, bfloat16, float32, float64 or float8; may be empty.
         name: The tensor, for errors.
         sample: The index of the sample, whose extremes are then kept, and for errors.
-        histogram_elements: A larger array is counted into the histogram at about that many evenly spaced elements.
+        histogram_elements: A larger array is counted into the histogram at about that many evenly spaced elements;
+            None counts all, 0 none but those of at least `MASK` in magnitude.
+        axis: Keep the extremes of each channel along this axis too.
 
     Raises:
         DataError: The dtype is no float type, or an element is NaN or infinite.
@@ -102,49 +111,49 @@ def observe(
     >>> observe(np.float32([0, 1, 1])).maximum
     1.0
     """
-    if not is_floating(array.dtype):
-        raise DataError(f"Tensor {name!r} is {array.dtype.name}, expected a float type; leave it out of calibration")
-    values = array.reshape(-1)
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float32)
-    if not values.size:
-        return EMPTY
-    minimum, maximum = float(values.min()), float(values.max())
-    if not (math.isfinite(minimum) and math.isfinite(maximum)):
-        bad = values.size - int(np.count_nonzero(np.isfinite(values)))
-        at = "" if sample is None else f" in sample {sample}"
-        raise DataError(
-            f"Tensor {name!r} holds {bad} NaN or infinite values of {values.size}{at}, expected finite values; "
-            "check the sample and the float model, or keep the tensor in float"
-        )
-    outer = _histogram(values, minimum, maximum, histogram_elements, sample)
-    if max(-minimum, maximum) < MASK:
-        return outer
-    inner = values[np.abs(values) < MASK]
-    core = EMPTY
-    if inner.size:
-        core = _histogram(inner, float(inner.min()), float(inner.max()), histogram_elements, sample)
-    return replace(outer, core=core)
+    from onnxq.calibration.observer import TensorObserver
+
+    observer = TensorObserver(name, histogram_elements, axis)
+    observer.add(array, sample)
+    return observer.statistics()
 
 
 def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
-    """Return the statistics of the elements of both: bit for bit what one observation of all of them gives."""
+    """Return the statistics of the elements of both: bit for bit what one observation of all of them gives.
+
+    Raises:
+        DataError: They have extremes of different numbers of channels.
+    """
     if not a.count or not b.count:
         return a if a.count else b
     minimum, maximum = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
     exponent = exponent_of(minimum, maximum)
     first = bin_of(minimum, exponent)
-    counts = np.zeros(bin_of(maximum, exponent) - first + 1, np.int64)
+    counts = np.zeros(bin_of(maximum, exponent) - first + 1 if len(a.counts) or len(b.counts) else 0, np.int64)
     for part in (a, b):
-        if exponent == part.exponent:
-            counts[part.first - first : part.first - first + len(part.counts)] += part.counts
-        else:
-            # Numpy shifts by at most 63, which already leaves nothing but the sign.
-            bins = np.arange(part.first, part.first + len(part.counts)) >> min(exponent - part.exponent, 63)
-            np.add.at(counts, bins - first, part.counts)
+        if len(part.counts):
+            add_bins(counts, part.counts, part.first, exponent - part.exponent, first)
     core = None if a.core is None and b.core is None else merge(_core(a), _core(b))
     samples, extremes = _merged_extremes(a, b)
-    return TensorStatistics(a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes)
+    channels = merged_channels(a.channels, b.channels)
+    return TensorStatistics(
+        a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes, channels
+    )
+
+
+def merged_channels(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the extremes of channels that both saw a part of; none where one of them kept none.
+
+    Raises:
+        DataError: The numbers of channels differ.
+    """
+    if not len(a) or not len(b):
+        return np.zeros((0, 2))
+    if len(a) != len(b):
+        raise DataError(
+            f"A tensor has {len(a)} and {len(b)} channels, expected one number in all samples; observe it whole"
+        )
+    return np.stack([np.minimum(a[:, 0], b[:, 0]), np.maximum(a[:, 1], b[:, 1])], 1)
 
 
 @dataclass(frozen=True)
@@ -236,20 +245,23 @@ def restored(
     counts: NDArray[np.int64],
     samples: NDArray[np.int64],
     extremes: NDArray[np.float64],
+    channels: NDArray[np.float64],
 ) -> TensorStatistics:
     """Return the statistics that these numbers were taken from.
 
     Raises:
         ValueError: The numbers contradict each other.
     """
-    if not len(counts):
+    if not count:
         return EMPTY
-    found = replace(_statistics(count, minimum, maximum, counts), samples=samples, extremes=extremes)
+    found = replace(_statistics(count, minimum, maximum, counts), samples=samples, extremes=extremes, channels=channels)
     last = bin_of(found.maximum, found.exponent)
-    if len(counts) != last - found.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count:
+    wrong = len(counts) != last - found.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count
+    if count < 0 or (len(counts) and wrong):
         raise ValueError("counts contradict the extremes")
-    if (np.diff(samples) <= 0).any() or not (extremes[:, 0] <= extremes[:, 1]).all():
-        raise ValueError("the extremes of the samples are out of order")
+    ends = np.concatenate([extremes, channels])
+    if (np.diff(samples) <= 0).any() or not (ends[:, 0] <= ends[:, 1]).all():
+        raise ValueError("the extremes of samples or channels are out of order")
     return found
 
 
@@ -274,23 +286,3 @@ def _merged_extremes(a: TensorStatistics, b: TensorStatistics) -> tuple[NDArray[
     np.minimum.at(widest[:, 0], places, extremes[:, 0])
     np.maximum.at(widest[:, 1], places, extremes[:, 1])
     return once, widest
-
-
-def _histogram(
-    values: NDArray[Any], minimum: float, maximum: float, elements: int | None, sample: int | None
-) -> TensorStatistics:
-    # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
-    minimum, maximum = minimum + 0.0, maximum + 0.0
-    exponent = exponent_of(minimum, maximum)
-    first, last = bin_of(minimum, exponent), bin_of(maximum, exponent)
-    counts = np.zeros(last - first + 1, np.int64)
-    chosen = values[:: stride_of(values.size, elements)]
-    for start in range(0, chosen.size, _BLOCK):
-        bins = bins_of(chosen[start : start + _BLOCK], exponent, first)
-        counts += np.bincount(bins, minlength=len(counts))
-    if sample is None:
-        return TensorStatistics(values.size, minimum, maximum, exponent, first, counts)
-    extremes = np.array([[minimum, maximum]])
-    return TensorStatistics(
-        values.size, minimum, maximum, exponent, first, counts, samples=np.array([sample]), extremes=extremes
-    )

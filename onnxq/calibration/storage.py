@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.arrays import npz_arrays
 from onnxq.calibration.provenance import Provenance
-from onnxq.calibration.ranges import Percentile
+from onnxq.calibration.ranges import Percentile, has_histogram
 from onnxq.calibration.sentinels import sentinels
 from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, restored
 from onnxq.errors import DataError, OutputError
 
-_FORMAT = "onnxq statistics 2"
+_FORMAT = "onnxq statistics 3"
 # Histograms are mostly small numbers, which the fastest level already packs well.
 _COMPRESSION = 1
 # The earliest date that a zip archive can hold; the time of writing would make equal statistics unequal bytes.
@@ -59,7 +59,7 @@ def load_statistics(path: Path) -> Statistics:
         header = json.loads(arrays["header"].read().tobytes())
         if header["format"] != _FORMAT:
             raise DataError(f"{path} has format {header['format']!r}, expected {_FORMAT!r}; calibrate again")
-        values = {name: arrays[name].read() for name in ("counts", "samples", "extremes")}
+        values = {name: arrays[name].read() for name in ("counts", "samples", "extremes", "channels")}
         return _unpacked(header, values)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
@@ -109,7 +109,7 @@ def _described(tensor: TensorStatistics) -> dict[str, Any]:
         "elements": tensor.count,
         "minimum": tensor.minimum,
         "maximum": tensor.maximum,
-        "percentile": list(Percentile(99.99)(tensor)),
+        "percentile": list(Percentile(99.99)(tensor)) if has_histogram(tensor) else [None, None],
         "note": note,
     }
 
@@ -122,10 +122,15 @@ def _packed(statistics: Statistics) -> bytes:
         "format": _FORMAT,
         "model": provenance.model,
         "histogram_elements": provenance.histogram_elements,
+        "runtime": provenance.runtime,
+        "observer": provenance.observer,
         "data": provenance.samples,
         "samples": statistics.samples,
         "tensors": {
-            name: [[one.count, one.minimum, one.maximum, len(one.counts), len(one.samples)] for one in chain]
+            name: [
+                [one.count, one.minimum, one.maximum, len(one.counts), len(one.samples), len(one.channels)]
+                for one in chain
+            ]
             for name, chain in tensors.items()
         },
     }
@@ -135,6 +140,7 @@ def _packed(statistics: Statistics) -> bytes:
             "counts": np.concatenate([part.counts for part in parts]),
             "samples": np.concatenate([part.samples for part in parts]),
             "extremes": np.concatenate([part.extremes for part in parts]),
+            "channels": np.concatenate([part.channels for part in parts]),
         }
     )
 
@@ -156,25 +162,31 @@ def _parts(tensor: TensorStatistics) -> tuple[TensorStatistics, ...]:
 
 def _unpacked(header: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> Statistics:
     described = [numbers for chain in header["tensors"].values() for numbers in chain]
-    bins, samples = (np.cumsum([one[field] for one in described], dtype=np.int64) for field in (3, 4))
+    bins, samples, channels = (np.cumsum([one[field] for one in described], dtype=np.int64) for field in (3, 4, 5))
     pieces = zip(
         np.split(values["counts"].astype(np.int64, casting="safe"), bins),
         np.split(values["samples"].astype(np.int64, casting="safe"), samples),
         np.split(values["extremes"].astype(np.float64, casting="safe").reshape(-1, 2), samples),
+        np.split(values["channels"].astype(np.float64, casting="safe").reshape(-1, 2), channels),
         strict=True,
     )
     tensors = {name: _restored_chain(chain, pieces) for name, chain in header["tensors"].items()}
     data = tuple((int(index), str(digest)) for index, digest in header["data"])
     elements = header["histogram_elements"]
-    provenance = Provenance(str(header["model"]), data, None if elements is None else int(elements))
+    provenance = Provenance(
+        str(header["model"]),
+        data,
+        None if elements is None else int(elements),
+        str(header["runtime"]),
+        str(header["observer"]),
+    )
     return Statistics(int(header["samples"]), MappingProxyType(tensors), provenance)
 
 
 def _restored_chain(chain: list[list[float]], pieces: Iterator[tuple[NDArray[Any], ...]]) -> TensorStatistics:
     parts = []
-    for count, minimum, maximum, _, _ in chain:
-        counts, samples, extremes = next(pieces)
-        parts.append(restored(int(count), float(minimum), float(maximum), counts, samples, extremes))
+    for count, minimum, maximum, *_ in chain:
+        parts.append(restored(int(count), float(minimum), float(maximum), *next(pieces)))
     return parts[0] if len(parts) == 1 else replace(parts[0], core=parts[1])
 
 

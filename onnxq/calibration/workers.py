@@ -103,13 +103,14 @@ class Cluster:
         with client:
             travelling = tapped
             if tapped.folder is not None:
-                proto = onnx.ModelProto.FromString(tapped.model)
-                travelling = carrying_weights(tapped, external_files(proto, tapped.folder))
+                parts = [onnx.ModelProto.FromString(segment.model) for segment in tapped.segments]
+                files = {path for part in parts for path in external_files(part, tapped.folder)}
+                travelling = carrying_weights(tapped, sorted(files))
             client.wait_for_workers(1)
             shared = client.scatter(travelling, broadcast=True, hash=False)
             executor = client.get_executor(pure=False)
             try:
-                yield Pool(executor, shared, max(1, sum(client.nthreads().values())))
+                yield Pool(executor, shared, max(1, sum(client.nthreads().values())), sees_files=False)
             except KilledWorker as error:
                 raise DataError(
                     f"Workers of {self.address} died again and again, expected them to finish; they may lack memory"

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.calibration.budget import peak_memory, tap_groups, tap_sizes
+from onnxq.calibration.budget import largest_segment, peak_memory, tap_groups, tap_passes, tap_sizes
 from onnxq.calibration.runner import collect
+from onnxq.calibration.segments import Segment
 from onnxq.errors import DataError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
@@ -36,6 +37,32 @@ def test_groups_keep_the_order_and_the_limit(limit: int, groups: tuple[tuple[str
 def test_a_tensor_beyond_the_limit_is_named(limit: int) -> None:
     with pytest.raises(DataError, match=rf"Tensor 'c' takes 4 bytes, expected at most the {max(limit, 0)} that"):
         tap_groups({"c": 4}, limit)
+
+
+PARTS = (
+    Segment(b"", ("x",), ("a", "b", "c"), frozenset("c")),
+    Segment(b"", ("c",), ("d", "e"), frozenset()),
+)
+SIZES = {"x": 0, "a": 3, "b": 2, "c": 4, "d": 6, "e": 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "passes"),
+    [
+        (13, (("x", "a", "b", "c", "d", "e"),)),
+        (11, (("x", "a", "b", "d", "e"), ("c",))),
+        (10, (("x", "a", "b", "d"), ("c", "e"))),
+    ],
+)
+def test_each_pass_takes_a_share_of_every_segment(limit: int, passes: tuple[tuple[str, ...], ...]) -> None:
+    assert tap_passes(PARTS, SIZES, SIZES, limit) == passes
+    assert tap_passes(PARTS, SIZES, ["e", "x"], limit) == (("x", "e"),)
+
+
+def test_what_crosses_counts_beside_the_tensors_of_a_segment() -> None:
+    assert largest_segment(PARTS, SIZES) == 4 + 3 + 2 + 4
+    with pytest.raises(DataError, match="Tensor 'd' takes 6 bytes, expected at most the 5"):
+        tap_passes(PARTS, SIZES, SIZES, 9)
 
 
 def test_memory_is_counted_in_bytes() -> None:

@@ -52,6 +52,18 @@ def test_statistics_are_those_of_the_stream() -> None:
     assert seen.counts.tolist() == observe(np.float32([1, 10, 3, 30, 7, -20])).counts.tolist()
 
 
+def test_each_folder_and_each_file_of_several_samples_starts_anew(tmp_path: Path) -> None:
+    inputs = with_optional(model_inputs(running_sum(dims=(1, 2))), CHAIN)
+    for name in ("a/1", "a/2", "b/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        np.savez(tmp_path / f"{name}.npz", x=ROWS[0]["x"])
+    for name in ("c", "d"):
+        np.savez(tmp_path / f"{name}.npz", x=np.concatenate([row["x"] for row in ROWS]))
+    samples = ChainedSamples(open_samples(tmp_path, inputs), running_sum(), CHAIN)
+    streams = [[[0, 0], [1, 10]], [[0, 0]], [[0, 0], [1, 10], [3, 30]], [[0, 0], [1, 10], [3, 30]]]
+    assert befores(samples) == [before for stream in streams for before in stream]
+
+
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
 def test_files_may_leave_the_state_out(suffix: str, tmp_path: Path) -> None:
     inputs = with_optional(model_inputs(running_sum(dims=(1, 2))), CHAIN)

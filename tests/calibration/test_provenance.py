@@ -78,6 +78,8 @@ def test_merging_unites_the_samples_in_order() -> None:
     [
         (Provenance("n", ((1, "b"),)), "of model m and of model n cannot be merged"),
         (Provenance("m", ((1, "b"),), 5), "counted at None and at 5 elements"),
+        (Provenance("m", ((1, "b"),), runtime="r 2"), "Statistics of  and of r 2 cannot be merged"),
+        (Provenance("m", ((1, "b"),), observer="o"), "observers '' and 'o' cannot be merged"),
         (Provenance("m", ((0, "a"), (1, "b"))), "the same 1 samples, such as sample 0"),
     ],
 )

@@ -5,10 +5,10 @@ from importlib.metadata import EntryPoint, EntryPoints
 import numpy as np
 import pytest
 
-from onnxq.calibration import range_table
+from onnxq.calibration import registered
 from onnxq.calibration.entropy import Entropy
 from onnxq.calibration.histogram_search import HistogramSearch
-from onnxq.calibration.range_table import RANGES, Auto, parse_range
+from onnxq.calibration.range_table import ENTRY_POINTS, RANGES, Auto, needs_histogram, parse_range
 from onnxq.calibration.ranges import (
     Fixed,
     MeanSquaredError,
@@ -19,7 +19,7 @@ from onnxq.calibration.ranges import (
     expected_errors,
 )
 from onnxq.calibration.statistics import TensorStatistics, observe
-from onnxq.errors import SchemeError
+from onnxq.errors import DataError, SchemeError
 
 
 class Half:
@@ -40,10 +40,10 @@ def doubled() -> RangeMethod:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that a package is installed that registers the methods above, and one that is broken."""
     entries = EntryPoints(
-        EntryPoint(name, f"{__name__}:{target}", range_table.ENTRY_POINTS)
+        EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("half", "Half"), ("doubled", "doubled"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(range_table, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(registered, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.usefixtures("installed")
@@ -126,3 +126,19 @@ def test_every_method_is_parsed_by_its_name(name: str) -> None:
 def test_a_wrong_method_is_told_why(text: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         parse_range(text)
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_a_method_says_whether_it_reads_a_histogram(name: str) -> None:
+    method = parse_range(name if name != "fixed" else "fixed:-1,1")
+    values = np.concatenate([np.random.default_rng(0).normal(size=1000), [-1e4] * 500]).astype(np.float32)
+    full, extremes = observe(values, sample=0), observe(values, sample=0, histogram_elements=0)
+    if not needs_histogram(method):
+        assert method(extremes) == method(full)
+    else:
+        with pytest.raises(DataError, match="hold extremes and no histogram"):
+            method(extremes)
+
+
+def test_a_method_that_says_nothing_is_given_a_histogram() -> None:
+    assert needs_histogram(Half())

@@ -15,6 +15,7 @@ from onnxq.calibration.statistics import Statistics, TensorStatistics, merge, ob
 from onnxq.calibration.taps import with_taps
 from onnxq.calibration.workers import Processes, Threads
 from onnxq.errors import DataError, ModelError
+from onnxq.runtime import runtime_version
 
 WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
 
@@ -187,6 +188,7 @@ def test_an_input_that_is_no_float_cannot_be_observed() -> None:
 
 def test_a_sample_that_changes_between_two_readings_is_noticed() -> None:
     earlier = collect(model(), SAMPLES[:1], ["h"], ledger=Ledger("m", Statistics(), lambda total: None))
+    assert earlier.provenance.runtime == runtime_version()
     with pytest.raises(DataError, match="Sample 0 has changed, expected samples to stay"):
         collect(model(), SAMPLES[1:], ["h"], ledger=Ledger("m", earlier, lambda total: None))
 

@@ -101,7 +101,7 @@ def test_few_shards_are_in_memory_at_a_time(tapped: Tapped) -> None:
 def test_an_error_of_a_sample_is_not_retried(tapped: Tapped) -> None:
     workers = MortalWorkers(set())
     bad = Shard({7: {"x": np.full((1, 64), np.nan, np.float32)}})
-    with pytest.raises(DataError, match=r"'h' holds 64 NaN or infinite values of 64 in sample 7"):
+    with pytest.raises(DataError, match=r"'x' holds 64 NaN or infinite values of 64 in sample 7"):
         list(run_shards(tapped, [bad], workers))
     assert workers.opened == 1
 

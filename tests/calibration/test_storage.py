@@ -12,7 +12,7 @@ from onnxq.calibration.statistics import Statistics, observe
 from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.errors import DataError, OutputError
 
-PROVENANCE = Provenance("model", ((0, "a"), (3, "b")), 100)
+PROVENANCE = Provenance("model", ((0, "a"), (3, "b")), 100, "onnxruntime 1.2.3")
 
 
 def statistics(samples: int, **tensors: list[float]) -> Statistics:
@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "onnxq statistics 1"}, "has format 'onnxq statistics 1', expected 'onnxq statistics 2'"),
+        ({"format": "onnxq statistics 2"}, "has format 'onnxq statistics 2', expected 'onnxq statistics 3'"),
         ({"tensors": {"a": [[2, 1.0, 3.0, 2, 1]]}}, "does not hold calibration statistics"),
         ({"tensors": {"a": [[2, 5.0, 2.0, 2, 1]]}}, "does not hold calibration statistics"),
         ({"data": 7}, "does not hold calibration statistics"),

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from onnxq.calibration.data import Samples, open_samples
+from onnxq.calibration.inputs import StoredSample, model_inputs
 from onnxq.calibration.runner import collect
+from onnxq.calibration.shards import Workers
 from onnxq.calibration.workers import Cluster, Processes, Threads, available_cores, workers_for
 from onnxq.errors import DataError, SchemeError
 
@@ -46,6 +50,40 @@ def test_a_killed_process_is_replaced_and_does_not_show() -> None:
     # Three shards are handed out before the fourth is read, so the processes have started.
     found = collect(MODEL, Slowly(25, kill_a_child), TAPS, workers=Processes(2))
     assert found == collect(MODEL, SAMPLES, TAPS)
+
+
+def files(folder: Path) -> Samples:
+    """Write each sample to a file of its own."""
+    for index, sample in enumerate(SAMPLES):
+        np.savez(folder / f"{index}.npz", **sample)
+    return open_samples(folder, model_inputs(onnx.load(MODEL)))
+
+
+@pytest.mark.parametrize("workers", [Threads(2), Processes(2)], ids=str)
+def test_workers_read_files_themselves(workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = files(tmp_path)
+    expected = collect(MODEL, list(samples), TAPS, workers=Threads(1))
+    here = threading.get_ident()
+    load = StoredSample.load
+    monkeypatch.setattr(StoredSample, "load", lambda self: load(self) if threading.get_ident() != here else None)
+    assert collect(MODEL, samples, TAPS, workers=workers) == expected
+
+
+def test_an_unreadable_file_is_the_same_sentence_from_a_process(tmp_path: Path) -> None:
+    samples = files(tmp_path)
+    (tmp_path / "5.npz").write_bytes(b"cut off")
+    with pytest.raises(DataError, match=r"5.npz: 'image' cannot be read"):
+        collect(MODEL, samples, TAPS, workers=Processes(1))
+
+
+def test_a_cluster_is_sent_what_is_in_the_files(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
+    samples = files(tmp_path)
+    expected = collect(MODEL, SAMPLES, TAPS)
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        assert collect(MODEL, samples, TAPS, workers=Cluster(cluster.scheduler_address)) == expected
 
 
 def test_an_error_of_a_process_is_the_same_sentence() -> None:
