@@ -1,22 +1,40 @@
-"""Put a verified model in its place: staged beside the target, renamed when complete."""
+"""Put a verified model in its place: staged beside the target, renamed when complete.
+
+A staging folder is locked while its process lives, so that a later run knows which ones were left by a killed process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked and left folders stay.
+    fcntl = None  # type: ignore[assignment]
+
 from onnxq.errors import OutputError
+
+_PREFIX = ".onnxq-"
+_LOCK = "lock"
+_PREVIOUS = "previous"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+told_of_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("told_of_staging", default=None)
+"""Called with the folder that holds each new staging folder, by whoever outlives this process and cleans up."""
 
 
 def check_output(output: Path, source: Path | None) -> None:
     """Refuse an output that cannot be written or that is the model itself.
 
     Raises:
-        OutputError: the folder is missing or not writable, the output is a folder, or is the source.
+        OutputError: the folder is missing or not writable, the output is no regular file, or is the source.
     """
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -25,6 +43,8 @@ def check_output(output: Path, source: Path | None) -> None:
         raise OutputError(f"output {output} cannot be written: {reason.strerror}") from reason
     if output.is_dir():
         raise OutputError(f"output {output} is a folder; give a file such as {output / 'model.onnx'}")
+    if output.exists() and not output.is_file():
+        raise OutputError(f"output {output} is a device or pipe, expected a file or a name that is free")
     if not output.parent.is_dir():
         raise OutputError(f"folder {output.parent} of the output does not exist; create it first")
     if source is not None and source.exists() and output.exists() and output.samefile(source):
@@ -37,32 +57,65 @@ def check_output(output: Path, source: Path | None) -> None:
 def staging(output: Path | None) -> Iterator[Path]:
     """Yield a folder on the output's file system, or in the temporary folder, that is gone afterwards.
 
+    Folders there that killed processes left behind are removed first.
+
     Raises:
-        OutputError: the folder cannot be made.
+        OutputError: the folder cannot be made, or there is no room for what is written while it is in use.
     """
-    parent = output.parent if output is not None else None
-    prefix = f".{output.name}.onnxq-" if output is not None else "onnxq-"
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    except OSError as reason:
-        raise OutputError(f"a temporary folder beside {output} cannot be made: {reason.strerror}") from reason
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    parent = output.parent if output is not None else Path(tempfile.gettempdir())
+    remove_abandoned(parent)
+    with contextlib.ExitStack() as held:
+        try:
+            folder = _locked_folder(parent, held)
+        except OSError as error:
+            raise OutputError(f"a temporary folder in {parent} cannot be made: {error.strerror}") from error
+        try:
+            yield folder
+        except (OSError, OutputError) as error:
+            reason = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(reason, OSError) or reason.errno not in _NO_ROOM:
+                raise
+            # The user knows the output and not the files of the staging folder.
+            place = output or reason.filename or parent
+            raise OutputError(f"{place} cannot be written: {reason.strerror}; make room or choose another") from reason
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the staging folders of killed processes in a folder, and put back a model that one had set aside."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for folder in [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and _is_own_folder(entry)]:
+            with _locked(folder / _LOCK, wait=False) as held:
+                if held:
+                    with _locked(parent):
+                        _put_back(folder)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(staged: Path, output: Path) -> None:
-    """Rename a staged model and its external data to the output, data first.
+    """Rename a staged model and its external data to the output, so that no two models and data files mix.
+
+    A model that is replaced together with its data is set aside meanwhile: a process that is killed between the renames
+    leaves no output, and the next run puts the old one back.
+
+    Args:
+        staged: the model, in a folder of `staging`.
+        output: where it shall be.
 
     Raises:
-        OutputError: the file system refuses.
+        OutputError: the file system refuses; the output is what it was.
     """
+    data = data_file(staged)
     try:
-        data = data_file(staged)
-        if data.exists():
-            data.replace(data_file(output))
-        staged.replace(output)
+        with _locked(output.parent):
+            if not data.exists():
+                staged.replace(output)
+            elif not (output.exists() and data_file(output).exists()):
+                data.replace(data_file(output))
+                staged.replace(output)
+            else:
+                _replace_both(staged, output)
     except OSError as reason:
         raise OutputError(f"output {output} cannot be written: {reason.strerror}") from reason
 
@@ -75,3 +128,61 @@ def data_file(model: Path) -> Path:
 def stored_bytes(model: Path, data: Iterator[Path] | tuple[Path, ...] = ()) -> int:
     """Return the size of a model file and of the external data files given."""
     return model.stat().st_size + sum(path.stat().st_size for path in data if path.exists())
+
+
+def _locked_folder(parent: Path, held: contextlib.ExitStack) -> Path:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        if told := told_of_staging.get():
+            told(parent)
+        held.enter_context(_locked(folder / _LOCK))
+        # Another run may have taken it for abandoned before it was locked.
+        if folder.exists():
+            return folder
+
+
+def _replace_both(staged: Path, output: Path) -> None:
+    previous = staged.parent / _PREVIOUS
+    previous.mkdir()
+    try:
+        output.replace(previous / output.name)
+        data_file(output).replace(data_file(previous / output.name))
+        data_file(staged).replace(data_file(output))
+        staged.replace(output)
+    except BaseException:
+        _put_back(staged.parent)
+        raise
+
+
+def _put_back(folder: Path) -> None:
+    """Return what `_replace_both` set aside to its place, the model last, unless there is a model by now."""
+    with contextlib.suppress(FileNotFoundError):
+        kept = sorted((folder / _PREVIOUS).iterdir(), key=lambda path: len(path.name), reverse=True)
+        if kept and not (folder.parent / kept[-1].name).exists():
+            for path in kept:
+                path.replace(folder.parent / path.name)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a folder, or of a file that is made, and yield whether it is held.
+
+    It is not where the system or the file system has no locks, or when another process holds it and ``wait`` is not
+    set. It ends with the process, whatever kills that.
+    """
+    held, descriptor = False, None
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+    try:
+        yield held
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    owned = not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    return owned and entry.is_dir(follow_symlinks=False)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, ModelError, OutputError
 
 Array = npt.NDArray[Any]
 Session = Any
@@ -20,6 +23,21 @@ Session = Any
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _LONGEST_REASON = 300
+_EXTENDED = {
+    f"tensor({name})": np.dtype(getattr(ml_dtypes, dtype))
+    for name, dtype in (
+        ("bfloat16", "bfloat16"),
+        ("float8e4m3fn", "float8_e4m3fn"),
+        ("float8e4m3fnuz", "float8_e4m3fnuz"),
+        ("float8e5m2", "float8_e5m2"),
+        ("float8e5m2fnuz", "float8_e5m2fnuz"),
+    )
+}
+_LARGE = 1 << 30
+# A model whose weights are external is no larger than this itself.
+_LARGEST_GRAPH = 1 << 28
+_LARGEST_FOLDED = 1 << 20
+_NOT_WRITTEN = "Protobuf serialization failed"
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
 _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
@@ -31,8 +49,11 @@ def open_session(
     threads: int | None = None,
     optimize: bool = True,
     memory_plan: bool = True,
+    shared_memory: bool = False,
     optimized_copy: Path | None = None,
+    profile: Path | None = None,
     external_folder: Path | None = None,
+    mapped: bool | None = None,
 ) -> Session:
     """Load a model on the CPU.
 
@@ -42,8 +63,14 @@ def open_session(
         optimize: whether all graph optimisations are on, or none.
         memory_plan: whether memory is laid out ahead for each shape of the inputs, which pays where few tensors are
             outputs.
+        shared_memory: whether inner tensors and outputs share memory with those of all such sessions of this process,
+            which pays where sessions run in turns; see `release_shared_memory`.
         optimized_copy: where to save the graph that runs, for a look at its kernels.
+        profile: beginning of the path of the file with the time of each kernel that ``end_profiling`` of the session
+            writes.
         external_folder: where the external data of a model in memory lies.
+        mapped: whether external weights stay in their files, mapped into memory, neither packed for the kernels nor
+            decoded ahead: runs take longer, and the memory of the process stays small. None asks `is_large`.
 
     Returns:
         The session. Its threads do not spin when idle, so that two sessions can be timed beside one another and
@@ -51,6 +78,7 @@ def open_session(
 
     Raises:
         ModelError: onnxruntime refuses the model; the message holds its reason.
+        OutputError: there is no room for the optimised copy.
     """
     import onnxruntime
 
@@ -60,18 +88,34 @@ def open_session(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = memory_plan
+    if shared_memory:
+        _share_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # Weights are given back when their session ends.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     if optimized_copy is not None:
         options.optimized_model_filepath = str(optimized_copy)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     if external_folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(external_folder.resolve()))
+    if is_large(model) if mapped is None else mapped:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
     source = serialized(model) if isinstance(model, onnx.ModelProto) else model
     try:
         return onnxruntime.InferenceSession(
             str(source) if isinstance(source, Path) else source, options, providers=["CPUExecutionProvider"]
         )
     except _runtime_errors() as error:
+        if optimized_copy is not None and _NOT_WRITTEN in str(error):
+            raise OutputError(
+                f"the optimised model cannot be written to {optimized_copy.parent}, which has no room or 2 GiB do not "
+                "hold it; make room there"
+            ) from error
         where = str(model) if isinstance(model, Path) else "the model"
         raise ModelError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
 
@@ -96,11 +140,75 @@ def run(
     if outputs is not None and not outputs:
         return []
     try:
-        values: list[Any] = session.run(None if outputs is None else list(outputs), dict(sample))
+        wanted = None if outputs is None else list(outputs)
+        if _has_extended_types(session, sample):
+            return _run_extended(session, sample, wanted)
+        values: list[Any] = session.run(wanted, dict(sample))
     except _runtime_errors() as error:
         where = "the sample" if index is None else f"sample {index}"
         raise DataError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
     return values
+
+
+def _has_extended_types(session: Session, sample: Mapping[str, Array]) -> bool:
+    """Return whether inputs or outputs have types that numpy itself lacks; they travel as values of onnxruntime."""
+    given = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())
+    return given or any(output.type in _EXTENDED for output in session.get_outputs())
+
+
+def _run_extended(session: Session, sample: Mapping[str, Array], outputs: Sequence[str] | None) -> list[Any]:
+    from onnxruntime import OrtValue
+
+    feed = {
+        name: OrtValue.ortvalue_from_numpy_with_onnx_type(
+            np.ascontiguousarray(array), onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        )
+        if array.dtype in _EXTENDED.values()
+        else OrtValue.ortvalue_from_numpy(array)
+        for name, array in sample.items()
+    }
+    return [_as_array(value) for value in session.run_with_ort_values(outputs, feed)]
+
+
+def _as_array(value: Any) -> Any:
+    dtype = _EXTENDED.get(value.data_type())
+    if dtype is None:
+        return value.numpy()
+    # It hands out neither the array nor the buffer of such a value, only where that lies.
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(data, dtype).reshape(value.shape())
+
+
+def runtime_version() -> str:
+    """Return which onnxruntime this is, as in ``onnxruntime 1.31.1``."""
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
+    """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
+    lengths = (
+        int(entry.value)
+        for tensor in _without_weights(model).graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "length" and entry.value.isdecimal()
+    )
+    return sum(lengths) > _LARGE
+
+
+def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
+    """Return a model whose weights are external; an empty one for what is too large to be that, or is no model."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    found = onnx.ModelProto()
+    try:
+        size = model.stat().st_size if isinstance(model, Path) else len(model)
+        data = b"" if size > _LARGEST_GRAPH else model.read_bytes() if isinstance(model, Path) else model
+        found.ParseFromString(data)
+    except (OSError, DecodeError):
+        return onnx.ModelProto()
+    return found
 
 
 def serialized(model: onnx.ModelProto) -> bytes:
@@ -113,6 +221,32 @@ def serialized(model: onnx.ModelProto) -> bytes:
         return bytes(model.SerializeToString())
     except (EncodeError, ValueError) as error:
         raise ModelError("the model is above 2 GiB, expected less in memory; save it and give its path") from error
+
+
+def release_shared_memory() -> None:
+    """Give back what sessions with shared memory do not hold any more; onnxruntime does so only after a run."""
+    import onnxruntime
+
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.BOOL, [1])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.BOOL, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Not", ["x"], ["y"])], "g", [value], [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    session = open_session(model, threads=1, shared_memory=True)
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    session.run(None, {"x": np.zeros(1, np.bool_)}, options)
+
+
+@cache
+def _share_memory() -> None:
+    """Make the one arena of this process; it grows by what is asked for and not in powers of two."""
+    import onnxruntime
+
+    place = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    growth = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg(growth))
 
 
 @cache

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+
+from onnxq.runtime import open_session
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
 
@@ -63,6 +67,18 @@ def test_the_program_ends_with_its_parent() -> None:
     assert not Path(f"/proc/{child}/exe").exists()
 
 
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
+def test_what_a_killed_program_had_staged_is_removed(name: str, tmp_path: Path) -> None:
+    stage = (
+        f"from pathlib import Path; from onnxq.publish import staging; held = staging(Path({str(tmp_path / 'm')!r}))"
+    )
+    inside = "(held.__enter__() / 'large').write_text('weights')"
+    kill = f"{stage}; {inside}; assert list(Path({str(tmp_path)!r}).iterdir()); os.kill(os.getpid(), signal.{name})"
+    run = subprocess.run(isolated(kill), capture_output=True, text=True, check=False)
+    assert run.returncode == (143 if name == "SIGTERM" else 2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_at_which_onnxruntime_crashes_leaves_the_output_alone(build, tmp_path: Path) -> None:
     model = build(FATAL, w=(2, 2, 3, 3))
     onnx.save(model, tmp_path / "fatal.onnx")
@@ -74,3 +90,27 @@ def test_a_model_at_which_onnxruntime_crashes_leaves_the_output_alone(build, tmp
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1].startswith("onnxq: ")
     assert output.read_bytes() == b"precious"
+
+
+def test_a_killed_command_leaves_the_old_output_or_the_new_one(
+    perceptron: onnx.ModelProto, samples_for, tmp_path: Path
+) -> None:
+    onnx.save(perceptron, tmp_path / "float.onnx")
+    np.savez(tmp_path / "samples.npz", **samples_for(perceptron, 1)[0])
+    output, temporary = tmp_path / "out" / "model.onnx", tmp_path / "temporary"
+    output.parent.mkdir()
+    temporary.mkdir()
+    output.write_bytes(b"old")
+    command = [sys.executable, "-m", "onnxq", "quantize", tmp_path / "float.onnx", "--calib", tmp_path / "samples.npz"]
+    options = {"env": {**os.environ, "TMPDIR": str(temporary)}, "stdout": subprocess.DEVNULL}
+    for seconds in np.random.default_rng(0).uniform(0.2, 1.5, 6):
+        with subprocess.Popen(
+            [*command, "-o", output, "--seconds", "0"], **options, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            time.sleep(seconds)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert output.read_bytes() == b"old" or open_session(output)
+    done = subprocess.run([*command, "-o", output, "--seconds", "0"], **options, check=False, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    assert open_session(output)
+    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]

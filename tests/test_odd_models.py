@@ -186,6 +186,33 @@ CASES: dict[str, Case] = {
     "constants as nodes": lambda: product("o = Constant<value_float = 2.0>() y = Mul(a, o)"),
     "unused parts": lambda: product("y = Relu(a) unused = MatMul(x, v)", v=weight(32, 32)),
     "sparse values": lambda: with_sparse(product("y = Add(a, v)")),
+    "a domain that nobody uses": lambda: product("y = Relu(a)", domains=', "nobody" : 7'),
+    "one of several outputs constant": lambda: product(
+        "p, q = Split<axis = 0>(c, halves) z = MatMul(a, p) y = Add(z, x)",
+        c=weight(64, 32),
+        halves=np.array([32, 32]),
+    ),
+    "activations that are minus infinity": lambda: product(
+        "m = Where(k, a, low) s = Softmax(m) y = MatMul(s, v)",
+        k=np.tril(np.ones((4, 32), bool)),
+        low=np.float32(-np.inf),
+        v=weight(32, 32),
+    ),
+    "half precision": lambda: model(
+        "(float16[4,32] x) => (float16[4,32] y) { a = MatMul(x, w) y = Relu(a) }", w=weight(32, 32).astype(np.float16)
+    ),
+    "an input and an output of bfloat16": lambda: model(
+        "(bfloat16[4,32] x) => (bfloat16[4,32] y) { f = Cast<to = 1>(x) a = MatMul(f, w) y = Cast<to = 16>(a) }",
+        opset=21,
+        ir=10,
+        w=weight(32, 32),
+    ),
+    "an input of float8": lambda: model(
+        "(float8e4m3fn[4,32] x) => (float[4,32] y) { f = Cast<to = 1>(x) y = MatMul(f, w) }",
+        opset=21,
+        ir=10,
+        w=weight(32, 32),
+    ),
     "a local function": lambda: with_function(product("y = mine.twice(a)", domains=', "mine" : 1')),
 }
 
@@ -249,6 +276,14 @@ REFUSED: dict[str, tuple[Case, str]] = {
         ),
         "'s' is sequence, expected a tensor",
     ),
+    "an input that is optional": (
+        lambda: with_optional_input(product("y = Relu(a)")),
+        "'o' is optional, expected a tensor",
+    ),
+    "double precision": (
+        lambda: model("(double[4,32] x) => (double[4,32] y) { y = MatMul(x, w) }", w=weight(32, 32).astype(np.float64)),
+        "nothing to quantize.*double",
+    ),
     "an operator that nobody knows": (
         lambda: product("y = nobody.Knows(a)", domains=', "nobody" : 1'),
         "onnxruntime: .*Knows",
@@ -268,6 +303,13 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "onnxruntime",
     ),
 }
+
+
+def with_optional_input(made: ModelProto) -> ModelProto:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [4, 32]))
+    made.graph.input.append(helper.make_value_info("o", kind))
+    made.graph.node.append(helper.make_node("OptionalHasElement", ["o"], ["has"]))
+    return made
 
 
 def with_value_info(made: ModelProto, info: ValueInfoProto) -> ModelProto:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.errors import DataError, ModelError
-from onnxq.runtime import open_session, run
+from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.runtime import is_large, open_session, release_shared_memory, run, runtime_version
 
 
 @pytest.fixture
@@ -111,3 +112,84 @@ def test_an_error_is_told_without_the_place_in_the_source_of_onnxruntime(build) 
         open_session(model)
     assert ".cc" not in str(caught.value)
     assert "::" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
+def test_types_that_numpy_lacks_go_in_and_come_out(name: str) -> None:
+    text = f"({name}[2,3] x, float[2,3] s) => ({name}[2,3] y, float[2,3] z, float[2,3] t) "
+    body = "{ y = Identity(x) z = Cast<to = 1>(x) t = Neg(s) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> main {text}{body}')
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2).T.astype(dtype)
+    sample = {"x": values, "s": np.ones((2, 3), np.float32)}
+    same, cast, other = run(open_session(model), sample)
+    assert same.dtype == dtype
+    np.testing.assert_array_equal(same.astype(np.float32), values.astype(np.float32))
+    np.testing.assert_array_equal(cast, values.astype(np.float32))
+    np.testing.assert_array_equal(other, -sample["s"])
+    assert [one.dtype for one in run(open_session(model), sample, ["z", "y"])] == [np.float32, dtype]
+
+
+def test_a_sample_of_such_a_type_that_does_not_fit_is_told(build) -> None:
+    model = build("(bfloat16[2] x) => (bfloat16[2] y) { y = Identity(x) }")
+    with pytest.raises(DataError, match=r"^the sample .*x"):
+        run(open_session(model), {"x": np.zeros(3, ml_dtypes.bfloat16)})
+
+
+@pytest.fixture
+def large(perceptron: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a model whose external data counts as large."""
+    monkeypatch.setattr("onnxq.runtime._LARGE", 2000)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(perceptron)
+    onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    return tmp_path / "model.onnx"
+
+
+def test_a_model_is_large_by_its_external_data(large: Path, perceptron: ModelProto, tmp_path: Path) -> None:
+    assert is_large(large)
+    assert is_large(large.read_bytes())
+    assert is_large(onnx.load(large, load_external_data=False))
+    assert not is_large(perceptron)
+    assert not is_large(tmp_path / "missing.onnx")
+    assert not is_large(b"no model")
+
+
+@pytest.mark.parametrize("mapped", [None, True, False])
+def test_a_large_model_answers_the_same_from_its_files(
+    mapped: bool | None, large: Path, perceptron: ModelProto, sample: dict[str, np.ndarray]
+) -> None:
+    expected = run(open_session(perceptron), sample)[0]
+    np.testing.assert_allclose(run(open_session(large, mapped=mapped), sample)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_mapped_weights_are_not_decoded_ahead(mapped: bool, build, tmp_path: Path) -> None:
+    model = build("(float[2,1024] x) => (float[2,1024] y) { w = Mul(v, v) y = MatMul(x, w) }", v=(1024, 1024))
+    open_session(model, mapped=mapped, optimized_copy=tmp_path / "copy.onnx")
+    operators = [node.op_type for node in onnx.load(tmp_path / "copy.onnx").graph.node]
+    assert operators == (["Mul", "MatMul"] if mapped else ["MatMul"])
+
+
+def test_an_optimised_copy_without_room_is_told(build) -> None:
+    model = build("(float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to /dev, which has no room"):
+        open_session(model, optimized_copy=Path("/dev/full"))
+
+
+def test_sessions_that_share_memory_give_the_same_outputs(
+    perceptron: ModelProto, sample: dict[str, np.ndarray]
+) -> None:
+    expected = run(open_session(perceptron, threads=1), sample)[0]
+    first, second = (open_session(perceptron, threads=1, shared_memory=True) for _ in range(2))
+    held = run(first, sample)[0]
+    for _ in range(3):
+        np.testing.assert_array_equal(run(second, sample)[0], expected)
+    np.testing.assert_array_equal(held, expected)
+    del first
+    release_shared_memory()
+    np.testing.assert_array_equal(run(second, sample)[0], expected)
+
+
+def test_the_version_of_onnxruntime_is_told() -> None:
+    assert runtime_version().startswith("onnxruntime 1.")

@@ -22,6 +22,7 @@ from onnxq.graph.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.graph.scopes import Names, constants, owner_graphs, scopes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.skeleton import skeleton
+from onnxq.graph.spill import spilling
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
 from onnxq.graph.versions import minimum_ir_version
@@ -60,6 +61,7 @@ __all__ = [
     "save",
     "scopes",
     "skeleton",
+    "spilling",
     "to_model",
     "toposort",
     "upgrade_opset",

@@ -199,12 +199,14 @@ def constant(name: str, array: npt.ArrayLike) -> Constant:
 def become_constant(variable: Variable, payload: Payload) -> Constant:
     """Turn a variable into a constant in place, so that all its consumers read the payload.
 
-    The producer keeps its other outputs at their positions: this one becomes an omitted output.
+    A producer with other outputs keeps them at their positions, and makes this one under the name ``x.unused``.
     """
     for producer in dict.fromkeys(variable.inputs):
+        # Kernels such as Split's crash where an output in the middle is omitted.
+        others = any(output.name for output in producer.outputs if output is not variable)
         for index, output in enumerate(producer.outputs):
             if output is variable:
-                blank = Variable("")
+                blank = Variable(f"{variable.name}.unused" if others else "")
                 list.__setitem__(producer.outputs, index, blank)
                 list.append(blank.inputs, producer)
     list.clear(variable.inputs)

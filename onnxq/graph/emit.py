@@ -22,6 +22,7 @@ Store = Callable[[TensorProto, Payload, str], None]
 """Writes the values of a payload, under a name, into an empty TensorProto."""
 
 _MODEL_FIELDS = {"graph", "opset_import", "ir_version", "functions", "producer_name", "producer_version"}
+_SHOWN = 40
 _GRAPH_FIELDS = {"node", "name", "initializer", "sparse_initializer", "doc_string", "input", "output", "value_info"}
 _NODE_FIELDS = {"input", "output", "name", "op_type", "domain", "attribute"}
 
@@ -35,8 +36,16 @@ def emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Stor
         store: writes the tensors.
 
     Raises:
-        ModelError: two tensors of a graph share a name, or a node reads a tensor that it cannot see.
+        ModelError: two tensors of a graph share a name, a node reads a tensor that it cannot see, or text is not UTF-8.
     """
+    try:
+        return _emit_model(graph, placed, store)
+    except UnicodeDecodeError as error:
+        start = bytes(error.object)[:_SHOWN]
+        raise ModelError(f"the model holds text that is not UTF-8, such as {start!r}; correct it first") from error
+
+
+def _emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Store) -> ModelProto:
     model = ModelProto()
     source = graph.model_source if graph.model_source is not None else ModelProto()
     copy_other_fields(source, model, _MODEL_FIELDS)
@@ -46,12 +55,7 @@ def emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Stor
         if value or source.HasField(name):
             setattr(model, name, value)
     emission = _Emission(placed, store)
-    try:
-        emission.graph(graph, model.graph, None)
-    except UnicodeDecodeError as error:
-        raise ModelError(
-            f"the model holds text that is not UTF-8, such as {error.object!r}; correct it first"
-        ) from error
+    emission.graph(graph, model.graph, None)
     _emit_versions(graph, source, model, emission)
     return model
 

@@ -14,6 +14,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import data_type_name, data_type_of, is_known, is_packed, numpy_dtype, stored_bytes
+from onnxq.graph.spill import spilled
 
 CHUNK_BYTES = 1 << 24
 """Pieces of at most this size are streamed from arrays."""
@@ -93,7 +94,7 @@ class Payload(LazyValues):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ArrayPayload(Payload):
-    """Values in a numpy array, which is not copied.
+    """Values in a numpy array, which is not copied unless it is spilled to a file.
 
     Attributes:
         array: any array of a type that ONNX has.
@@ -103,6 +104,7 @@ class ArrayPayload(Payload):
 
     def __post_init__(self) -> None:
         data_type_of(self.array.dtype)
+        object.__setattr__(self, "array", spilled(self.array))
 
     @property
     def onnx_dtype(self) -> int:  # type: ignore[override]
@@ -165,6 +167,9 @@ class PackedPayload(Payload):
                 f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
                 f"takes {self.nbytes} bytes, found {found}"
             )
+        stored = np.frombuffer(_bytes(self.data), np.uint8)
+        if (kept := spilled(stored)) is not stored:
+            object.__setattr__(self, "data", kept)
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the raw data in order."""

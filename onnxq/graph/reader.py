@@ -29,6 +29,7 @@ from onnxq.graph.surgeon import export_plain_graph, restore_classes
 _GIT_LFS = b"version https://git-lfs"
 # Protobuf reads 100 messages inside one another: a model, and three for each level.
 _DEEPEST = 32
+_SHOWN = 40
 _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor_type"}
 
 
@@ -142,6 +143,8 @@ def _check_model(model: ModelProto) -> None:
             f"the model has IR version {model.ir_version}, but the installed onnx {onnx.__version__} reads up to "
             f"{onnx.IR_VERSION}; upgrade onnx"
         )
+    domains = [entry.domain for entry in model.opset_import]
+    _check_text(model.producer_name, model.producer_version, model.domain, model.doc_string, *domains)
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
@@ -287,7 +290,7 @@ def _check_text(*names: str) -> None:
     """Refuse what protobuf hands out as bytes because it is no text."""
     for name in names:
         if not isinstance(name, str):
-            raise ModelError(f"the model holds the name {name!r}, which is not UTF-8; it is damaged")
+            raise ModelError(f"the model holds the text {name[:_SHOWN]!r}, which is not UTF-8; it is damaged")
 
 
 def _variable(name: str, info: ValueInfoProto | None) -> Variable:

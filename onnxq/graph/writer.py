@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -21,6 +19,7 @@ from onnxq.graph.protos import EncodeError
 from onnxq.graph.sidecar import SidecarWriter
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
+from onnxq.publish import data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1
 _LARGEST_INLINE = 1900 * 2**20
@@ -55,8 +54,8 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
 def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
     """Write a model file and, where wanted, its weights to ``<file name>.data`` beside it.
 
-    Weights are streamed, so memory is bounded by the largest of them. Files are written under temporary names and
-    renamed when complete, data first; a graph may be saved over the files that it was read from.
+    Weights are streamed, so memory is bounded by the largest of them. Files are written into a temporary folder and
+    renamed when complete; a graph may be saved over the files that it was read from.
 
     Args:
         graph: the main graph.
@@ -80,32 +79,36 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
         external_data = total > _LARGEST_INLINE or any(payload.external for payload in payloads)
     if not external_data and total > _LARGEST_MODEL:
         raise ModelError(f"the model of {total} bytes exceeds the 2 GiB of one ONNX file; save it with external data")
-    try:
-        if external_data:
-            _save_with_sidecar(graph, placed, target)
-        else:
-            model = emit_model(graph, placed, lambda proto, payload, name: payload.fill(proto, name))
-            with _temporary(target) as temporary:
-                temporary.write_bytes(_serialize(model))
-                temporary.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
-
-
-def _save_with_sidecar(graph: Graph, placed: Mapping[Graph, list[Constant]], target: Path) -> None:
-    sidecar = target.with_name(target.name + ".data")
-    with _temporary(target) as temporary, _temporary(sidecar) as temporary_data:
-        with temporary_data.open("xb") as file:
-            writer = SidecarWriter(file, sidecar)
-            model = emit_model(graph, placed, writer.store)
-        temporary.write_bytes(_serialize(model))
-        if writer.end:
-            temporary_data.replace(sidecar)
-        temporary.replace(target)
-    folder = DataFolder.of_model(target)
+    replaced: Mapping[Payload, TensorProto] = {}
+    with staging(target) as folder:
+        staged = folder / target.name
+        try:
+            if external_data:
+                replaced = _write_with_sidecar(graph, placed, staged, data_file(target))
+            else:
+                model = emit_model(graph, placed, lambda proto, payload, name: payload.fill(proto, name))
+                staged.write_bytes(_serialize(model))
+        except OSError as error:
+            raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+        publish(staged, target)
+    data_folder = DataFolder.of_model(target)
     for tensor in _stored(placed):
-        if tensor.payload in writer.replaced:
-            tensor.values = ProtoPayload(writer.replaced[tensor.payload], folder)
+        if tensor.payload in replaced:
+            tensor.values = ProtoPayload(replaced[tensor.payload], data_folder)
+
+
+def _write_with_sidecar(
+    graph: Graph, placed: Mapping[Graph, list[Constant]], staged: Path, sidecar: Path
+) -> Mapping[Payload, TensorProto]:
+    """Write a model and its data, and return the payloads that lie in the data file that is going to be replaced."""
+    with data_file(staged).open("xb") as file:
+        writer = SidecarWriter(file, sidecar)
+        model = emit_model(graph, placed, writer.store)
+    staged.write_bytes(_serialize(model))
+    if not writer.end:
+        data_file(staged).unlink()
+        return {}
+    return writer.replaced
 
 
 def _stored(placed: Mapping[Graph, list[Constant]]) -> Iterator[Constant]:
@@ -120,13 +123,3 @@ def _serialize(model: ModelProto) -> bytes:
     except (EncodeError, ValueError) as error:
         raise ModelError("the model exceeds the 2 GiB of one ONNX file; save it with external data") from error
     return data
-
-
-@contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """Yield an unused path beside the target, and remove what is left there at the end."""
-    path = target.with_name(f".onnxq-{secrets.token_hex(8)}.tmp")
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

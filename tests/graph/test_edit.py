@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import parser
 
@@ -248,7 +249,11 @@ def test_the_other_outputs_of_a_folded_node_keep_their_positions() -> None:
 
     become_constant(graph.nodes[0].outputs[0], ArrayPayload(np.zeros(2, np.float32)))
 
-    assert list(to_model(graph).graph.node[0].output) == ["", "b"]
+    written = to_model(graph)
+    assert list(written.graph.node[0].output) == ["a.unused", "b"]
+    session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    kept, folded = session.run(None, {"x": np.arange(4, dtype=np.float32)})
+    assert [kept.tolist(), folded.tolist()] == [[2, 3], [0, 0]]
 
 
 def test_a_folded_output_is_declared_by_its_graph() -> None:

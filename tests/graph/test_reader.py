@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, helper, parser
 
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, as_graph, load, read_model
+from onnxq.graph import Graph, as_graph, load, read_model, to_model
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 
@@ -276,3 +276,35 @@ def test_helper_made_models_need_no_special_care() -> None:
     )
 
     assert read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])).opset == 21
+
+
+@pytest.mark.parametrize("field", ["producer_name", "domain", "doc_string", "opset_import", "metadata_props"])
+def test_other_text_of_the_model_that_is_no_text_is_refused(field: str) -> None:
+    source = small()
+    source.producer_name = source.domain = source.doc_string = "unset"
+    if field == "opset_import":
+        source.opset_import.add(domain="MARK", version=1)
+    elif field == "metadata_props":
+        source.metadata_props.add(key="MARK", value="1")
+    else:
+        setattr(source, field, "MARK")
+    damaged = ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xffK"))
+
+    if field == "metadata_props":
+        # What is carried through as it came need not be read.
+        assert to_model(read_model(damaged)).SerializeToString().count(b"MA\xffK") == 1
+    else:
+        with pytest.raises(ModelError, match=r"the text b'MA\\xffK', which is not UTF-8"):
+            read_model(damaged)
+
+
+def test_documentation_that_is_no_text_is_refused_in_one_line() -> None:
+    source = small()
+    source.graph.node[0].doc_string = "MARK" * 2000
+    graph = read_model(ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xff\n")))
+    graph.nodes[0].name = "another"
+
+    with pytest.raises(ModelError, match="not UTF-8, such as") as caught:
+        to_model(graph)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)

@@ -362,6 +362,20 @@ def a_name_that_is_no_text() -> ModelProto:
 
 
 @hostile
+def a_domain_that_is_no_text() -> ModelProto:
+    model = sound()
+    model.opset_import.add(domain="marker", version=1)
+    return ModelProto.FromString(model.SerializeToString().replace(b"marker", b"mark\xffr"))
+
+
+@hostile
+def documentation_that_is_no_text() -> ModelProto:
+    model = sound()
+    model.doc_string = model.graph.node[0].doc_string = "marker"
+    return ModelProto.FromString(model.SerializeToString().replace(b"marker", b"mark\xffr"))
+
+
+@hostile
 def names_that_climb() -> ModelProto:
     model = sound("y = MatMul(b, v)", v=np.eye(16, dtype="f"))
     model.graph.node[0].name = "../../../tmp/escaped"

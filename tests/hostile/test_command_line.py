@@ -373,7 +373,7 @@ def scheme(place: Place, text: str) -> Path:
 
 BAD_OPTIONS = {
     "unknown preset": (["--preset", "int9"], r"preset 'int9' is not one of .*; did you mean 'int8'\?"),
-    "unknown target": (["--target", "onnxruntime"], r"did you mean 'onnxruntime-cpu'"),
+    "unknown target": (["--target", "onnxruntime-cpux"], r"did you mean 'onnxruntime-cpu'"),
     "unknown range": (["--range", "minmx"], r"did you mean 'minmax'"),
     "range out of bounds": (["--range", "percentile:101"], r"expected above 0 and at most 100"),
     "range without number": (["--range", "percentile:high"], r"expected a number as in 'percentile:99.99'"),
@@ -447,7 +447,7 @@ def test_a_misspelt_option_is_told_with_the_nearest(place: Place, onnxq: Run) ->
 
 def test_below_the_wanted_fidelity_nothing_is_written(place: Place, onnxq: Run) -> None:
     before = place.files()
-    ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--no-search"))
+    ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--search", "off"))
     assert (ended.code, ended.stdout) == (3, "")
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("onnxq: output y has ")
@@ -470,7 +470,7 @@ def test_when_only_the_float_model_is_good_enough_stderr_says_what_hurts(place: 
 
 def test_an_existing_output_survives_a_refusal(place: Place, onnxq: Run) -> None:
     place.output.write_text("old")
-    assert onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--no-search")).code == 3
+    assert onnxq(*quantize_arguments(place, "--min-sqnr", 200, "--search", "off")).code == 3
     assert place.output.read_text() == "old"
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import bad_models
+import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto
 
@@ -142,6 +143,8 @@ EXTERNAL = (
     ({"location": "x" * 5000}, "cannot be found"),
     ({"location": "pipe"}, "not a regular file"),
     ({"location": "link to a file outside"}, "outside the model's folder"),
+    ({"location": "link to a folder outside/outside.bin"}, "outside the model's folder"),
+    ({"location": "link to a folder outside/models/weights.bin"}, "valid"),
     ({"location": "link to a device"}, "outside the model's folder"),
     ({"location": "link to itself"}, "cannot be found"),
     ({"offset": "-4"}, "expected a number >= 0"),
@@ -166,6 +169,7 @@ def read_outside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     (folder / "weights.bin").write_bytes(values * 2)
     (outside / "outside.bin").write_bytes(values * 2)
     (folder / "link to a file outside").symlink_to("../outside.bin")
+    (folder / "link to a folder outside").symlink_to(outside)
     (folder / "link to a device").symlink_to("/dev/zero")
     (folder / "link to itself").symlink_to("link to itself")
     os.mkfifo(folder / "pipe")
@@ -191,3 +195,23 @@ def test_external_data_is_read_from_the_folder_alone(
     folder, outcomes = read_outside
     assert_handled(outcomes[str(index)], folder / f"{index}.onnx")
     assert expected in outcomes[str(index)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"), [(0, "valid"), (512, "valid"), (1024, "valid"), (1028, "has only 2048")]
+)
+def test_weights_whose_external_data_overlaps_are_read_each_by_itself(
+    offset: int, expected: str, tmp_path: Path
+) -> None:
+    values = bad_models.sound().graph.initializer[0].raw_data
+    (tmp_path / "weights.bin").write_bytes(values * 2)
+    model = bad_models.sound("y = MatMul(b, v)", v=np.eye(16, dtype=np.float32))
+    for weight, start in zip(model.graph.initializer, (0, offset), strict=True):
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": "weights.bin", "offset": start, "length": 1024}.items():
+            weight.external_data.add(key=key, value=str(value))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    outcome = quantize_all(tmp_path)["model"]
+    assert_handled(outcome, tmp_path / "model.onnx")
+    assert expected in outcome
