@@ -38,6 +38,7 @@ class Operator:
         role: how the scale passes through.
         data: indices of the activation inputs; None stands for all inputs.
         weights: input index of each weight to the axis that indexes its output channels, given the node.
+        reductions: input index of each weight to the axis that is summed over, or that a looked-up row lies along.
         bias: input index of a bias added in the accumulator.
         fixed_range: range the output can never leave, whatever the input.
     """
@@ -45,6 +46,7 @@ class Operator:
     role: Role
     data: tuple[int, ...] | None = (0,)
     weights: Mapping[int, Callable[[Node], int]] = field(default_factory=dict)
+    reductions: Mapping[int, Callable[[Node], int]] = field(default_factory=dict)
     bias: int | None = None
     fixed_range: tuple[float, float] | None = None
 
@@ -57,22 +59,30 @@ def _gemm_axis(node: Node) -> int:
     return 0 if node.attrs.get("transB", 0) else 1
 
 
+def _gemm_reduction(node: Node) -> int:
+    return 1 if node.attrs.get("transB", 0) else 0
+
+
 def _gather_axis(node: Node) -> int:
     return int(node.attrs.get("axis", 0))
+
+
+def _gather_row(node: Node) -> int:
+    return 0 if node.attrs.get("axis", 0) else -1
 
 
 _COMPUTE, _ARITHMETIC, _CARRIER, _CLAMP, _WEIGHTED = Role
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
-        "Conv": Operator(_COMPUTE, weights={1: _axis(0)}, bias=2),
-        "ConvTranspose": Operator(_COMPUTE, weights={1: _axis(1)}, bias=2),
-        "Gemm": Operator(_COMPUTE, weights={1: _gemm_axis}, bias=2),
-        "MatMul": Operator(_COMPUTE, data=(0, 1), weights={0: _axis(-2), 1: _axis(-1)}),
-        "LSTM": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}),
-        "GRU": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}),
-        "RNN": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}),
-        "Gather": Operator(_CARRIER, weights={0: _gather_axis}),
+        "Conv": Operator(_COMPUTE, weights={1: _axis(0)}, reductions={1: _axis(1)}, bias=2),
+        "ConvTranspose": Operator(_COMPUTE, weights={1: _axis(1)}, reductions={1: _axis(0)}, bias=2),
+        "Gemm": Operator(_COMPUTE, weights={1: _gemm_axis}, reductions={1: _gemm_reduction}, bias=2),
+        "MatMul": Operator(_COMPUTE, (0, 1), {0: _axis(-2), 1: _axis(-1)}, {0: _axis(-1), 1: _axis(-2)}),
+        "LSTM": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),
+        "GRU": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),
+        "RNN": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),
+        "Gather": Operator(_CARRIER, weights={0: _gather_axis}, reductions={0: _gather_row}),
         "Add": Operator(_ARITHMETIC, data=None),
         "Mul": Operator(_ARITHMETIC, data=None),
         "AveragePool": Operator(_ARITHMETIC),

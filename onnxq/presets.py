@@ -1,4 +1,4 @@
-"""Presets: named schemes, data only."""
+"""Presets: named schemes with a line that tells what each does, data only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,53 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
 
 _PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
 _PER_TENSOR = Spec("int8-narrow", per=Granularity.TENSOR)
 
-_TABLE = (
-    Scheme((Rule(Mode.STATIC, weight=_PER_CHANNEL),), name="int8"),
-    Scheme((Rule(Mode.STATIC, weight=_PER_TENSOR),), name="int8-per-tensor"),
-    Scheme((Rule(Mode.STORAGE, weight=_PER_CHANNEL),), name="int8-storage"),
+
+def _blocks(format: str, extent: int, method: Method = Method.MINMAX, storage: Storage = Storage.NATIVE) -> Spec:
+    symmetric = not format.startswith("u")
+    return Spec(format, (extent,), symmetric, method=method, storage=storage)
+
+
+def _microscaling(format: str) -> Spec:
+    """Return a format of the OCP microscaling specification: blocks of 32 that share a power of two."""
+    return Spec(format, (32,), scale="e8m0", scale_rounding=Rounding.FLOOR)
+
+
+_NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+
+_TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
+    ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit data: integer arithmetic"),
+    ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
+    ("int8-dynamic", Mode.DYNAMIC, _PER_CHANNEL, "8-bit weights, per channel, and data whose scale each run computes"),
+    ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, decoded when the model is loaded: float arithmetic"),
+    ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float data"),
+    ("int4-block32", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE), "4-bit weights in blocks of 32"),
+    ("uint4-block32", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.MSE), "4-bit weights with zero points"),
+    ("uint4-hqq", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.HQQ), "4-bit weights with half-quadratic zero points"),
+    ("int2-block16", Mode.WEIGHT_ONLY, _blocks("int2", 16, Method.MSE), "2-bit weights in blocks of 16"),
+    ("int2-block32", Mode.WEIGHT_ONLY, _blocks("int2", 32, Method.MSE), "2-bit weights in blocks of 32"),
+    ("float8-e4m3", Mode.WEIGHT_ONLY, Spec("float8e4m3fn", Granularity.CHANNEL), "8-bit floats of 3 mantissa bits"),
+    ("float8-e5m2", Mode.WEIGHT_ONLY, Spec("float8e5m2", Granularity.CHANNEL), "8-bit floats of 2 mantissa bits"),
+    ("mxfp8", Mode.WEIGHT_ONLY, _microscaling("float8e4m3fn"), "OCP microscaling, 8-bit floats"),
+    ("mxfp6", Mode.WEIGHT_ONLY, _microscaling("float6e2m3"), "OCP microscaling, 6-bit floats, held by 8-bit ones"),
+    ("mxfp4", Mode.WEIGHT_ONLY, _microscaling("float4e2m1"), "OCP microscaling, 4-bit floats"),
+    ("mxint8", Mode.WEIGHT_ONLY, _microscaling("int8-narrow"), "OCP microscaling, 8-bit integers"),
+    ("nvfp4", Mode.WEIGHT_ONLY, _NVFP4, "4-bit floats in blocks of 16 with two levels of scales"),
+    ("int8-words", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32, storage=Storage.WORDS), "int8-block32 in uint32 words"),
+    ("int4-words", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE, Storage.WORDS), "int4-block32 in uint32 words"),
 )
 
-PRESETS: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
-"""Every preset by name: ``int8`` is static with per-channel weights, ``int8-storage`` touches weights only."""
+PRESETS: Mapping[str, Scheme] = MappingProxyType(
+    {name: Scheme((Rule(mode, weight=weight),), name=name) for name, mode, weight, _ in _TABLE}
+)
+"""Every preset by name."""
+
+DESCRIPTIONS: Mapping[str, str] = MappingProxyType({name: description for name, _, _, description in _TABLE})
+"""What each preset does, in one line."""
 
 
 def preset_named(name: str) -> Scheme:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,16 @@ from model_zoo import (
 )
 from onnx import ModelProto, TensorProto
 
-from onnxq.graph import Constant, Graph, as_graph, constant, constants, infer_shapes, to_model
+from onnxq.graph import Constant, Graph, as_graph, constant, constants, infer_shapes, to_model, upgrade_opset
+from onnxq.lowering import Emit
 from onnxq.passes import Changes, NameNodes, RemoveUnused, StoreWeights
 from onnxq.plan import Decision, Plan, Weight
 from onnxq.planner import make_plan
 from onnxq.presets import preset_named
 from onnxq.runtime import open_session
-from onnxq.scheme import Granularity, Mode, Spec
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.targets import target_named
+from onnxq.weights import encode
 
 PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
 PER_TENSOR = Spec("int8-narrow")
@@ -83,7 +86,7 @@ def test_codes_and_scales_equal_the_reference_bit_for_bit(spec: Spec) -> None:
     graph = as_graph(made)
     StoreWeights(decisions(("dot", Weight(1, "w", spec, -1)))).apply(graph)
     cast, decode = decoded_by(graph, "dot")
-    largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=spec is PER_CHANNEL)
+    largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=True)
     scale = (largest.astype(np.float64) / 127).astype(np.float32)
     codes = np.rint(weight / scale).astype(np.int8)
     assert [cast.op, decode.op] == ["Cast", "Mul"]
@@ -292,3 +295,53 @@ def test_the_file_is_about_a_quarter_of_the_size() -> None:
     graph, _ = store(made)
     weights: list[Array] = [tensor.values for tensor in constants(graph)]
     assert sum(array.nbytes for array in weights) == 64 * 64 + 64 * 4
+
+
+# --- other formats --------------------------------------------------------------------------------------------------
+
+BLOCKS = Spec("int4", (16,))
+NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+WORDS = Spec("uint4", (8,), symmetric=False, storage=Storage.WORDS)
+
+
+@pytest.mark.parametrize("spec", [BLOCKS, NVFP4, WORDS], ids=["blocks", "two levels", "words"])
+@pytest.mark.parametrize("build", [recurrent_layers, if_bodies_that_share_a_captured_weight])
+def test_any_format_is_decoded_where_the_weight_is_declared(
+    build: Callable[[], ModelProto], spec: Spec, tmp_path: Path
+) -> None:
+    graph, plain = (upgrade_opset(as_graph(build()), 21) for _ in range(2))
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.STORAGE, weight=spec),)), target_named("onnxruntime-cpu"))
+    float_weights = {tensor.name: tensor.values for tensor in constants(plain)}
+    for node in nodes(plain):
+        for weight in plan.by_node[node.name].weights:
+            axes = {"channel_axis": weight.axis, "reduction_axis": weight.reduction_axis}
+            node.inputs[weight.index].values = encode(float_weights[weight.tensor], weight.spec, **axes).dequantize()
+    assert StoreWeights(plan).apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    inputs = sample(build())
+    assert difference(outputs(graph, inputs), outputs(plain, inputs)) <= 1e-6
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    runs = as_graph(onnx.load(tmp_path / "runs.onnx"))
+    assert not {"Cast", "Reshape", "BitShift", "DequantizeLinear"} & set(ops(runs))
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (PER_CHANNEL, ["DequantizeLinear"]),
+        (BLOCKS, ["DequantizeLinear"]),
+        (NVFP4, ["DequantizeLinear", "DequantizeLinear"]),
+        (Spec("int4", (4, 2, 4)), ["Cast", "Reshape", "Mul", "Reshape"]),
+    ],
+    ids=["channels", "blocks", "two levels", "rectangles"],
+)
+def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: Spec, found: list[str]) -> None:
+    made = model(
+        "g (float[1, 32, 4, 8] x) => (float[1, 8, 1, 1] y) { [conv] y = Conv(x, w) }",
+        opset=23, ir_version=11, w=values(8, 32, 4, 8),
+    )  # fmt: skip
+    graph = as_graph(made)
+    StoreWeights(decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1))), Emit.STRICT).apply(graph)
+    assert ops(graph) == [*found, "Conv"]
+    onnx.checker.check_model(to_model(graph))

@@ -1,0 +1,113 @@
+"""Store the weights of one model in every format that has a preset, and print size, noise and latency side by side.
+
+    python benchmarks/formats.py MODEL --calib DATA [--eval DATA] [--json FILE] [PRESET ...]
+
+Nothing is left in float for its noise (no search), so that rows compare formats and not plans. The noise is measured on
+the samples of --eval, and each model is timed by turns with the float model in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import onnx
+
+from onnxq import quantize
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.inputs import model_inputs
+from onnxq.evaluate import compare_files
+from onnxq.graph import load, skeleton
+from onnxq.presets import PRESETS
+from onnxq.runtime import open_session
+from onnxq.scheme import Mode
+from onnxq.verify import evenly, measure_latency
+
+TIMED_SAMPLES = 4
+SHOWN = ("MatMulNBits", "MatMul", "Gemm", "FusedMatMul", "Conv", "DequantizeLinear", "GatherBlockQuantized")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preset."""
+
+    preset: str
+    size_ratio: float
+    sqnr: float
+    speed: tuple[float, ...]
+    opset: int
+    seconds: float
+    kernels: dict[str, int] = field(default_factory=dict)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--calib", type=Path, required=True)
+    parser.add_argument("--eval", type=Path, help="samples to judge on; by default those of --calib")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("presets", nargs="*", help="by default all that touch weights only")
+    options = parser.parse_args()
+    weights_only = [name for name, scheme in PRESETS.items() if scheme.rules[0].mode is not Mode.STATIC]
+    rows = []
+    print(header(options.threads))
+    for preset in options.presets or weights_only:
+        rows.append(measure(options, preset))
+        print(line(rows[-1]), flush=True)
+    if options.json:
+        made_on = {"python": platform.python_version(), "machine": platform.machine(), "model": options.model.name}
+        options.json.write_text(json.dumps({"conditions": made_on, "rows": [asdict(row) for row in rows]}, indent=2))
+
+
+def measure(options: argparse.Namespace, preset: str) -> Row:
+    with tempfile.TemporaryDirectory(prefix="onnxq-formats-") as folder:
+        output = Path(folder) / "quantized.onnx"
+        start = time.perf_counter()
+        done = quantize(
+            options.model, options.calib, output, scheme=preset, search="off", force=True, seconds=0, limit=1
+        )
+        seconds = time.perf_counter() - start
+        samples = open_samples(options.calib, model_inputs(skeleton(load(options.model))))
+        agreement = compare_files(options.model, output, options.eval or options.calib)
+        timed = list(evenly(samples, len(samples), TIMED_SAMPLES))
+        speed = tuple(
+            measure_latency(options.model, output, timed, seconds=options.seconds, threads=threads).speed
+            for threads in options.threads
+        )
+        copy = Path(folder) / "optimized.onnx"
+        open_session(output, optimized_copy=copy)
+        counts = Counter(node.op_type for node in onnx.load(copy).graph.node)
+        return Row(
+            preset,
+            done.report.bytes / done.report.float_bytes,
+            agreement.worst_sqnr,
+            speed,
+            done.graph.opset,
+            seconds,
+            {op: counts[op] for op in SHOWN if counts[op]},
+        )
+
+
+def header(threads: list[int]) -> str:
+    speeds = [f"speed, {count} thread{'s' * (count > 1)}" for count in threads]
+    names = ["preset", "size", "SQNR, dB", *speeds, "opset", "made in, s", "runs as"]
+    return f"| {' | '.join(names)} |\n|---|{'--:|' * (len(names) - 2)}---|"
+
+
+def line(row: Row) -> str:
+    speeds = [f"{speed:.2f}" for speed in row.speed]
+    kernels = ", ".join(f"{count} {op}" for op, count in row.kernels.items())
+    cells = [row.preset, f"{row.size_ratio:.3f}", f"{row.sqnr:.1f}", *speeds, row.opset, f"{row.seconds:.1f}", kernels]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Which operators decode weights in the written model."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from onnxq.errors import SchemeError, nearest
+
+
+class Emit(StrEnum):
+    """What a written model may hold."""
+
+    QDQ = "qdq"
+    """Standard ONNX that onnxruntime executes: a type without kernels is stored in another, value for value."""
+    ORT = "ort"
+    """onnxruntime's own MatMulNBits and GatherBlockQuantized where they fit, else as QDQ."""
+    STRICT = "strict"
+    """Standard ONNX in which each number has its own type and DequantizeLinear decodes it, runnable or not."""
+
+
+def emit_named(name: str) -> Emit:
+    """Return the member of Emit with this value.
+
+    Raises:
+        SchemeError: there is none; the message suggests the nearest one.
+    """
+    values = [str(one) for one in Emit]
+    if name not in values:
+        raise SchemeError(f"emit {name!r} is not one of {', '.join(values)}{nearest(name, values)}")
+    return Emit(name)

@@ -1,0 +1,105 @@
+"""How the scales of a weight lie over its elements, as shapes that nodes can be given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from onnxq.numerics import Parameters, QTensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shapes around one weight and its scales.
+
+    Attributes:
+        shape: of the weight.
+        grid: of the scale, of the weight's rank.
+        block: elements along each axis that share a scale; the last block of an axis may be cut short.
+
+    >>> Layout((6, 70), (6, 3), (1, 32)).split
+    (6, 3, 32)
+    """
+
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+    @classmethod
+    def of(cls, quantized: QTensor) -> Layout:
+        """Return the layout of a quantized weight."""
+        shape, given = quantized.codes.shape, quantized.parameters.scale.shape
+        grid = (1,) * (len(shape) - len(given)) + given
+        return cls(shape, grid, quantized.parameters.block_in(shape))
+
+    @cached_property
+    def blocked(self) -> tuple[int, ...]:
+        """The axes along which there are several scales, each for several elements."""
+        return tuple(axis for axis, count in enumerate(self.grid) if 1 < count < self.shape[axis])
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The weight's shape with its last blocks filled up."""
+        return tuple(
+            self.grid[axis] * self.block[axis] if axis in self.blocked else extent
+            for axis, extent in enumerate(self.shape)
+        )
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """The padded shape with each blocked axis as two: which block, and which element in it."""
+        return self._interleaved(self.shape, self.block)
+
+    @property
+    def split_scale(self) -> tuple[int, ...]:
+        """The shape of a scale that is multiplied with the split weight."""
+        return self._interleaved(self.grid, (1,) * len(self.grid))
+
+    def _interleaved(self, plain: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
+        pairs = (
+            (self.grid[axis], inner[axis]) if axis in self.blocked else (extent,) for axis, extent in enumerate(plain)
+        )
+        return tuple(extent for pair in pairs for extent in pair)
+
+    @property
+    def linear(self) -> Linear | None:
+        """How one DequantizeLinear expresses the layout; None when several axes have scales of their own and blocks."""
+        several = [axis for axis, count in enumerate(self.grid) if count > 1]
+        if not self.blocked:
+            if not several:
+                return Linear(None, None, ())
+            return Linear(several[0], None, (self.grid[several[0]],)) if len(several) == 1 else None
+        axis = self.blocked[0]
+        others = [other for other in range(len(self.shape)) if other != axis]
+        if len(self.blocked) == 1 and all(self.grid[other] == self.shape[other] for other in others):
+            return Linear(axis, self.block[axis], self.grid)
+        return None
+
+
+def transposed(quantized: QTensor) -> QTensor:
+    """Return a quantized matrix with rows and columns exchanged."""
+    given = quantized.parameters
+    parameters = Parameters(
+        given.scale.T,
+        None if given.zero_point is None else given.zero_point.T,
+        given.tensor_scale,
+        given.block_in(quantized.codes.shape)[::-1],
+    )
+    return QTensor(np.ascontiguousarray(quantized.codes.T), parameters, quantized.format)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Attributes of a DequantizeLinear and the shape of its scale.
+
+    Attributes:
+        axis: None for one scale.
+        block_size: None without blocks.
+        shape: of scale and zero point.
+    """
+
+    axis: int | None
+    block_size: int | None
+    shape: tuple[int, ...]

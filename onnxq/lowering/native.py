@@ -1,0 +1,43 @@
+"""Codes stored in the ONNX type of their format, or where onnxruntime has no kernel for it, in one that it has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onnx import TensorProto
+
+from onnxq.formats import FORMATS, Format
+from onnxq.graph import Constant, Tensor, Variable
+from onnxq.lowering.node_chain import Chain
+from onnxq.numerics import Array
+
+# onnxruntime has no kernel that reads these: a 4-bit pattern is looked up, and each 6-bit float is an 8-bit one.
+_INSTEAD: Final = {
+    "float4e2m1": FORMATS["uint4"],
+    "float6e2m3": FORMATS["float8e4m3fn"],
+    "float6e3m2": FORMATS["float8e4m3fn"],
+}
+
+
+def stored_format(format: Format) -> Format:
+    """Return the format that onnxruntime can read in which codes of another are stored without loss."""
+    return _INSTEAD.get(format.name, format)
+
+
+def typed_codes(chain: Chain, codes: Array, format: Format) -> Constant:
+    """Return the codes as a constant of the format's own ONNX type."""
+    return chain.store_codes("codes", codes, format)
+
+
+def numbers(chain: Chain, codes: Array, format: Format, *, strict: bool = False) -> Variable:
+    """Return the codes as float32 numbers, from a constant that onnxruntime can read unless ``strict`` is set."""
+    stored = format if strict else stored_format(format)
+    if format.is_float and not stored.is_float:
+        return look_up(chain, chain.store_codes("codes", codes.view(stored.dtype), stored), format)
+    return chain.cast("numbers", typed_codes(chain, codes.astype(stored.dtype, copy=False), stored))
+
+
+def look_up(chain: Chain, patterns: Tensor, format: Format) -> Variable:
+    """Return the float32 numbers that unsigned bit patterns stand for."""
+    indices = chain.cast("patterns", patterns, TensorProto.INT32)
+    return chain.then("Gather", "numbers", [chain.store("table", format.values), indices], axis=0)

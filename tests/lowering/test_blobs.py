@@ -1,0 +1,79 @@
+"""onnxruntime's own operators decode packed codes to what numpy decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxq.graph import Graph, Names, Tensor, Variable, constant, to_model
+from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
+from onnxq.numerics import QTensor
+from onnxq.runtime import open_session, run
+from onnxq.scheme import Granularity, Spec, Storage
+from onnxq.weights import encode
+
+FLOAT = np.dtype(np.float32)
+SPECS = [
+    Spec("int4", (16,)),
+    Spec("int4", (32,), scale="bfloat16"),
+    Spec("uint4", (32,), symmetric=False),
+    Spec("int8-narrow", (64,)),
+    Spec("uint8", (16,), symmetric=False),
+    Spec("int2", (16,), scale="ue4m3", two_level=True),
+    Spec("uint2", (32,), symmetric=False, scale="e8m0"),
+]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}")
+
+
+def quantized(spec: Spec, shape: tuple[int, int], axis: int) -> QTensor:
+    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return encode(weight, spec, channel_axis=1 - axis, reduction_axis=axis)
+
+
+def outputs_of(chain: Chain, given: Variable, made: Variable) -> Graph:
+    made.dtype = FLOAT
+    return Graph(chain.nodes, [given], [made], "blobs", opset=24)
+
+
+@every_spec
+@pytest.mark.parametrize("bias", [None, np.linspace(-1, 1, 24, dtype=np.float32)], ids=["plain", "bias"])
+def test_matmulnbits_multiplies_what_numpy_decodes(spec: Spec, bias: np.ndarray | None) -> None:
+    weight = quantized(spec, (70, 24), 0)
+    chain, data = Chain("w", Names(Graph())), Variable("x", FLOAT, ["n", 70])
+    added: Tensor | None = None if bias is None else constant("b", bias)
+    product = matmul_nbits(chain, weight, spec, data, added, TensorProto.FLOAT)
+    # One of each row has an exact 8-bit code, whatever the runtime makes of data.
+    (found,) = run(open_session(to_model(outputs_of(chain, data, product))), {"x": np.eye(70, dtype=np.float32)})
+    expected = weight.dequantize() + (0 if bias is None else bias)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@every_spec
+def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: Spec) -> None:
+    table = quantized(spec, (30, 64), 1)
+    chain, indices = Chain("w", Names(Graph())), Variable("i", np.dtype(np.int64), ["a", "b"])
+    found = gather_block_quantized(chain, table, spec, indices, TensorProto.FLOAT)
+    given = np.array([[0, 29], [7, -1]])
+    (rows,) = run(open_session(to_model(outputs_of(chain, indices, found))), {"i": given})
+    np.testing.assert_array_equal(rows, table.dequantize()[given], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        *((spec, True) for spec in SPECS),
+        (Spec("int4", (8,)), False),
+        (Spec("int4", (48,)), False),
+        (Spec("int4", (2, 16)), False),
+        (Spec("int4", Granularity.CHANNEL), False),
+        (Spec("int4", (32,), storage=Storage.WORDS), False),
+        (Spec("int16", (32,)), False),
+        (Spec("float4e2m1", (32,)), False),
+    ],
+    ids=str,
+)
+def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: Spec, fits: bool) -> None:
+    assert fits_blob(spec, "MatMul") is fits_blob(spec, "Gather") is fits
+    assert not fits_blob(spec, "Conv")
+    assert is_kernel_block(spec.per) or not fits

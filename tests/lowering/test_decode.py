@@ -1,0 +1,191 @@
+"""Decoders run on onnxruntime and give what numpy gives, bit for bit, in every combination that a spec can name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
+from onnx import TensorProto
+
+from onnxq.graph import Graph, Names, to_model
+from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
+from onnxq.numerics import QTensor
+from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.weight_plan import decide_weights
+from onnxq.weights import encode
+
+# Convolutions multiply no codes, so that weight-only stores their weights.
+MATRICES = [
+    *((op, Mode.STORAGE) for op in OPERATORS),
+    *((op, Mode.WEIGHT_ONLY) for op in ("MatMul", "Gemm", "Gather")),
+]
+
+
+def matrix_of(spec: Spec, rows: int = 24, columns: int = 20) -> QTensor:
+    weight = np.random.default_rng(1).normal(size=(rows, columns)).astype(np.float32)
+    return encode(weight, spec, channel_axis=1, reduction_axis=0)
+
+
+def ops(chain: Chain) -> list[str]:
+    return [node.op for node in chain.nodes]
+
+
+def new_chain() -> Chain:
+    return Chain("w", Names(Graph()))
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_spec_is_refused_with_a_sentence() -> None:
+    found, refused = specs()
+    assert (len(found), sum(refused.values())) == (1160, 1024)
+    assert all("; " in sentence for sentence in refused)
+
+
+@pytest.mark.parametrize(("op", "mode"), MATRICES)
+def test_every_decoded_weight_equals_that_of_numpy_bit_for_bit(op: str, mode: Mode) -> None:
+    found = matrix(op, mode)
+    assert found.wrong == []
+    assert found.exact + found.modes[Mode.FLOAT] == len(specs()[0])
+
+
+def test_the_combinations_are_counted() -> None:
+    exact = {(op, mode): matrix(op, mode).exact for op, mode in MATRICES}
+    assert exact == {
+        ("MatMul", Mode.STORAGE): 957,
+        ("Gemm", Mode.STORAGE): 957,
+        ("Conv", Mode.STORAGE): 1160,
+        ("ConvTranspose", Mode.STORAGE): 1160,
+        ("Gather", Mode.STORAGE): 957,
+        ("MatMul", Mode.WEIGHT_ONLY): 957,
+        ("Gemm", Mode.WEIGHT_ONLY): 957,
+        ("Gather", Mode.WEIGHT_ONLY): 957,
+    }
+    refused: Counter[str] = Counter()
+    for op, mode in MATRICES:
+        refused.update(matrix(op, mode).unfit)
+    assert refused == {"its weight of rank 2 has no blocks of 3 axes": 6 * 203}
+    assert (sum(exact.values()), sum(refused.values())) == (8062, 1218)
+
+
+@pytest.mark.parametrize(
+    ("op", "modes"),
+    [
+        ("MatMul", {Mode.WEIGHT_ONLY: 342, Mode.STORAGE: 615, Mode.FLOAT: 203}),
+        ("Gemm", {Mode.WEIGHT_ONLY: 342, Mode.STORAGE: 615, Mode.FLOAT: 203}),
+        ("Gather", {Mode.WEIGHT_ONLY: 754, Mode.STORAGE: 203, Mode.FLOAT: 203}),
+    ],
+)
+def test_weight_only_falls_back_where_nothing_uses_codes(op: str, modes: dict[Mode, int]) -> None:
+    assert matrix(op, Mode.WEIGHT_ONLY).modes == modes
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_stored_weights_leave_nothing_to_run(op: str) -> None:
+    assert matrix(op, Mode.STORAGE).runs == {}
+
+
+# --- other shapes and types -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 10), (3, 30, 17)])
+@pytest.mark.parametrize("per", [(16,), (2, 8, 4), (1, 1, 5, 3), (7, 3)])
+def test_stacks_of_matrices_decode_exactly(shape: tuple[int, ...], per: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(2).normal(size=shape).astype(np.float32)
+    nodes = calls("MatMul", weight, 1)
+    decision = decide_weights(nodes[0], Mode.STORAGE, Spec("int4", per), "asked for", in_body=False)
+    (decoded,), left = run_decoders(nodes, [decision])
+    np.testing.assert_array_equal(decoded, expected(weight, decision), strict=True)
+    assert not left
+
+
+@pytest.mark.parametrize("op", ["Conv", "Gather"])
+@pytest.mark.parametrize("format", STORED)
+def test_float16_weights_are_decoded_in_float32_and_rounded_last(format: str, op: str) -> None:
+    weight = np.random.default_rng(3).normal(size=(44, 24)).astype(np.float16)
+    nodes = calls(op, weight, 1)
+    spec = Spec(format, (8,), symmetric=not format.startswith("u"))
+    decision = decide_weights(nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
+    (decoded,), _ = run_decoders(nodes, [decision])
+    np.testing.assert_array_equal(decoded, expected(weight, decision), strict=True)
+
+
+def test_bfloat16_weights_are_rounded_last() -> None:
+    weight = np.random.default_rng(3).normal(size=(24, 20)).astype(ml_dtypes.bfloat16)
+    spec = Spec("int4", (8,))
+    chain = new_chain()
+    decode_folded(chain, encode(weight, spec, channel_axis=1, reduction_axis=0), spec, TensorProto.BFLOAT16)
+    assert chain.nodes[-1].attrs == {"to": TensorProto.BFLOAT16}
+
+
+# --- what is appended -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (Spec("int8", Granularity.CHANNEL), ["Cast", "Mul"]),
+        (Spec("uint4", symmetric=False), ["Cast", "Cast", "Sub", "Mul"]),
+        (Spec("int4", (8,)), ["Cast", "Reshape", "Mul", "Reshape"]),
+        (Spec("int4", (16,)), ["Cast", "Pad", "Reshape", "Mul", "Reshape", "Slice"]),
+        (Spec("float4e2m1", (8,), scale="e8m0"), ["Cast", "Gather", "Reshape", "Cast", "Gather", "Mul", "Reshape"]),
+        (Spec("int8", Granularity.CHANNEL, scale="ue4m3", two_level=True), ["Cast", "Cast", "Mul", "Mul"]),
+        (
+            Spec("uint8", symmetric=False, storage=Storage.WORDS),
+            ["Unsqueeze", "BitShift", "BitwiseAnd", "Reshape", "Cast", "Cast", "Sub", "Mul"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_decoder_has_no_node_that_it_does_not_need(spec: Spec, found: list[str]) -> None:
+    chain = new_chain()
+    decode_folded(chain, matrix_of(spec), spec, TensorProto.FLOAT)
+    assert ops(chain) == found
+
+
+@pytest.mark.parametrize(
+    ("spec", "linear"),
+    [
+        (Spec("int8"), True),
+        (Spec("int8", Granularity.CHANNEL), True),
+        (Spec("float8e4m3fn", (16,)), True),
+        (Spec("int4", (8,), storage=Storage.WORDS), True),
+        (Spec("float4e2m1", (8,), storage=Storage.WORDS), False),
+        (Spec("int4", (4, 8)), False),
+    ],
+    ids=str,
+)
+def test_one_dequantizelinear_expresses_one_blocked_axis(spec: Spec, linear: bool) -> None:
+    assert is_linear(matrix_of(spec), spec) is linear
+
+
+# --- strict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "opset", "codes", "scale"),
+    [
+        (Spec("float4e2m1", (8,), scale="e8m0", scale_rounding=Rounding.FLOOR), 24, "FLOAT4E2M1", "FLOAT8E8M0"),
+        (Spec("float4e2m1", (8,), scale="ue4m3", two_level=True), 23, "FLOAT4E2M1", "FLOAT8E4M3FN"),
+        (Spec("float8e5m2", (8,), scale="bfloat16"), 23, "FLOAT8E5M2", "BFLOAT16"),
+        (Spec("int8", Granularity.CHANNEL, scale="float16", two_level=True), 13, "INT8", "FLOAT16"),
+        (Spec("uint2", (8,), symmetric=False, scale="ue4m3"), 25, "UINT2", "FLOAT8E4M3FN"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_strict_keeps_every_type_and_is_valid_onnx(spec: Spec, opset: int, codes: str, scale: str, dtype: int) -> None:
+    chain = new_chain()
+    quantized = matrix_of(spec)
+    decoded = decode_linear(chain, quantized, spec, dtype, strict=True)
+    decoded.shape = [24, 20]
+    decoded.dtype = np.dtype(np.float32 if dtype == TensorProto.FLOAT else np.float16)
+    model = to_model(Graph(chain.nodes, outputs=[decoded], name="strict", opset=opset))
+    onnx.checker.check_model(model, full_check=True)
+    stored = {tensor.name: TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
+    assert (stored["w.codes"], stored["w.scale"]) == (codes, scale)

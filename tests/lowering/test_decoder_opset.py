@@ -1,0 +1,78 @@
+"""The opset that a decoder asks for is enough, and no more than its newest type or operator needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+from combinations import OPERATORS, specs
+from onnx import numpy_helper, parser
+
+from onnxq.graph import as_graph, remove_unused, to_model
+from onnxq.lowering import Emit, decoder_opset
+from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
+from onnxq.plan import Plan
+from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.weight_plan import decide_weights, weight_opset
+
+# The newest operators of every other kind; float6 needs an opset that onnxruntime does not load.
+CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::7]
+
+
+TEXTS = {
+    "MatMul": "(float[3, 24] x) => (float[3, 20] y) { [node] y = MatMul(x, w) }",
+    "Gather": "(int64[3] i) => (float[3, 24] y) { [node] y = Gather(w, i) }",
+    "Conv": "(float[1, 12, 3, 1] x) => (float[1, 10, 1, 1] y) { [node] y = Conv(x, w) }",
+}
+
+
+@pytest.mark.parametrize("emit", Emit)
+@pytest.mark.parametrize("op", TEXTS)
+def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: Emit) -> None:
+    shape = OPERATORS[op][1]
+    weight = np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape)
+    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {TEXTS[op]}')
+    made.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    checked = 0
+    for spec in CHECKED:
+        graph = as_graph(made)
+        decision = decide_weights(graph.nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
+        plan = Plan((decision,), (), "scheme", "target")
+        graph.opset = weight_opset(plan, emit) or 17
+        for step in (*([ReplaceWithContrib(plan)] if emit is Emit.ORT else []), DecodeWeights(plan, emit)):
+            step.apply(graph)
+        checked += bool(StoreWeights(plan, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
+        remove_unused(graph)
+        onnx.checker.check_model(to_model(graph), full_check=True)
+    assert checked > 100
+
+
+@pytest.mark.parametrize(
+    ("spec", "op", "emit", "folded", "opset"),
+    [
+        (Spec("int8", Granularity.CHANNEL), "Conv", Emit.QDQ, True, 7),
+        (Spec("int8", Granularity.CHANNEL), "MatMul", Emit.QDQ, False, 13),
+        (Spec("int8", (32,)), "Conv", Emit.QDQ, True, 11),
+        (Spec("int8", (32,)), "MatMul", Emit.QDQ, False, 21),
+        (Spec("int8", (32,)), "MatMul", Emit.ORT, False, 7),
+        (Spec("int4", (32,)), "Conv", Emit.QDQ, True, 21),
+        (Spec("int4", (32,)), "Gather", Emit.QDQ, False, 18),
+        (Spec("int4", (32,), storage=Storage.WORDS), "Conv", Emit.QDQ, True, 18),
+        (Spec("int2", (32,)), "MatMul", Emit.QDQ, False, 25),
+        (Spec("float8e4m3fn"), "Conv", Emit.QDQ, True, 19),
+        (Spec("float8e4m3fn"), "Gather", Emit.QDQ, False, 7),
+        (Spec("float4e2m1", (32,)), "Conv", Emit.QDQ, True, 21),
+        (Spec("float4e2m1", (32,)), "Conv", Emit.STRICT, True, 23),
+        (Spec("float6e2m3", (32,)), "Conv", Emit.QDQ, True, 19),
+        (Spec("float6e2m3", (32,)), "Conv", Emit.STRICT, True, 28),
+        (Spec("int8", (32,), scale="bfloat16"), "Conv", Emit.QDQ, True, 13),
+        (Spec("int8", (32,), scale="float16"), "Conv", Emit.QDQ, True, 11),
+        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", Emit.ORT, False, 7),
+        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", Emit.STRICT, False, 24),
+    ],
+    ids=str,
+)
+def test_the_opset_is_that_of_the_newest_part(spec: Spec, op: str, emit: Emit, folded: bool, opset: int) -> None:
+    assert decoder_opset(spec, op, emit, folded=folded) == opset

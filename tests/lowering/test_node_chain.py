@@ -1,0 +1,36 @@
+"""Chains name what they make after one weight, and keep its nodes in an order of execution."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.formats import FORMATS
+from onnxq.graph import Constant, Graph, Names, Node, Variable, to_model
+from onnxq.lowering import Chain
+
+
+def test_names_come_from_the_weight_and_are_new() -> None:
+    taken = Graph([Node("Neg", "w.cast", {}, [Variable("x")], [Variable("w.codes")])], name="taken")
+    chain = Chain("w", Names(taken))
+    codes = chain.store("codes", np.zeros(3, np.int8))
+    first, second = chain.cast("numbers", codes), chain.cast("numbers", codes)
+    assert [codes.name, first.name, second.name] == ["w.codes.1", "w.numbers", "w.numbers.1"]
+    assert len({node.name for node in chain.nodes}) == 2
+
+
+def test_codes_of_few_bits_share_bytes() -> None:
+    codes = Chain("w", Names(Graph())).store_codes("codes", np.array([[-8, 7, 1]], np.int8), FORMATS["int4"])
+    assert isinstance(codes, Constant)
+    assert (codes.shape, codes.nbytes, codes.payload.onnx_dtype) == ((1, 3), 2, TensorProto.INT4)
+    assert codes.values.astype(np.int8).tolist() == [[-8, 7, 1]]
+
+
+def test_each_node_reads_what_stands_before_it() -> None:
+    chain = Chain("w", Names(Graph()))
+    padded = chain.pad("padded", chain.cast("numbers", chain.store("codes", np.ones((2, 3), np.int8))), [0, 1])
+    split = chain.reshape("split", padded, [2, 2, 2])
+    cut = chain.cut("cut", split, 1, 1)
+    cut.dtype, cut.shape = np.dtype(np.float32), [2, 1, 2]
+    model = to_model(Graph(chain.nodes, outputs=[cut], name="chain", opset=13))
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Pad", "Reshape", "Slice"]

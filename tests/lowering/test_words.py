@@ -1,0 +1,64 @@
+"""Codes in 32-bit words are the bytes that ONNX stores, where rows fill their words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxq.formats import FORMATS
+from onnxq.graph import Graph, Names, Variable, to_model
+from onnxq.lowering import Chain
+from onnxq.lowering.words import numbers, numbers_in, store_words, typed_codes
+from onnxq.packing import pack
+from onnxq.runtime import open_session, run
+
+FILLING = [format for format in FORMATS.values() if format.bits in (2, 4, 8)]
+
+
+def new_chain() -> Chain:
+    return Chain("w", Names(Graph()))
+
+
+def all_codes(name: str) -> np.ndarray:
+    """Every bit pattern, and some more so that the last word is not full."""
+    format = FORMATS[name]
+    patterns = np.concatenate([np.arange(2**format.bits), np.arange(3)]).astype(np.uint8)
+    if not format.is_float and format.signed:
+        half = 2 ** (format.bits - 1)
+        patterns = (patterns ^ half) - np.uint8(half)
+    return patterns.view(format.dtype)[None]
+
+
+@pytest.mark.parametrize("name", [format.name for format in FILLING])
+def test_every_pattern_leaves_its_word_as_the_number_it_is(name: str) -> None:
+    chain = new_chain()
+    found = numbers(chain, all_codes(name), FORMATS[name])
+    found.dtype = np.dtype(np.float32)
+    model = to_model(Graph(chain.nodes, outputs=[found], name="words", opset=18))
+    (values,) = run(open_session(model), {})
+    np.testing.assert_array_equal(values, all_codes(name).astype(np.float32))
+
+
+def test_full_words_are_the_bytes_of_the_onnx_type() -> None:
+    codes = np.array([[-8, -7, -1, 0, 1, 2, 6, 7]], np.int8)
+    stored = store_words(new_chain(), codes, FORMATS["int4"])
+    assert stored.values.tolist() == [[0x76210F98]]
+    assert stored.values.tobytes() == pack(codes, FORMATS["int4"]).tobytes()
+
+
+def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
+    chain = new_chain()
+    found = numbers_in(chain, Variable("rows", np.dtype(np.uint32), ["a", "b", 2]), (0, 0, 13), FORMATS["uint4"])
+    found.dtype = np.dtype(np.float32)
+    rows = np.arange(12, dtype=np.uint32).reshape(2, 3, 2)
+    graph = Graph(chain.nodes, [chain.nodes[0].inputs[0]], [found], "rows", opset=18)
+    (values,) = run(open_session(to_model(graph)), {"rows": rows})
+    assert values.shape == (2, 3, 13)
+    np.testing.assert_array_equal(values[..., 0], rows[..., 0])
+
+
+def test_typed_codes_have_the_type_of_the_format() -> None:
+    chain = new_chain()
+    typed_codes(chain, all_codes("int4"), FORMATS["int4"])
+    assert chain.nodes[-1].attrs == {"to": TensorProto.INT4}

@@ -1,0 +1,114 @@
+"""IsolateProducts hides what stands behind a product where onnxruntime would not multiply the product's codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_zoo import difference, model, ops, outputs, sample, values
+from onnx import defs
+
+from onnxq.graph import Graph, as_graph, infer_shapes, to_model
+from onnxq.passes import Changes, DecodeWeights, IsolateProducts
+from onnxq.plan import Plan
+from onnxq.planner import make_plan
+from onnxq.runtime import open_session
+from onnxq.scheme import Mode, Rule, Scheme, Spec
+from onnxq.targets import target_named
+
+# The oldest supported onnxruntime multiplies no codes in a Gemm.
+NEW_RUNTIME = defs.onnx_opset_version() > 24
+SCHEME = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (16,))),))
+
+
+def graph_of(body: str, dtype: type = np.float32) -> tuple[Graph, Plan]:
+    name = "float16" if dtype is np.float16 else "float"
+    made = model(
+        f"g ({name}[3, 32] x) => ({name}[3, 16] y) {{ {body} }}",
+        opset=21, ir_version=10, w=values(32, 32, dtype=dtype), v=values(32, 16, dtype=dtype),
+        b=values(32, dtype=dtype), row=values(1, 32, dtype=dtype),
+        low=np.array(-0.25, dtype), high=np.array(0.5, dtype),
+    )  # fmt: skip
+    graph = as_graph(made)
+    infer_shapes(graph)
+    return graph, make_plan(graph, SCHEME, target_named("onnxruntime-cpu"))
+
+
+def replace(graph: Graph, plan: Plan) -> Changes:
+    """Replace; a second time there is nothing left to do."""
+    changes = IsolateProducts(plan).apply(graph)
+    assert not IsolateProducts(plan).apply(graph)
+    return changes
+
+
+FIRST = {
+    "product": "[p] a = MatMul(x, w)",
+    "gemm": "[p] a = Gemm(x, w, b)",
+    "sum": "[p] m = MatMul(x, w) [s] a = Add(m, b)",
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize(
+    ("clamp", "written"),
+    [
+        ("Relu(a)", ["Max"]),
+        ("Clip(a, low, high)", ["Max", "Min"]),
+        ("Clip(a, low)", ["Max"]),
+        ("Clip(a, , high)", ["Min"]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_product_behind_a_clamp_is_multiplied_as_codes(
+    first: str, clamp: str, written: list[str], dtype: type, tmp_path: Path
+) -> None:
+    body = f"{FIRST[first]} [c] r = {clamp} [q] y = MatMul(r, v)"
+    graph, plan = graph_of(body, dtype)
+    before = to_model(graph)
+    assert replace(graph, plan).changed == ("c",)
+    assert [op for op in ops(graph) if op in ("Max", "Min", "Relu", "Clip")] == written
+    inputs = sample(before)
+    # Between float16 operators the runtime keeps float32, more or less often.
+    assert difference(outputs(graph, inputs), outputs(before, inputs)) <= (0 if dtype is np.float32 else 1e-3)
+    DecodeWeights(plan).apply(graph)
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    runs = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]
+    assert runs.count("MatMulNBits") == 2 or not NEW_RUNTIME
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[p] a = MatMul(x, v) [c] y = Relu(a)",
+        "[p] a = MatMul(x, w) [t] t = Tanh(a) [c] r = Relu(t) [q] y = MatMul(r, v)",
+        "[p] a = MatMul(x, w) [c] r = Relu(a) [s] s = Add(r, a) [q] y = MatMul(s, v)",
+        "[n] a = Neg(x) [c] r = Relu(a) [q] y = MatMul(r, v)",
+    ],
+    ids=["last", "not behind", "not alone", "no product"],
+)
+def test_other_clamps_are_left(body: str) -> None:
+    graph, plan = graph_of(body)
+    assert not replace(graph, plan)
+    assert "Relu" in ops(graph)
+
+
+@pytest.mark.parametrize("other", ["r", "row", "x"], ids=["residual", "row", "input"])
+@pytest.mark.parametrize("clamp", ["Relu", "Tanh"])
+def test_a_sum_of_matrices_stays_apart_from_the_product(other: str, clamp: str, tmp_path: Path) -> None:
+    body = f"[n] r = Neg(x) [p] a = MatMul(x, w) [s] t = Add(a, {other}) [c] u = {clamp}(t) [q] y = MatMul(u, v)"
+    graph, plan = graph_of(body)
+    before = to_model(graph)
+    assert replace(graph, plan).changed == ("s",)
+    assert "Sum" in ops(graph)
+    assert difference(outputs(graph, sample(before)), outputs(before, sample(before))) == 0
+    DecodeWeights(plan).apply(graph)
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    runs = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]
+    assert runs.count("MatMulNBits") == 2 or not NEW_RUNTIME
+
+
+def test_a_vector_is_still_added_by_the_product() -> None:
+    graph, plan = graph_of("[p] a = MatMul(x, w) [s] t = Add(a, b) [c] u = Tanh(t) [q] y = MatMul(u, v)")
+    assert not replace(graph, plan)
