@@ -78,17 +78,17 @@ def judge(model: Path) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         output = Path(folder) / "quantized.onnx"
         for preset in PRESETS:
-            reports = [quantized(model, output, preset, search=True)]
+            reports = [quantized(model, output, preset, search="fast")]
             found = [answers(output, images)]
             if reports[0].sensitivities:
-                reports.append(quantized(model, output, preset, search=False))
+                reports.append(quantized(model, output, preset, search="off"))
                 found.append(answers(output, images))
             for name, report, batches in zip((preset, f"{preset}, no search"), reports, found, strict=False):
                 agreement = agreement_of(["logits"], zip(expected, batches, strict=True))
                 yield Row(model.stem, name, correct(batches, labels), len(labels), agreement, report)
 
 
-def quantized(model: Path, output: Path, preset: str, *, search: bool) -> Report:
+def quantized(model: Path, output: Path, preset: str, *, search: str) -> Report:
     """Write the quantized model, below the default fidelity as well, and return its report."""
     calibration = MODELS / "data" / "calib.npz"
     try:

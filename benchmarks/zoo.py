@@ -1,9 +1,11 @@
 """Quantize every model of a folder through the command line and print what came out, measured on unseen samples.
 
-    python benchmarks/zoo.py --models DIR --data DIR [--json FILE] [NAME ...] [-- further options of onnxq quantize]
+    python benchmarks/zoo.py --models DIR --data DIR [--plain] [--json FILE] [NAME ...] [-- further options of quantize]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval (or calib when there is no eval). A
-model without a data folder of its own name takes the one whose name its own starts with.
+model without a data folder of its own name takes the one whose name its own starts with. The size allowed is a quarter
+of the float weights, and the rest of the file, and 5 %. ``--plain`` adds what every node as static and as dynamic
+integers comes to without any search; ``--json`` keeps each model's frontier, which plot_frontiers.py draws.
 """
 
 from __future__ import annotations
@@ -17,16 +19,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from onnx import TensorProto
 
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import model_inputs
 from onnxq.evaluate import compare_files
-from onnxq.graph import load, skeleton
+from onnxq.graph import constants, load, onnx_dtype, skeleton
 from onnxq.verify import evenly, measure_latency
 
 TIMED_SAMPLES = 4
+PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a model without any search comes to, or why there is none."""
+
+    sentence: str = ""
+    sqnr: float = math.nan
+    speed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,10 +55,13 @@ class Row:
     sqnr: float = math.nan
     agreement: float | None = None
     size_ratio: float = math.nan
+    size_allowed: float = math.nan
     integer_kernels: int = 0
     float_heavy: int = 0
     speed: tuple[float, ...] = ()
     seconds: float = math.nan
+    plain: Mapping[str, Plain] = field(default_factory=dict)
+    frontier: Sequence[Mapping[str, Any]] = ()
 
 
 def main() -> None:
@@ -52,6 +71,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison")
+    parser.add_argument("--plain", action="store_true", help="also without search: all static, all dynamic")
     parser.add_argument("--json", type=Path)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args(arguments[: len(arguments) - len(further) - bool(further)])
@@ -60,14 +80,19 @@ def main() -> None:
         sys.exit(f"there are no such models in {options.models}")
     threads = sorted({1, len(os.sched_getaffinity(0))})
     print(f"{platform.processor() or platform.machine()}, {_cpu()}, threads {' and '.join(map(str, threads))}\n")
-    header = ["model", "valid", "SQNR dB", "same arg max", "size", "integer kernels", "float heavy"]
-    print("| " + " | ".join([*header, *(f"speed, {n} thr" for n in threads), "time s"]) + " |")
-    print("|" + "---|" * (len(header) + len(threads) + 1))
+    header = ["model", "valid", "SQNR dB", "same arg max", "size", "allowed", "integer kernels", "float heavy"]
+    header += [*(f"speed, {n} thr" for n in threads), "time s"]
+    header += [f"plain {kind}" for kind in PLAIN] if options.plain else []
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
     rows = []
     for path in models:
-        row = judge(path, _samples(options.data, path.stem), threads, options.seconds, further)
+        data = _samples(options.data, path.stem)
+        row = judge(path, data, threads, options.seconds, further)
+        if options.plain and row.valid:
+            row = replace(row, plain=plain(path, data, threads, options.seconds))
         rows.append(row)
-        print(_line(row, len(threads)), flush=True)
+        print(_line(row, len(header)), flush=True)
     done = [row for row in rows if row.valid]
     if done:
         print(f"\n{len(done)} valid of {len(rows)}; geometric means: size {_mean([r.size_ratio for r in done]):.2f}")
@@ -92,20 +117,41 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
             return Row(model.stem, False, f"exit {run.returncode}: {run.stderr.strip().splitlines()[-1]}", seconds=took)
         written = json.loads(report.read_text())
         agreement = compare_files(model, output, judged)
-        samples = open_samples(judged, model_inputs(skeleton(load(model))))
-        timed = list(evenly(samples, len(samples), TIMED_SAMPLES))
-        speeds = tuple(measure_latency(model, output, timed, seconds=seconds, threads=n).speed for n in threads)
         return Row(
             model.stem,
             agreement.sound,
             sqnr=agreement.worst_sqnr,
             agreement=agreement.worst_agreement,
             size_ratio=written["bytes"] / written["float_bytes"],
+            size_allowed=_allowed(model, written["float_bytes"]),
             integer_kernels=written["kernels"]["integer"],
             float_heavy=written["kernels"]["heavy_float"],
-            speed=speeds,
+            speed=_speeds(model, output, judged, threads, seconds),
             seconds=took,
+            frontier=written["frontier"],
         )
+
+
+def plain(model: Path, data: Path | None, threads: list[int], seconds: float) -> Mapping[str, Plain]:
+    """Return what the model comes to without any search."""
+    found = {}
+    for kind, preset in PLAIN.items():
+        row = judge(model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--seconds", "0"])
+        found[kind] = Plain(row.sentence, row.sqnr, row.speed)
+    return found
+
+
+def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
+    samples = open_samples(judged, model_inputs(skeleton(load(model))))
+    timed = list(evenly(samples, len(samples), TIMED_SAMPLES))
+    return tuple(measure_latency(model, output, timed, seconds=seconds, threads=n).speed for n in threads)
+
+
+def _allowed(model: Path, size: int) -> float:
+    """Return the size allowed as a share of the model's."""
+    floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    weights = sum(tensor.nbytes for tensor in constants(load(model)) if onnx_dtype(tensor) in floats)
+    return 1.05 * (weights / 4 + size - weights) / size
 
 
 def _samples(data: Path, name: str) -> Path | None:
@@ -113,15 +159,27 @@ def _samples(data: Path, name: str) -> Path | None:
     return max(known, key=lambda folder: len(folder.name), default=None)
 
 
-def _line(row: Row, threads: int) -> str:
+def _line(row: Row, columns: int) -> str:
     if not row.valid:
-        return f"| {row.model} | no: {row.sentence} |" + " |" * (6 + threads)
-    agreement = "-" if row.agreement is None else f"{row.agreement:.3f}"
-    speeds = " | ".join(f"{speed:.2f}" for speed in row.speed)
-    return (
-        f"| {row.model} | yes | {row.sqnr:.1f} | {agreement} | {row.size_ratio:.2f} | {row.integer_kernels} | "
-        f"{row.float_heavy} | {speeds} | {row.seconds:.0f} |"
-    )
+        return f"| {row.model} | no: {row.sentence} |" + " |" * (columns - 2)
+    cells = [
+        row.model,
+        "yes",
+        f"{row.sqnr:.1f}",
+        "-" if row.agreement is None else f"{row.agreement:.3f}",
+        f"{row.size_ratio:.3f}",
+        f"{row.size_allowed:.3f}",
+        str(row.integer_kernels),
+        str(row.float_heavy),
+        *(f"{speed:.2f}" for speed in row.speed),
+        f"{row.seconds:.0f}",
+        *(_plain_cell(found) for found in row.plain.values()),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _plain_cell(found: Plain) -> str:
+    return found.sentence or f"{found.sqnr:.1f} dB, " + " / ".join(f"{speed:.2f}" for speed in found.speed)
 
 
 def _mean(values: list[float]) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
+    from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
     from onnxq.graph import Graph, load, save
@@ -35,6 +36,7 @@ __all__ = [
     "Spec",
     "calibrate",
     "compare_files",
+    "dequantize",
     "load",
     "load_scheme",
     "plan",
@@ -45,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "onnxq.calibration.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
+    "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
     "onnxq.graph": ("Graph", "load", "save"),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli_bench import bench
 from onnxq.cli_calibration import calibrate, chosen_scheme, stats
+from onnxq.cli_dequantize import dequantize
 from onnxq.cli_options import collection_options, image_options
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def cli(debug: bool) -> None:
     type=click.Path(path_type=Path),
     help="File to write.  [default: MODEL.PRESET.onnx in the current folder]",
 )
-@click.option("--preset", help="What to do: int8, int8-per-tensor, int8-storage.  [default: int8]")
+@click.option("--preset", help="What to do; see onnxq presets.  [default: int8]")
 @click.option(
     "--scheme", "scheme_file", type=click.Path(path_type=Path), help="TOML file of rules instead of a preset."
 )
@@ -65,9 +67,37 @@ def cli(debug: bool) -> None:
 @click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
 @click.option("--min-sqnr", type=float, default=20.0, show_default=True, help="Decibels the worst output must have.")
 @click.option(
-    "--search/--no-search",
-    default=True,
-    help="Leave in float what hurts too much, and everything when integers prove slower.  [default: search]",
+    "--metric",
+    metavar="METRIC",
+    help="Judge by top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION instead, on the samples in their order.",
+)
+@click.option("--max-drop", type=click.FloatRange(min=0), help="How much the metric may lose.  [default: 0]")
+@click.option(
+    "--search",
+    type=click.Choice(["off", "fast", "full"]),
+    default="fast",
+    show_default=True,
+    help="Measure what each node costs and adds in noise, and take the fastest plan that is faithful enough; off takes "
+    "the scheme as it is.",
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="Carry out the plan of this file as it is, instead of a preset, scheme or search.",
+)
+@click.option("--plan-out", type=click.Path(path_type=Path), help="Write the plan that was carried out as TOML.")
+@click.option(
+    "--emit",
+    type=click.Choice(["qdq", "ort"]),
+    default="qdq",
+    show_default=True,
+    help="Standard ONNX, or onnxruntime's own operators for blocked weights where they fit.",
+)
+@click.option(
+    "--strict-types",
+    is_flag=True,
+    help="Write each number in its own ONNX type, even where onnxruntime cannot load it.",
 )
 @click.option("--force", is_flag=True, help="Write the model even below --min-sqnr.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
@@ -92,7 +122,13 @@ def quantize(
     range_text: str | None,
     target: str,
     min_sqnr: float,
-    search: bool,
+    metric: str | None,
+    max_drop: float | None,
+    search: str,
+    plan_file: Path | None,
+    plan_out: Path | None,
+    emit: str,
+    strict_types: bool,
     force: bool,
     limit: int | None,
     seconds: float,
@@ -108,8 +144,24 @@ def quantize(
     """
     from onnxq import pipeline, terminal
     from onnxq.calibration.range_table import parse_range
+    from onnxq.metrics import load_metric
+    from onnxq.plan_file import load_plan, save_plan
     from onnxq.publish import check_output
 
+    given = click.get_current_context().get_parameter_source
+    if plan_file is not None and any(
+        given(name) is click.core.ParameterSource.COMMANDLINE for name in ("preset", "scheme_file", "search", "exclude")
+    ):
+        raise click.UsageError(
+            "--plan says what happens to every node; leave out --preset, --scheme, --exclude and --search"
+        )
+
+    if strict_types and emit == "ort":
+        raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
+    if max_drop is not None and metric is None:
+        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
+    if metric is not None and given("min_sqnr") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--metric judges instead of --min-sqnr; leave one of them out")
     scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
     if dry_run:
         for decision in pipeline.plan(model, scheme=scheme, target=target).decisions:
@@ -119,10 +171,11 @@ def quantize(
     if calib is None:
         raise click.UsageError("give --calib with representative samples: they set the scales and prove the result")
     output = output or Path(f"{model.stem}.{scheme.name}.onnx")
-    if report is not None:
-        check_output(report, model)
-        if report.resolve() == output.resolve():
-            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    for option, path in (("--report", report), ("--plan-out", plan_out)):
+        if path is not None:
+            check_output(path, model)
+            if path.resolve() == output.resolve():
+                raise click.UsageError(f"{option} {path} is the output itself; give another name")
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,
@@ -132,7 +185,11 @@ def quantize(
             target=target,
             ranges=parse_range(range_text) if range_text is not None else None,
             min_sqnr=min_sqnr,
+            metric=load_metric(metric) if metric is not None else None,
+            max_drop=max_drop or 0.0,
             search=search,
+            replay=load_plan(plan_file) if plan_file is not None else None,
+            emit="strict" if strict_types else emit,
             collection=collection,
             chain=chain,
             force=force,
@@ -144,10 +201,23 @@ def quantize(
     terminal.print_report(done.report)
     if report is not None:
         done.report.save(report)
+    if plan_out is not None:
+        save_plan(done.report.plan, plan_out)
     click.echo(done.report.output)
 
 
+@cli.command()
+def presets() -> None:
+    """List the presets of quantize, one a line."""
+    from onnxq.presets import DESCRIPTIONS
+
+    for name, description in DESCRIPTIONS.items():
+        click.echo(f"{name}\t{description}")
+
+
+cli.add_command(bench)
 cli.add_command(calibrate)
+cli.add_command(dequantize)
 cli.add_command(stats)
 
 

@@ -50,9 +50,7 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
         return f"a MatMul weight of rank {rank} has no integer kernel"
     if 0 in weight.shape:
         return "its weight is empty"
-    if node.op == "Gemm" and (
-        node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
-    ):
+    if scales_its_terms(node):
         return "Gemm with alpha, beta or transA has no integer kernel"
     channels = weight.shape[operator.weights[1](node)]
     terms = volume(weight.shape) // channels
@@ -65,6 +63,36 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
             return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
     return ""
+
+
+def dynamic_obstacle(node: Node, target: Target) -> str:
+    """Return why a node cannot multiply integers whose scale is computed in each run, or an empty string."""
+    if node.domain or node.op not in target.dynamic:
+        return f"{node.op} has no dynamic integer kernel on {target.name}"
+    if problem := _type_obstacle(node.inputs[0]):
+        return problem
+    weight = node.inputs[1]
+    if not isinstance(weight, Constant):
+        return "its weight is computed at run time"
+    if onnx_dtype(weight) != TensorProto.FLOAT:
+        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    if len(weight.shape) != 2 or 0 in weight.shape:
+        return f"a {node.op} weight of shape {list(weight.shape)} has no dynamic integer kernel"
+    if isinstance(node.inputs[0], Constant):
+        return f"the first input of {node.op} is constant"
+    if scales_its_terms(node):
+        return "Gemm with alpha, beta or transA has no integer kernel"
+    terms = weight.shape[1 if node.attrs.get("transB", 0) else 0]
+    if terms > 2 * _LONGEST_SUM:
+        return f"sums of {terms} products can overflow an int32 accumulator"
+    return ""
+
+
+def scales_its_terms(node: Node) -> bool:
+    """Whether a Gemm multiplies its terms by more than the weight."""
+    return node.op == "Gemm" and bool(
+        node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
+    )
 
 
 def _type_obstacle(tensor: Variable) -> str:

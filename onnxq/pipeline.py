@@ -13,24 +13,28 @@ import onnx
 
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import Sample
-from onnxq.calibration.range_table import chosen_methods
-from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
+from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
+from onnxq.choosing import FIRST_RANGES, Chooser, Wish
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, as_graph, constants, load, read_model, save
+from onnxq.lowering import Emit, emit_named
+from onnxq.measures import effort_named
+from onnxq.metrics import Metric
 from onnxq.parameters import RangeMethod
 from onnxq.plan import Plan
+from onnxq.plan_file import check_fits
 from onnxq.preparation import check_plan, prepare, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Scheme
-from onnxq.search import Outcome, Planner, leave_what_hurts, without_integers
-from onnxq.targets import Target, target_named
-from onnxq.verify import Verification, evenly, verify
-from onnxq.workbench import Trials, Workbench, inner_variables
+from onnxq.targets import DEFAULT_TARGET, Target, target_named
+from onnxq.verify import loads_in_onnxruntime
+from onnxq.weight_plan import weight_opset
+from onnxq.workbench import Workbench, inner_variables
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
@@ -38,15 +42,8 @@ Model = str | Path | onnx.ModelProto | Any
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
 
-# The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
-_HEADROOM = 1.0
-_SEARCH_SAMPLES = 16
-
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
-# Mul, which decodes stored weights, broadcasts by itself since this one.
-_STORAGE_OPSET = 7
-_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquaredError())
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +65,17 @@ def quantize(
     output: str | Path | None = None,
     *,
     scheme: str | Scheme = "int8",
-    target: str = "onnxruntime-cpu",
+    target: str = DEFAULT_TARGET,
     ranges: RangeMethod | None = None,
     statistics: Statistics | None = None,
     collection: Collection | None = None,
     chain: Mapping[str, str] | None = None,
     min_sqnr: float = MINIMUM_SQNR,
-    search: bool = True,
+    search: str = "fast",
+    replay: Plan | None = None,
+    emit: str = Emit.QDQ,
+    metric: Metric | None = None,
+    max_drop: float = 0.0,
     force: bool = False,
     limit: int | None = None,
     images: ImageOptions | None = None,
@@ -95,8 +96,15 @@ def quantize(
         collection: where samples run, and which earlier statistics are used; None runs all in this process.
         chain: inputs by the output that they take from the sample before, for stateful models.
         min_sqnr: fidelity in decibels that the worst output must have.
-        search: whether nodes that hurt may be left in float to reach it, and all nodes when integers prove slower.
-        force: whether a model below ``min_sqnr`` is written nevertheless.
+        search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
+            faithful enough, full with more effort; ``off`` takes the scheme as it is.
+        replay: a plan from an earlier report or file to carry out as it is, instead of scheme, target and search; the
+            range method is the plan's own unless ``ranges`` is given.
+        emit: a value of Emit: ``qdq``, ``ort``, or ``strict``, whose model is verified in the form that onnxruntime can
+            load and then written in pure ONNX types, which it may not.
+        metric: what tells whether the model is good, instead of ``min_sqnr``; see load_metric.
+        max_drop: how much less than the float model's the metric may be.
+        force: whether a model below the wanted fidelity is written nevertheless.
         limit: most samples to use; None uses all.
         images: how image files become arrays.
         seconds: time to spend on comparing latency with the float model; 0 leaves it out.
@@ -127,49 +135,49 @@ def quantize(
     with staging(output) as folder:
         reference = _reference_file(graph, source, folder)
         external = _external_bytes(graph)
-        bench = _workbench(graph, scheme, runtime, folder)
+        bench = _workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
         samples = bench.samples(calibration, images, limit, chain or {})
-        plan = bench.plan({})
+        plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
+        if ranges is not None and not needs_histogram(ranges):
+            collection = replace(collection or Collection(), histogram_elements=0)
         statistics = statistics or bench.calibrate(plan, samples, progress, collection)
         staged = folder / (output.name if output is not None else "model.onnx")
-        chosen = ranges or _RANGES[0]
-        if search:
-            trials = bench.trials(reference, evenly(samples, len(samples), _SEARCH_SAMPLES), statistics)
-            chosen = ranges or _best_range(trials, plan)
-
-        def attempt(planner: Planner) -> tuple[Outcome, Verification]:
-            outcome = Outcome(planner({}), (), 0)
-            if search:
-                outcome = leave_what_hurts(
-                    planner, lambda candidate: trials.sqnr(candidate, chosen), min_sqnr + _HEADROOM, progress
-                )
-            bench.build(outcome.plan, statistics, chosen, staged, external_data=external > 0)
-            progress("verify", 0, 0)
-            return outcome, verify(reference, staged, samples, seconds=seconds)
-
-        outcome, verification = attempt(bench.plan)
-        latency = verification.latency
-        if search and latency and verification.slower and outcome.plan.count(Mode.STATIC):
-            outcome, verification = attempt(without_integers(bench.plan, plan, latency.speed))
+        runnable = replace(bench, emit=Emit.QDQ) if bench.emit is Emit.STRICT else bench
+        chooser = Chooser(runnable, reference, samples, statistics, staged, external > 0, seconds, progress)
+        effort = effort_named(search) if replay is None else None
+        wish = Wish(min_sqnr, metric, max_drop)
+        if effort is None:
+            chosen = chooser.follow(plan, ranges or _planned_ranges(plan), wish)
+        else:
+            chosen = chooser.choose(plan, ranges, effort, wish)
+        outcome, verification = chosen.outcome, chosen.verification
+        loads = True
+        if bench.emit is Emit.STRICT:
+            bench.build(outcome.plan, statistics, chosen.ranges, staged, external_data=external > 0)
+            loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            plan=outcome.plan,
-            ranges=repr(chosen),
-            range_methods=chosen_methods(chosen, plan.taps, statistics),
+            plan=replace(outcome.plan, ranges=range_text(chosen.ranges)),
+            ranges=repr(chosen.ranges),
+            range_methods=chosen_methods(chosen.ranges, plan.taps, statistics),
             agreement=verification.agreement,
             kernels=verification.kernels,
             latency=verification.latency,
             sensitivities=outcome.sensitivities,
             measured=outcome.measured,
+            frontier=outcome.frontier,
+            regions=outcome.regions,
+            scores=chosen.scores,
+            loads=loads,
             samples=len(samples),
             seconds=time.perf_counter() - start,
         )
         if not force:
-            check_fidelity(report, min_sqnr)
+            check_fidelity(report, wish)
         if output is None:
             return Quantized(read_model(onnx.load(staged)), report)
         publish(staged, output)
@@ -181,7 +189,7 @@ def calibrate(
     calibration: str | Path | Iterable[Sample],
     *,
     scheme: str | Scheme = "int8",
-    target: str = "onnxruntime-cpu",
+    target: str = DEFAULT_TARGET,
     collection: Collection | None = None,
     chain: Mapping[str, str] | None = None,
     limit: int | None = None,
@@ -213,7 +221,7 @@ def calibrate(
         return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
 
 
-def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = "onnxruntime-cpu") -> Plan:
+def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_TARGET) -> Plan:
     """Say what quantize() would try first, without calibrating or measuring anything.
 
     Args:
@@ -238,30 +246,35 @@ def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
 
 
-def _workbench(graph: Graph, scheme: Scheme, target: Target, folder: Path) -> Workbench:
+def _workbench(
+    graph: Graph,
+    scheme: Scheme,
+    target: Target,
+    folder: Path,
+    emit: Emit = Emit.QDQ,
+    replay: Plan | None = None,
+) -> Workbench:
     """Prepare the graph in place and put it on disk, at a later opset only when the plan needs one."""
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared)
+    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit)
     save(prepare(graph), bench.prepared, external_data=True)
-    if graph.opset < _STATIC_OPSET and (needed := _needed_opset(bench.plan({}))) > graph.opset:
+    if replay is not None:
+        check_fits(replay, bench.graph)
+    if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
         save(prepare(graph, opset=needed), bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
         bench = replace(bench)
     return bench
 
 
-def _needed_opset(plan: Plan) -> int:
+def _planned_ranges(plan: Plan) -> RangeMethod:
+    return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
+
+
+def _needed_opset(plan: Plan, emit: Emit) -> int:
     """Return the lowest opset that can express what a plan inserts."""
-    if plan.count(Mode.STATIC):
-        return _STATIC_OPSET
-    return _STORAGE_OPSET if plan.count(Mode.STORAGE) else 0
-
-
-def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
-    """Return the range method whose model is closest to the float model; the first of equals."""
-    if not plan.taps:
-        return _RANGES[0]
-    return max(_RANGES, key=lambda method: trials.sqnr(plan, method))
+    integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
+    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
 
 
 def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.scheme import Mode, Spec
+
+DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
+"""Modes in which codes are worked on in each run, unlike those that compute as the float model does."""
 
 METADATA_KEY = "onnxq.scheme"
 """Entry of a quantized model's metadata_props that names the scheme of its plan."""
@@ -23,6 +26,7 @@ class Weight:
         spec: how it is quantized.
         axis: axis of its output channels, negative axes counted from the end.
         elements: how many values it has.
+        reduction_axis: axis that is summed over, or that a looked-up row lies along; blocks of one extent lie along it.
     """
 
     index: int
@@ -30,6 +34,11 @@ class Weight:
     spec: Spec
     axis: int
     elements: int = 0
+    reduction_axis: int = 0
+
+    def of_rank(self, rank: int) -> Weight:
+        """Return what decides the codes of a weight of this rank: nodes for which it is equal can share them."""
+        return replace(self, index=0, axis=self.axis % rank, reduction_axis=self.reduction_axis % rank)
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,12 @@ class Decision:
     Attributes:
         node: name, unique over all graphs of the model.
         op_type: its operator.
-        mode: static, storage or float.
+        mode: what happens to it.
         reason: one sentence for the user.
+        figures: what was measured that the reason rests on.
         weights: the constant inputs that become codes.
         bias: input index of a bias that becomes int32 codes.
-        data: name of the activation that a static node's weight multiplies.
+        data: name of the activation that the weight of a static or dynamic node multiplies.
     """
 
     node: str
@@ -73,14 +83,24 @@ class Decision:
     weights: tuple[Weight, ...] = ()
     bias: int | None = None
     data: str = ""
+    figures: str = ""
 
 
 @dataclass(frozen=True)
 class Demotion:
-    """A measured wish that a node be taken out of integer arithmetic, whatever the scheme says."""
+    """A measured wish that something else happen to a node than the scheme says.
+
+    Attributes:
+        mode: what happens to it.
+        reason: why, in words.
+        figures: what was measured.
+        weight: how its weights are quantized, where not as the scheme says.
+    """
 
     mode: Mode
     reason: str
+    figures: str = ""
+    weight: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -92,21 +112,34 @@ class Plan:
         activations: the tensors that get QuantizeLinear and DequantizeLinear, in graph order.
         scheme: name of the scheme.
         target: name of the target.
+        ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
     """
 
     decisions: tuple[Decision, ...]
     activations: tuple[Activation, ...]
     scheme: str
     target: str
+    ranges: str = ""
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:
         """The decisions by node name."""
         return {decision.node: decision for decision in self.decisions}
 
+    @cached_property
+    def effect(self) -> tuple[object, ...]:
+        """What the plan does, without the reasons: plans of the same effect make the same model."""
+        nodes = tuple((decision.mode, decision.weights, decision.bias) for decision in self.decisions)
+        return nodes, self.activations
+
     def count(self, mode: Mode) -> int:
         """How many nodes have ``mode``."""
         return sum(decision.mode is mode for decision in self.decisions)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether any node works on codes in each run, so that the model may be slower than float."""
+        return any(decision.mode in DECODING for decision in self.decisions)
 
     @property
     def taps(self) -> tuple[str, ...]:

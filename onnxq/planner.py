@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-from onnx import TensorProto
+from dataclasses import dataclass, replace
 
 from onnxq.activations import plan_activations
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Graph, Node, onnx_dtype, scopes
+from onnxq.graph import Graph, Node, scopes
 from onnxq.islands import absorbed_clamps, integer_nodes
-from onnxq.obstacles import obstacle, volume
-from onnxq.operators import OPERATORS, Operator, Role
-from onnxq.plan import Activation, Decision, Demotion, Plan, Weight
+from onnxq.obstacles import dynamic_obstacle, obstacle
+from onnxq.operators import OPERATORS, Role
+from onnxq.plan import Activation, Decision, Demotion, Plan
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
-
-# Below this a weight saves less than the nodes that decode it cost.
-_SMALLEST_STORED_WEIGHT = 256
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+from onnxq.weight_plan import check_weight_spec, decide_weights, weight_at, weight_spec
 
 
 def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None) -> Plan:
@@ -51,7 +45,7 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
     absorbed = absorbed_clamps(graph, specs, target)
     obstacles: dict[Node, str] = {}
     for scope, node in nodes:
-        problem = wishes[node].obstacle or obstacle(node, target)
+        problem = wishes[node].reason or obstacle(node, target)
         if not problem and scope is not graph:
             problem = "stands in a control-flow body, where activations are not calibrated"
         if problem:
@@ -59,24 +53,32 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
-    decisions = tuple(_decide(node, wishes[node], integer, vanished, obstacles, target) for _, node in nodes)
+    decisions = tuple(
+        replace(
+            _decide(node, wishes[node], integer, vanished, obstacles, target, in_body=scope is not graph),
+            figures=wishes[node].figures,
+        )
+        for scope, node in nodes
+    )
     return Plan(decisions, activations, scheme.name, target.name)
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the scheme and the demotions ask of a node, and why it cannot be static if they say so."""
+    """What the scheme and the demotions ask of a node, and why when that is not static."""
 
     rule: Rule
     mode: Mode
-    obstacle: str = ""
+    reason: str = ""
+    figures: str = ""
+    weight: Spec | None = None
 
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
     rule = scheme.rule_for(node.op, node.name, _tensor_names(node))
     if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
-        return _Wish(rule, demotion.mode, demotion.reason)
+        return _Wish(rule, demotion.mode, demotion.reason, demotion.figures, demotion.weight)
     if rule.mode is not Mode.STATIC:
         return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
     return _Wish(rule, Mode.STATIC)
@@ -98,28 +100,20 @@ def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None
 
 def _check_specs(rules: Iterable[Rule], target: Target) -> None:
     for rule in rules:
-        activation, weight = _activation_spec(rule, target), _weight_spec(rule, target)
-        if rule.mode is not Mode.FLOAT and not weight.symmetric:
-            raise SchemeError(f"weights as {weight.format} with a zero point are not made; use symmetric int8")
-        if rule.mode is not Mode.STATIC:
-            continue
-        if not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR:
+        check_weight_spec(rule, target)
+        activation = _activation_spec(rule, target)
+        integers = rule.mode in (Mode.STATIC, Mode.DYNAMIC)
+        if integers and (
+            not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR
+        ):
             raise SchemeError(
                 f"activations as {activation.format} per {activation.per} have no integer kernel on {target.name}; "
                 "use uint8 or int8 per tensor"
             )
-        if not weight.format.startswith("int8"):
-            raise SchemeError(
-                f"weights as {weight.format} have no fast integer kernel on {target.name}; use symmetric int8"
-            )
 
 
 def _activation_spec(rule: Rule, target: Target) -> Spec:
-    return rule.activation or Spec(target.activation, symmetric=False)
-
-
-def _weight_spec(rule: Rule, target: Target) -> Spec:
-    return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
+    return rule.activation or Spec(target.activation, symmetric=target.symmetric)
 
 
 # --- the decision and its reason ----------------------------------------------------------------------------------
@@ -144,6 +138,8 @@ def _decide(
     vanished: Mapping[Node, Node],
     obstacles: Mapping[Node, str],
     target: Target,
+    *,
+    in_body: bool,
 ) -> Decision:
     if node in integer:
         return _static_decision(node, wish, target)
@@ -152,11 +148,14 @@ def _decide(
     reason = obstacles.get(node) or "integer nodes do not stand both before and behind it"
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
-    weights = tuple(_stored_weights(node, wish, target))
-    if not weights:
-        return Decision(node.name, node.op, Mode.FLOAT, reason)
-    formats = " and ".join(sorted({weight.spec.format for weight in weights}))
-    return Decision(node.name, node.op, Mode.STORAGE, f"computes in float from {formats} weights: {reason}", weights)
+    if wish.mode is Mode.DYNAMIC:
+        problem = dynamic_obstacle(node, target)
+        if not problem:
+            weight = weight_at(node, 1, weight_spec(wish.rule, target))
+            reason = f"multiplies integers whose scale each run computes: {reason}"
+            return Decision(node.name, node.op, Mode.DYNAMIC, reason, (weight,), data=node.inputs[0].name)
+        reason = problem
+    return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, in_body=in_body)
 
 
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
@@ -165,7 +164,7 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
         return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
-    weight = _weight(node, 1, operator, wish, target)
+    weight = weight_at(node, 1, weight_spec(wish.rule, target))
     has_bias = operator.bias is not None and len(node.inputs) > operator.bias and node.inputs[operator.bias].name
     return Decision(
         node.name,
@@ -173,27 +172,6 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
         Mode.STATIC,
         "integer kernel",
         (weight,),
-        bias=operator.bias if has_bias else None,
+        bias=operator.bias if has_bias and target.integer_bias else None,
         data=node.inputs[0].name,
     )
-
-
-def _stored_weights(node: Node, wish: _Wish, target: Target) -> Iterator[Weight]:
-    operator = OPERATORS.get(node.op) if not node.domain else None
-    if operator is None:
-        return
-    for index in operator.weights:
-        tensor = node.inputs[index] if index < len(node.inputs) else None
-        if (
-            isinstance(tensor, Constant)
-            and onnx_dtype(tensor) in _FLOATS
-            and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
-            and len(tensor.shape) >= 2
-        ):
-            yield _weight(node, index, operator, wish, target)
-
-
-def _weight(node: Node, index: int, operator: Operator, wish: _Wish, target: Target) -> Weight:
-    tensor = node.inputs[index]
-    axis = operator.weights[index](node)
-    return Weight(index, tensor.name, _weight_spec(wish.rule, target), axis, volume(tensor.shape))

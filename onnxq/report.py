@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from onnxq.choosing import Scores, Wish
 from onnxq.errors import FidelityError, OutputError
 from onnxq.evaluate import Agreement
 from onnxq.plan import Plan
-from onnxq.search import Sensitivity
+from onnxq.regions import Region
+from onnxq.search import Point, Sensitivity
 from onnxq.verify import Kernels, Latency
 
 
@@ -34,6 +36,11 @@ class Report:
         samples: how many samples were calibrated.
         seconds: time that everything took.
         range_methods: the method of each tensor, where one was chosen for each.
+        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
+        regions: the integer regions beside the same nodes in float; empty likewise.
+        scores: what the user's metric says of both models, where there is one.
+        loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
+            that it can load.
     """
 
     model: str
@@ -50,6 +57,10 @@ class Report:
     samples: int
     seconds: float
     range_methods: Mapping[str, str] = field(default_factory=dict)
+    frontier: tuple[Point, ...] = ()
+    regions: tuple[Region, ...] = ()
+    scores: Scores | None = None
+    loads: bool = True
 
     @property
     def size_ratio(self) -> float:
@@ -80,12 +91,13 @@ class Report:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
 
 
-def check_fidelity(report: Report, min_sqnr: float) -> None:
-    """Refuse a model whose worst output is below a fidelity in decibels.
+def check_fidelity(report: Report, wish: Wish) -> None:
+    """Refuse a model that is less faithful than was wished.
 
     Raises:
         FidelityError: It is, or an output is not finite or of another shape.
     """
+    min_sqnr = wish.min_sqnr
     agreement = report.agreement
     if not agreement.sound:
         broken = next(o for o in agreement.outputs if not (o.same_shapes and o.finite))
@@ -98,7 +110,15 @@ def check_fidelity(report: Report, min_sqnr: float) -> None:
             f"that hurt most are {hurt}",
             report,
         )
-    if agreement.worst_sqnr < min_sqnr:
+    if report.scores is not None:
+        scores = report.scores
+        if scores.drop > wish.max_drop:
+            raise FidelityError(
+                f"{scores.name} falls from {scores.reference:.4g} to {scores.candidate:.4g}, expected to lose at most "
+                f"{wish.max_drop:g}; nothing was written; allow more, or give more samples",
+                report,
+            )
+    elif agreement.worst_sqnr < min_sqnr:
         worst = min(agreement.outputs, key=lambda output: output.sqnr if output.sqnr is not None else float("-inf"))
         hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
         raise FidelityError(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from onnxq.plan import Demotion, Plan
+from onnxq.plan import DECODING, Demotion, Plan
 from onnxq.progress import Progress
+from onnxq.regions import Region
 from onnxq.scheme import Mode
 
 _SMALL_SHARE = 0.03
@@ -35,18 +36,43 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A plan on the frontier of latency and fidelity.
+
+    Attributes:
+        static: how many nodes run as integer kernels with fixed scales.
+        dynamic: how many multiply integers whose scale each run computes.
+        milliseconds: expected time of a run.
+        sqnr: measured SQNR in decibels of the worst output, or None.
+        speed: measured speed beside the float model, or None.
+        chosen: whether it is the one that was taken.
+    """
+
+    static: int
+    dynamic: int
+    milliseconds: float
+    sqnr: float | None = None
+    speed: float | None = None
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the search found.
 
     Attributes:
         plan: the plan to build.
-        sensitivities: the nodes measured alone, worst first; empty when nothing had to be left.
+        sensitivities: the nodes whose noise was measured, worst first; empty when nothing had to be left.
         measured: how many models were built and run.
+        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
+        regions: the plan's integer regions beside float, empty likewise.
     """
 
     plan: Plan
     sensitivities: tuple[Sensitivity, ...]
     measured: int
+    frontier: tuple[Point, ...] = ()
+    regions: tuple[Region, ...] = ()
 
 
 def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: Progress) -> Outcome:
@@ -72,7 +98,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     full_sqnr = counter(full)
     if full_sqnr >= goal:
         return Outcome(full, (), counter.calls)
-    small = _small_nodes(full)
+    small = small_nodes(full)
     static = _alone(planner, counter, Mode.STATIC, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
@@ -136,7 +162,7 @@ def _sizes(plan: Plan) -> Mapping[str, int]:
     return {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
 
 
-def _small_nodes(plan: Plan) -> set[str]:
+def small_nodes(plan: Plan) -> set[str]:
     """Return the smallest nodes, whose few weights the file hardly feels when they stay float."""
     sizes = _sizes(plan)
     ascending = sorted(sizes, key=lambda node: sizes[node])
@@ -175,10 +201,10 @@ def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
         plan: what the planner wants without demotions, so that no node becomes an integer kernel again.
         speed: how many times as fast as the float model it ran.
     """
-    reason = f"with integer kernels the model ran {speed:.2f} times as fast as the float model"
+    reason = f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
     slow = {
         decision.node: Demotion(Mode.STORAGE, reason)
         for decision in plan.decisions
-        if decision.mode is Mode.STATIC and decision.weights
+        if decision.mode in DECODING and decision.weights
     }
     return lambda demotions: planner({**slow, **demotions})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
@@ -22,6 +22,9 @@ class Target:
         float_output: op types of ``fused`` whose kernel can also give float, so that the output needs no
             QuantizeLinear of its own.
         clamps: op types that vanish between an integer kernel and the QuantizeLinear behind it.
+        dynamic: op types that multiply integers fast when the scale of their data is computed in each run.
+        symmetric: whether activations have no zero point.
+        integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
     """
 
     name: str
@@ -30,6 +33,9 @@ class Target:
     fused: frozenset[str]
     float_output: frozenset[str]
     clamps: frozenset[str]
+    dynamic: frozenset[str]
+    symmetric: bool = False
+    integer_bias: bool = True
 
 
 # Read off the optimised graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; int8 activations
@@ -69,10 +75,76 @@ _ONNXRUNTIME_CPU = Target(
     ),
     float_output=frozenset({"Gemm", "MatMul"}),
     clamps=frozenset({"Clip", "Relu"}),
+    dynamic=frozenset({"Gemm", "MatMul"}),
 )
 
-TARGETS: Mapping[str, Target] = MappingProxyType({row.name: row for row in (_ONNXRUNTIME_CPU,)})
+# Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
+# Runtime documentation, "Quantize ONNX Models", data type selection and reduce-range).
+_ONNXRUNTIME_CPU_AVX2 = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", weight="int8-7bit")
+
+# Arm adds the products in 32 bits, and its dot product instructions multiply signed with signed (the same page, and
+# "Arm Architecture Reference Manual", SDOT).
+_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation="int8")
+
+# The CPU's own kernels compiled to WebAssembly ("ONNX Runtime Web" README); their products widen to 16 bits first and
+# add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime).
+_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web")
+
+# Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
+# them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
+# Types" and "Explicit Quantization", layer placement). Its parser refuses DequantizeLinear of an int32 bias (issues
+# 3360 of NVIDIA/TensorRT and 850 of onnx/onnx-tensorrt), and no scale is computed in each run.
+_TENSORRT = Target(
+    name="tensorrt",
+    activation="int8",
+    weight="int8-narrow",
+    fused=frozenset({"Conv", "Gemm", "MatMul"}),
+    float_output=frozenset({"Conv", "Gemm", "MatMul"}),
+    clamps=frozenset(),
+    dynamic=frozenset(),
+    symmetric=True,
+    integer_bias=False,
+)
+
+# One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
+# Precision Transformations", Convolution, and the preset "mixed" of its quantization); Sigmoid, Softmax, Expand and
+# Tile are not among the operations through which it moves scales.
+_OPENVINO = replace(
+    _ONNXRUNTIME_CPU,
+    name="openvino",
+    fused=_ONNXRUNTIME_CPU.fused - {"Expand", "Sigmoid", "Softmax", "Tile"},
+    dynamic=frozenset(),
+)
+
+# Activations are uint8, or uint16, which is not planned for; its MatMul wants uint8 weights as well, which have a zero
+# point, so it stays float (ONNX Runtime documentation, "QNN Execution Provider", supported operators and generating a
+# quantized model). Outputs are codes, as the HTP computes in nothing else.
+_QNN = replace(
+    _ONNXRUNTIME_CPU,
+    name="qnn",
+    fused=(_ONNXRUNTIME_CPU.fused - {"MatMul"}) | {"SpaceToDepth", "Tanh"},
+    float_output=frozenset(),
+    dynamic=frozenset(),
+)
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            _ONNXRUNTIME_CPU,
+            _ONNXRUNTIME_CPU_AVX2,
+            _ONNXRUNTIME_CPU_ARM,
+            _ONNXRUNTIME_WEB,
+            _TENSORRT,
+            _OPENVINO,
+            _QNN,
+        )
+    }
+)
 """Every target by name."""
+
+DEFAULT_TARGET = "onnxruntime-cpu"
+"""The target whose speed is measured where the model is quantized."""
 
 
 def target_named(name: str) -> Target:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from onnxq import progress as progress_module
+from onnxq.bench import Bench
 from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.inspection import Inspection
 from onnxq.report import Report
@@ -18,9 +19,11 @@ from onnxq.scheme import Mode
 
 _SHOWN_REASONS = 8
 _SHOWN_NODES = 5
+_SHOWN_REGIONS = 5
 _STAGES = {
     "calibrate": "Calibrating",
-    "search": "Searching what to leave in float",
+    "profile": "Timing nodes",
+    "search": "Measuring candidates",
     "verify": "Verifying",
 }
 
@@ -72,6 +75,13 @@ def print_report(report: Report) -> None:
             f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
             f"{latency.threads} threads)",
         )
+    if not report.loads:
+        table.add_row(
+            "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"
+        )
+    if report.scores is not None:
+        scores = report.scores
+        table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name})")
     kernels = report.kernels
     table.add_row(
         "kernels",
@@ -79,7 +89,7 @@ def print_report(report: Report) -> None:
         f"{kernels.quantize} QuantizeLinear and DequantizeLinear left",
     )
     plan = report.plan
-    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode))
+    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
     console.print(table)
     reasons = plan.left_in_float()
     if reasons:
@@ -89,6 +99,23 @@ def print_report(report: Report) -> None:
         if len(reasons) > _SHOWN_REASONS:
             left.add_row(str(sum(count for _, count in reasons[_SHOWN_REASONS:])), "other reasons; see --report")
         console.print(left)
+    if report.regions:
+        regions = Table("integer region", "nodes", "float", "integer", title="Where the time goes")
+        for region in report.regions[:_SHOWN_REGIONS]:
+            milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
+            regions.add_row(f"{region.mode} from {region.first}", str(region.nodes), *milliseconds)
+        console.print(regions)
+    if report.frontier:
+        frontier = Table("static", "dynamic", "expected", "worst output", "speed", title="Plans that were weighed")
+        for point in report.frontier:
+            frontier.add_row(
+                str(point.static),
+                str(point.dynamic),
+                f"{point.milliseconds:.2f} ms",
+                "-" if point.sqnr is None else _decibels(point.sqnr),
+                "-" if point.speed is None else f"{point.speed:.2f}x" + (" (taken)" if point.chosen else ""),
+            )
+        console.print(frontier)
     if report.sensitivities:
         hurt = Table("node", "alone at the worst output", title="What hurts most")
         for one in report.sensitivities[:_SHOWN_NODES]:
@@ -107,6 +134,21 @@ def print_agreement(agreement: Agreement) -> None:
             f"{output.largest_error:.4g}",
         )
     _console().print(table)
+
+
+def print_bench(bench: Bench) -> None:
+    """Print how fast two models run on stdout, and in one sentence what that means."""
+    latency = bench.latency
+    table = Table("model", "run", title=f"{bench.machine}, onnxruntime {bench.runtime}")
+    table.add_row(bench.reference, _duration(latency.reference))
+    table.add_row(bench.candidate, _duration(latency.candidate))
+    console = _console()
+    console.print(table)
+    console.print(
+        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
+        f"on {bench.samples} samples with {latency.threads} {'thread' if latency.threads == 1 else 'threads'}"
+    )
+    console.print(bench.verdict)
 
 
 def print_inspection(found: Inspection) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import statistics
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,8 +12,13 @@ import numpy as np
 import onnx
 
 from onnxq.calibration.runner import SampleSource
+from onnxq.errors import ModelError
 from onnxq.evaluate import Agreement, compare
-from onnxq.runtime import Array, Session, open_session, run
+from onnxq.latency import Latency, measure_latency
+from onnxq.publish import staging
+from onnxq.runtime import is_large, open_session
+
+__all__ = ["Kernels", "Latency", "Verification", "count_kernels", "evenly", "measure_latency", "verify"]
 
 Item = TypeVar("Item")
 
@@ -26,6 +27,7 @@ _INTEGER_KERNELS = frozenset(
         "ConvInteger",
         "DynamicQuantizeLSTM",
         "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
         "MatMulInteger",
         "MatMulIntegerToFloat",
         "MatMulNBits",
@@ -34,6 +36,7 @@ _INTEGER_KERNELS = frozenset(
     }
 )
 _EQUAL_SPEED = 0.97
+_BEYOND_DOUBT = 0.99
 _COMPARED_SAMPLES = 64
 _TIMED_SAMPLES = 4
 _HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
@@ -55,28 +58,6 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Latency:
-    """Two models timed by turns on the same samples.
-
-    Attributes:
-        reference: seconds of a run of the float model: the median for each sample, averaged over the samples.
-        candidate: the same of the quantized model.
-        threads: threads inside an operator.
-        runs: timed runs of each model.
-    """
-
-    reference: float
-    candidate: float
-    threads: int
-    runs: int
-
-    @property
-    def speed(self) -> float:
-        """How many times as fast as the float model the quantized one is."""
-        return self.reference / self.candidate
-
-
-@dataclass(frozen=True)
 class Verification:
     """What a written model does beside the float model.
 
@@ -92,8 +73,9 @@ class Verification:
 
     @property
     def slower(self) -> bool:
-        """Whether the model is slower than the float model by more than such a measurement is worth."""
-        return self.latency is not None and self.latency.speed < _EQUAL_SPEED
+        """Whether the model is slower than the float model: by more than 3 %, or by less but beyond doubt."""
+        found = self.latency
+        return found is not None and (found.speed < _EQUAL_SPEED or found.interval[1] < _BEYOND_DOUBT)
 
 
 def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: float) -> Verification:
@@ -103,7 +85,7 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         reference: file of the float model.
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
-        seconds: time to spend on comparing latency; 0 leaves it out.
+        seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
 
     Returns:
         Everything that was seen.
@@ -113,14 +95,33 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         DataError: a run fails.
     """
     count = len(samples)
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        copy = Path(folder) / "optimized.onnx"
-        session = open_session(candidate, optimized_copy=copy)
+    # Run from its file a large model fits into memory, and says nothing about its speed.
+    large = is_large(reference)
+    with staging(None) as folder:
+        copy = folder / "optimized.onnx"
+        session = open_session(candidate, optimized_copy=copy, mapped=large)
         kernels = _kernels(copy)
     agreement = compare(open_session(reference), session, evenly(samples, count, _COMPARED_SAMPLES))
-    timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 else []
+    timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds) if timed else None
     return Verification(agreement, kernels, latency)
+
+
+def loads_in_onnxruntime(model: Path) -> bool:
+    """Return whether onnxruntime loads a model that the standard allows.
+
+    Raises:
+        ModelError: the model is not valid ONNX.
+    """
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{model} is not valid ONNX: {' '.join(str(error).split())}; report it") from error
+    try:
+        open_session(model)
+    except ModelError:
+        return False
+    return True
 
 
 def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
@@ -145,8 +146,8 @@ def count_kernels(model: Path) -> Kernels:
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        copy = Path(folder) / "optimized.onnx"
+    with staging(None) as folder:
+        copy = folder / "optimized.onnx"
         open_session(model, optimized_copy=copy)
         return _kernels(copy)
 
@@ -167,49 +168,3 @@ def _op_types(graph: onnx.GraphProto) -> Iterator[str]:
             yield node.op_type
             pending.extend(attribute.g for attribute in node.attribute if attribute.HasField("g"))
             pending.extend(body for attribute in node.attribute for body in attribute.graphs)
-
-
-def measure_latency(
-    reference: Path,
-    candidate: Path,
-    samples: Sequence[Mapping[str, Array]],
-    *,
-    seconds: float = 2.0,
-    threads: int | None = None,
-) -> Latency:
-    """Time two models by turns, one run each, so that both see the same moods of the machine.
-
-    Args:
-        reference: file of the float model.
-        candidate: file of the quantized model.
-        samples: run round robin; at least one.
-        seconds: time to spend, two warm-up runs of each aside.
-        threads: threads inside an operator; None takes all cores.
-
-    Returns:
-        The times; at least three runs of each sample by each model.
-    """
-    # Not every system says which cores a process may use.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or cores
-    sessions = open_session(reference, threads=threads), open_session(candidate, threads=threads)
-    for _ in range(2):
-        for session in sessions:
-            run(session, samples[0])
-    times: tuple[list[list[float]], list[list[float]]] = [[] for _ in samples], [[] for _ in samples]
-    deadline = time.perf_counter() + seconds
-    turn = 0
-    while turn < 3 * len(samples) or time.perf_counter() < deadline:
-        sample = turn % len(samples)
-        # The order alternates, so that neither always runs behind the other's warm caches.
-        for index in (0, 1) if (turn // len(samples)) % 2 else (1, 0):
-            times[index][sample].append(_timed(sessions[index], samples[sample]))
-        turn += 1
-    reference_seconds, candidate_seconds = (statistics.fmean(map(statistics.median, each)) for each in times)
-    return Latency(reference_seconds, candidate_seconds, threads, turn)
-
-
-def _timed(session: Session, sample: Mapping[str, Array]) -> float:
-    start = time.perf_counter()
-    run(session, sample)
-    return time.perf_counter() - start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics as statistics_module
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,20 +19,25 @@ from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.evaluate import agreement_of, output_names
-from onnxq.graph import Graph, Variable, load, save, scopes, skeleton
+from onnxq.graph import Graph, Variable, load, save, scopes, skeleton, spilling
+from onnxq.lowering import Emit
 from onnxq.parameters import RangeMethod, activation_parameters
 from onnxq.passes import (
+    DecodeWeights,
     InsertQuantizeDequantize,
+    IsolateProducts,
     Pipeline,
+    QuantizeDynamically,
     QuantizeWeights,
     RemoveUnused,
+    ReplaceWithContrib,
     ShareInitializers,
     StoreWeights,
 )
 from onnxq.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planner import make_plan
 from onnxq.progress import Progress
-from onnxq.runtime import open_session, run
+from onnxq.runtime import is_large, open_session, run
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
 
@@ -45,17 +51,24 @@ class Workbench:
         scheme: the user's rules.
         target: the runtime.
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
+        emit: which operators decode weights.
     """
 
     prepared: Path
     scheme: Scheme
     target: Target
     declared: frozenset[str] = frozenset()
+    emit: Emit = Emit.QDQ
 
     @cached_property
     def graph(self) -> Graph:
         """The prepared graph, for reading only."""
         return load(self.prepared)
+
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether the model's weights had better stay in their files than in memory."""
+        return is_large(self.prepared)
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
@@ -96,16 +109,22 @@ class Workbench:
         """Write the model that a plan describes to ``path`` and return its graph."""
         graph = load(self.prepared)
         parameters = activation_parameters(plan, statistics, ranges)
-        Pipeline(
+        pipeline = Pipeline(
             (
                 QuantizeWeights(plan, parameters),
                 InsertQuantizeDequantize(plan, parameters),
-                StoreWeights(plan),
+                QuantizeDynamically(plan),
+                *((ReplaceWithContrib(plan),) if self.emit is Emit.ORT else ()),
+                IsolateProducts(plan),
+                DecodeWeights(plan, self.emit),
+                StoreWeights(plan, self.emit),
                 ShareInitializers(),
                 RemoveUnused(),
             )
-        ).apply(graph)
-        graph.set_metadata(METADATA_KEY, self.scheme.name)
+        )
+        with spilling(path.parent) if self.is_large else nullcontext():
+            pipeline.apply(graph)
+        graph.set_metadata(METADATA_KEY, plan.scheme)
         for tensor in inner_variables(graph):
             if tensor.name not in self.declared:
                 tensor.dtype = tensor.shape = tensor.source = None
@@ -139,7 +158,7 @@ class Trials:
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
-    measured: dict[tuple[Plan, str], float] = field(default_factory=dict)
+    measured: dict[object, float] = field(default_factory=dict)
 
     def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
@@ -148,24 +167,26 @@ class Trials:
         is less: few samples that differ much prove little. It is -inf when an output is not finite. What was measured
         before is remembered.
         """
-        key = plan, repr(ranges)
+        key = plan.effect, repr(ranges)
         if key not in self.measured:
-            self.measured[key] = self._measure(plan, ranges)
+            alone = self._outputs(plan, ranges)
+            agreement = agreement_of(self.names, alone)
+            each = [agreement_of(self.names, [pair]).worst_sqnr for pair in alone]
+            trusted = min(agreement.worst_sqnr, lower_bound(each))
+            self.measured[key] = trusted if agreement.sound else float("-inf")
         return self.measured[key]
 
-    def _measure(self, plan: Plan, ranges: RangeMethod) -> float:
-        candidate = self.bench.prepared.with_name("candidate.onnx")
-        self.bench.build(plan, self.statistics, ranges, candidate, external_data=False)
-        session = open_session(candidate)
-        pairs = [
-            (expected, run(session, sample, self.names))
-            for sample, expected in zip(self.samples, self.expected, strict=True)
-        ]
-        agreement = agreement_of(self.names, pairs)
-        if not agreement.sound:
-            return float("-inf")
-        alone = [agreement_of(self.names, [pair]).worst_sqnr for pair in pairs]
-        return min(agreement.worst_sqnr, lower_bound(alone))
+    def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
+        """Build a plan's model and return the float model's outputs and its own for each sample."""
+        session = open_session(self.candidate(plan, ranges), mapped=self.bench.is_large)
+        pairs = zip(self.samples, self.expected, strict=True)
+        return [(expected, run(session, sample, self.names)) for sample, expected in pairs]
+
+    def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
+        """Build a plan's model and return its file, which the next candidate overwrites."""
+        path = self.bench.prepared.with_name("candidate.onnx")
+        self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
+        return path
 
 
 # One-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.

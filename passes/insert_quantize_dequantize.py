@@ -20,7 +20,8 @@ class InsertQuantizeDequantize(Pass):
     """Insert one QuantizeLinear and DequantizeLinear pair for each activation of the plan, in the main graph.
 
     Where the plan says so, every consumer reads the dequantized tensor, graph outputs included, which keep their
-    names; elsewhere only the static nodes do. Leaves a tensor that has a pair already, or that no node reads.
+    names; elsewhere only the static nodes do. Where several float nodes read it, they share a copy. Leaves a tensor
+    that has a pair already, or that no node reads.
 
     Attributes:
         plan: names the tensors and the static nodes.
@@ -31,7 +32,7 @@ class InsertQuantizeDequantize(Pass):
     parameters: Mapping[str, Parameters]
 
     def apply(self, graph: Graph) -> Changes:
-        """Insert the pairs; new tensors are called ``t.codes`` and ``t.dequantized``."""
+        """Insert the pairs; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
         names = Names(graph)
         static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
         tensors = {tensor.name: tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
@@ -57,13 +58,28 @@ class InsertQuantizeDequantize(Pass):
             pair = _pair(activation, tensor, self.parameters[activation.tensor], names)
             # The dequantized tensor takes over the name of a graph output.
             replace_uses(tensor, pair[1].outputs[0], consumers, graph_outputs=is_output)
+            floats = {node for node in consumers if node.name not in static}
+            if len(floats) > 1:
+                pair = (*pair, _copy(pair[1].outputs[0], floats, activation, names))
             (behind.setdefault(producer, []) if producer is not None else first).extend(pair)
             changed.append(activation.tensor)
         insert_nodes(graph, after=behind, first=first)
         return Changes(tuple(changed), tuple(left))
 
 
-def _pair(activation: Activation, tensor: Variable, parameters: Parameters, names: Names) -> tuple[Node, Node]:
+def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
+    """Let several float nodes read a copy.
+
+    A runtime gives each of them a DequantizeLinear of its own otherwise, and finds none of the patterns that it fuses
+    in float (GELU, LayerNormalization), since these begin at one tensor.
+    """
+    copy = Variable(names.fresh(f"{activation.tensor}.copy"), dtype=values.dtype, shape=values.shape)
+    replace_uses(values, copy, consumers)
+    # The sum of one tensor is no no-op to a runtime, unlike Identity.
+    return Node("Sum", names.fresh(f"{activation.tensor}.share"), {}, [values], [copy])
+
+
+def _pair(activation: Activation, tensor: Variable, parameters: Parameters, names: Names) -> tuple[Node, ...]:
     format = format_named(activation.spec.format)
     name = activation.tensor
     scale = constant(names.fresh(f"{name}.scale"), np.asarray(parameters.scale))

@@ -100,7 +100,7 @@ def quantize_to() -> QuantizeTo:
     """Return a function that quantizes a model on random samples as its first plan says, and writes it."""
 
     def quantize_to(model: ModelProto, path: Path, **options: Any) -> Quantized:
-        given = {"search": False, "force": True, "seconds": 0, "ranges": MinMax(), **options}
+        given = {"search": "off", "force": True, "seconds": 0, "ranges": MinMax(), **options}
         return quantize(model, given.pop("samples", None) or _samples_for(model), path, **given)
 
     return quantize_to

@@ -63,7 +63,7 @@ def importers_of(wanted: str, inside: str) -> list[str]:
 def test_the_walk_sees_all_rooms() -> None:
     names = {module_name(path) for path in modules()}
     assert {"onnxq", "onnxq.graph.model", "onnxq.calibration.data", "onnxq.passes.base", "onnxq.cli"} <= names
-    assert importers_of("click", "onnxq") == ["onnxq.cli", "onnxq.cli_calibration", "onnxq.cli_options"]
+    assert {name.partition("_")[0] for name in importers_of("click", "onnxq")} == {"onnxq.cli"}
 
 
 def test_only_the_runtime_and_calibration_import_onnxruntime() -> None:

@@ -257,15 +257,13 @@ def test_rules_may_select_by_tensor(residual: ModelProto, plan_of) -> None:
         ),
         (
             Rule(STATIC, weight=Spec("uint8", symmetric=False)),
-            "weights as uint8 with a zero point are not made; use symmetric int8",
+            "weights as affine uint8 per tensor have no fast integer kernel on onnxruntime-cpu; "
+            "use symmetric int8 per tensor or channel, or mode weight-only",
         ),
         (
             Rule(STATIC, weight=Spec("int16")),
-            "weights as int16 have no fast integer kernel on onnxruntime-cpu; use symmetric int8",
-        ),
-        (
-            Rule(STORAGE, weight=Spec("uint8", symmetric=False)),
-            "weights as uint8 with a zero point are not made; use symmetric int8",
+            "weights as symmetric int16 per tensor have no fast integer kernel on onnxruntime-cpu; "
+            "use symmetric int8 per tensor or channel, or mode weight-only",
         ),
         (Rule(STATIC, nodes=("stemm",)), "node pattern 'stemm' matches nothing in the model; did you mean 'stem'?"),
     ],

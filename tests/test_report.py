@@ -54,7 +54,8 @@ def test_json_holds_every_decision_with_its_reason() -> None:
         ("a", "static", "integer kernel"),
         ("b", "float", "why"),
     ]
-    assert decisions[0]["weights"][0]["spec"] == {"format": "int8-narrow", "per": "tensor", "symmetric": True}
+    spec = decisions[0]["weights"][0]["spec"]
+    assert (spec["format"], spec["per"], spec["symmetric"]) == ("int8-narrow", "tensor", True)
     assert plain["plan"]["activations"][0]["fixed_range"] == [0.0, 1.0]
 
 

@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxq.errors import SchemeError
 from onnxq.formats import FORMATS
@@ -26,14 +28,106 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert all(OPERATORS[op].role is not Role.WEIGHTED for op in target.fused)
 
 
-def test_the_only_target_is_onnxruntime_on_a_cpu() -> None:
-    target = target_named("onnxruntime-cpu")
-    assert (target.activation, target.weight) == ("uint8", "int8-narrow")
+@pytest.mark.parametrize(
+    ("name", "activation", "weight", "symmetric"),
+    [
+        ("onnxruntime-cpu", "uint8", "int8-narrow", False),
+        ("onnxruntime-cpu-avx2", "uint8", "int8-7bit", False),
+        ("onnxruntime-cpu-arm", "int8", "int8-narrow", False),
+        ("onnxruntime-web", "uint8", "int8-narrow", False),
+        ("tensorrt", "int8", "int8-narrow", True),
+        ("openvino", "uint8", "int8-narrow", False),
+        ("qnn", "uint8", "int8-narrow", False),
+    ],
+)
+def test_a_target_wants_its_code_types(name: str, activation: str, weight: str, symmetric: bool) -> None:
+    target = target_named(name)
+    assert (target.activation, target.weight, target.symmetric) == (activation, weight, symmetric)
+
+
+def test_every_target_has_its_code_types_tried() -> None:
+    assert set(TARGETS) == {
+        "onnxruntime-cpu",
+        "onnxruntime-cpu-avx2",
+        "onnxruntime-cpu-arm",
+        "onnxruntime-web",
+        "tensorrt",
+        "openvino",
+        "qnn",
+    }
+
+
+def test_two_products_of_the_target_without_vnni_fit_16_bits() -> None:
+    target = TARGETS["onnxruntime-cpu-avx2"]
+    data, weight = FORMATS[target.activation], FORMATS[target.weight]
+    assert 2 * data.maximum * weight.maximum <= 2**15 - 1
+    assert 2 * data.maximum * weight.minimum >= -(2**15)
+
+
+@pytest.fixture(scope="module")
+def classifier(build) -> onnx.ModelProto:
+    """Return a small CNN: a residual block, pooling and a product."""
+    kernel = (8, 8, 3, 3)
+    return build(
+        """(float[1,8,8,8] x) => (float[1,10] y) {
+        a = Conv <pads = [1,1,1,1]> (x, w0, b0)
+        b = Relu(a)
+        c = Conv <pads = [1,1,1,1]> (b, w1, b1)
+        d = Add(c, b)
+        e = Relu(d)
+        f = MaxPool <kernel_shape = [2,2], strides = [2,2]> (e)
+        g = Conv(f, w2)
+        h = Relu(g)
+        p = GlobalAveragePool(h)
+        q = Flatten <axis = 1> (p)
+        y = Gemm(q, w3, b3)
+        }""",
+        w0=kernel,
+        b0=(8,),
+        w1=kernel,
+        b1=(8,),
+        w2=kernel,
+        w3=(8, 10),
+        b3=(10,),
+    )
+
+
+@every_target
+def test_the_plan_for_a_target_is_valid_and_means_the_same_on_a_cpu(
+    target, classifier: onnx.ModelProto, quantize_to, samples_for, tmp_path: Path
+) -> None:
+    done = quantize_to(classifier, tmp_path / "q.onnx", target=target.name, samples=samples_for(classifier, 16))
+    model = onnx.load(tmp_path / "q.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    plan = done.report.plan
+    assert plan.target == target.name
+    assert {one.op_type for one in plan.decisions if one.weights and one.mode is Mode.STATIC} == {"Conv", "Gemm"}
+    # 7 bits of weights cost 6 dB.
+    assert done.report.agreement.worst_sqnr > (24 if target.weight == "int8-7bit" else 28)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    dtypes = {stored[node.input[2]].dtype.name for node in quantizers}
+    assert dtypes == {target.activation}
+    if target.symmetric:
+        assert not any(stored[node.input[2]].any() for node in quantizers)
+    biases = [values for values in stored.values() if values.dtype == np.int32]
+    assert len(biases) == (3 if target.integer_bias else 0)
+
+
+def test_quantizers_for_tensorrt_stand_in_front_of_weighted_layers_only(
+    classifier: onnx.ModelProto, quantize_to, tmp_path: Path
+) -> None:
+    quantize_to(classifier, tmp_path / "q.onnx", target="tensorrt")
+    graph = onnx.load(tmp_path / "q.onnx").graph
+    readers = {name: node.op_type for node in graph.node for name in node.input}
+    decoded = [readers[node.output[0]] for node in graph.node if node.op_type == "DequantizeLinear"]
+    assert Counter(decoded) == {"Conv": 6, "Gemm": 2}
 
 
 def test_an_unknown_target_is_told_with_the_nearest() -> None:
-    with pytest.raises(SchemeError, match=r"^target 'onnxruntime' is not one of .*; did you mean 'onnxruntime-cpu'\?$"):
-        target_named("onnxruntime")
+    sentence = r"^target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'\?$"
+    with pytest.raises(SchemeError, match=sentence):
+        target_named("onnxruntime-cpuu")
 
 
 KERNELS = {

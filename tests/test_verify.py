@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.verify import Kernels, count_kernels, measure_latency
+from onnxq.verify import Kernels, count_kernels
 
 
 def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:
@@ -52,14 +52,3 @@ def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"model\.onnx"):
         count_kernels(tmp_path / "model.onnx")
-
-
-def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
-    onnx.save(perceptron, tmp_path / "model.onnx")
-    model = tmp_path / "model.onnx"
-    latency = measure_latency(model, model, samples_for(perceptron, 2), seconds=0.0, threads=1)
-    assert latency.runs >= 5
-    assert latency.threads == 1
-    assert latency.reference > 0
-    assert latency.candidate > 0
-    assert latency.speed > 0

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.statistics import Statistics
 from onnxq.graph import load, save
+from onnxq.lowering import Emit
 from onnxq.plan import Demotion, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
@@ -55,6 +57,23 @@ def test_trials_measure_what_a_plan_costs(bench: Workbench) -> None:
 def test_a_plan_without_activations_needs_no_calibration(bench: Workbench) -> None:
     storage = Workbench(bench.prepared, PRESETS["int8-storage"], bench.target)
     assert storage.calibrate(storage.plan({}), SAMPLES, silent).samples == 0
+
+
+@pytest.mark.parametrize(
+    ("emit", "found", "decoded"),
+    [
+        (Emit.QDQ, "DequantizeLinear", {Mode.WEIGHT_ONLY}),
+        (Emit.ORT, "MatMulNBits", {Mode.WEIGHT_ONLY}),
+        (Emit.STRICT, "DequantizeLinear", {Mode.WEIGHT_ONLY, Mode.STORAGE}),
+    ],
+)
+def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decoded: set[Mode], tmp_path: Path) -> None:
+    path = tmp_path / "prepared.onnx"
+    save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
+    bench = Workbench(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
+    plan = bench.plan({})
+    built = bench.build(plan, Statistics(0, {}), MinMax(), tmp_path / "q.onnx", external_data=False)
+    assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
 
 
 @given(st.lists(st.floats(-50, 90), min_size=2, max_size=12))

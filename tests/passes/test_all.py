@@ -18,7 +18,18 @@ from onnxq.calibration.ranges import MinMax
 from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
 from onnxq.numerics import Parameters
 from onnxq.parameters import activation_parameters
-from onnxq.passes import PASSES, NameNodes, Pass
+from onnxq.passes import (
+    PASSES,
+    DecodeWeights,
+    IsolateProducts,
+    NameNodes,
+    Pass,
+    Pipeline,
+    RemoveQuantizeDequantize,
+    ReplaceIntegerOperators,
+    ReplaceIntegerProducts,
+    ReplaceWithContrib,
+)
 from onnxq.plan import Plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
@@ -28,6 +39,9 @@ from onnxq.workbench import Workbench
 
 ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
 SEEDS = (0, 1)
+WEIGHT_ONLY = dict.fromkeys((DecodeWeights, IsolateProducts, ReplaceWithContrib), "int8-block32")
+DEQUANTIZING = (RemoveQuantizeDequantize, ReplaceIntegerOperators, ReplaceIntegerProducts)
+OPSETS = {"int8": 13, "int8-storage": 13, "int8-block32": 21}
 
 REWRITING = 2e-6
 """Passes that only rewrite may reorder float32 sums; relative to the largest output."""
@@ -64,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def prepared(name: str, scheme: str, folder: Path) -> Prepared:
     model = ZOO[name]()
-    graph = prepare(as_graph(model), opset=13)
+    graph = prepare(as_graph(model), opset=OPSETS[scheme])
     (folder / f"{name}-{scheme}").mkdir()
     path = folder / f"{name}-{scheme}" / "prepared.onnx"
     save(graph, path)
@@ -78,17 +92,23 @@ def before(name: str, step: type[Pass], folder: Path) -> tuple[Graph, Pass]:
     """A graph of the model in the form that the pass wants, and the pass."""
     wanted = {field.name for field in fields(step)} & {"plan", "parameters"}
     if wanted:
-        made = prepared(name, "int8" if "parameters" in wanted else "int8-storage", folder)
+        scheme = WEIGHT_ONLY.get(step, "int8" if "parameters" in wanted else "int8-storage")
+        made = prepared(name, scheme, folder)
         return load(made.path), step(**{field: getattr(made, field) for field in wanted})
     graph = as_graph(ZOO[name]())
     if step is not NameNodes:
         NameNodes().apply(graph)
     infer_shapes(graph)
+    if step is RemoveQuantizeDequantize:
+        # It refuses what computes with codes, which these take away.
+        Pipeline((ReplaceIntegerOperators(), ReplaceIntegerProducts())).apply(graph)
     return graph, step()
 
 
 def tolerance(name: str, step: type[Pass]) -> float:
     if any(field.name == "plan" for field in fields(step)):
+        return QUANTIZED
+    if name.startswith("quantized") and step in DEQUANTIZING:
         return QUANTIZED
     return FUSED_FLOAT16 if name.startswith("float16") else REWRITING
 

@@ -147,7 +147,8 @@ CAPTURED = """g (float[4] x, bool c) => (float[4] y) {
 
 def test_a_body_reads_the_dequantized_tensor_where_every_consumer_does() -> None:
     graph, _ = insert(model(CAPTURED), [activation("t", every_consumer=True)])
-    assert read(graph, "inner") == read(graph, "other") == ["t.dequantized"]
+    assert read(graph, "inner") == read(graph, "other") == ["t.copy"]
+    assert read(graph, "t.share") == ["t.dequantized"]
 
 
 def test_a_body_reads_the_float_tensor_otherwise() -> None:

@@ -1,0 +1,222 @@
+"""How long each node of a model takes: the runtime's own profile, traced back to the nodes of the prepared model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.calibration.inputs import Sample
+from onnxq.errors import ModelError
+from onnxq.graph import Graph, Node
+from onnxq.operators import OPERATORS, Role
+from onnxq.runtime import open_session, run
+
+_SUFFIX = "_kernel_time"
+# What the runtime appends to the names of nodes that it puts in the place of others.
+_RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated)+$")
+# What the passes call the nodes around the codes of a tensor.
+_BORDER = re.compile(r"\.(quantize|dequantize|share)(\.\d+)?$")
+_CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
+_LAYOUTS = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
+# The time of these holds the time of the nodes in their bodies.
+_HOLDERS = frozenset({"If", "Loop", "Scan"})
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One node of the main graph that runs.
+
+    Attributes:
+        name: of the executed node.
+        op_type: its operator.
+        inputs: names of its inputs.
+        outputs: names of its outputs.
+        nanoseconds: time of a run: the median over repetitions, averaged over the samples.
+        elements: size of its first output, averaged likewise.
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nanoseconds: float
+    elements: float
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """Times of a run by nodes and tensors of the prepared model, in nanoseconds.
+
+    Attributes:
+        nodes: by node; the time of a kernel that several were fused into counts at the one that holds a weight.
+        borders: time of QuantizeLinear, DequantizeLinear and changes of layout, by tensor.
+        elements: size of the output of nodes that run.
+        rest: time of kernels that could not be traced to a node.
+    """
+
+    nodes: Mapping[str, float]
+    borders: Mapping[str, float]
+    elements: Mapping[str, float]
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """The time of all kernels."""
+        return sum(self.nodes.values()) + sum(self.borders.values()) + self.rest
+
+
+def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, repeats: int) -> tuple[Kernel, ...]:
+    """Run a model under the runtime's profiler.
+
+    Args:
+        model: the file.
+        samples: each is run ``repeats`` times, and the first of all once more before that.
+        folder: where the runtime writes its files, which are removed again.
+        repeats: at least one.
+
+    Returns:
+        The kernels of the main graph in order of execution.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+        DataError: a sample cannot be run.
+    """
+    optimized = folder / "profiled.onnx"
+    session = open_session(model, optimized_copy=optimized, profile=folder / "profile")
+    run(session, samples[0])
+    for sample in samples:
+        for _ in range(repeats):
+            run(session, sample)
+    written = Path(session.end_profiling())
+    try:
+        events = json.loads(written.read_text(encoding="utf-8"))
+        graph = onnx.load(optimized, load_external_data=False).graph
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
+    finally:
+        written.unlink(missing_ok=True)
+        optimized.unlink(missing_ok=True)
+    return tuple(_kernels(graph, _runs(events)[1:], repeats))
+
+
+def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, float]]]:
+    """Return, for each run, nanoseconds and elements of the first output by executed node."""
+    runs: list[dict[str, tuple[float, float]]] = []
+    current: dict[str, tuple[float, float]] = {}
+    for event in events:
+        name = event["name"]
+        if name == "model_run":
+            runs.append(current)
+            current = {}
+        elif event["cat"] == "Node" and name.endswith(_SUFFIX) and event["args"].get("op_name") not in _HOLDERS:
+            shapes = [
+                math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
+            ]
+            current[name.removesuffix(_SUFFIX)] = event["dur"] * 1e3, float(shapes[0] if shapes else 0)
+    return runs
+
+
+def _kernels(
+    graph: onnx.GraphProto, runs: Sequence[Mapping[str, tuple[float, float]]], repeats: int
+) -> Iterator[Kernel]:
+    for node in graph.node:
+        samples = [
+            [found[node.name] for found in runs[start : start + repeats] if node.name in found]
+            for start in range(0, len(runs), repeats)
+        ]
+        if all(samples):
+            times = [statistics.median(time for time, _ in sample) for sample in samples]
+            sizes = [sample[0][1] for sample in samples]
+            yield Kernel(
+                node.name,
+                node.op_type,
+                tuple(node.input),
+                tuple(node.output),
+                statistics.fmean(times),
+                statistics.fmean(sizes),
+            )
+
+
+def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
+    """Trace kernels back to the nodes and tensors that they stand for.
+
+    A kernel stands for the node whose output it makes, or whose name it bears, and for all nodes in front of that one
+    which no kernel stands for: these were fused into it, or have vanished.
+
+    Args:
+        kernels: of a model that was built from ``graph``, or of the graph's own.
+        graph: the prepared model.
+
+    Returns:
+        The times.
+    """
+    by_tensor = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
+    by_name = {node.name: node for node in graph.nodes}
+    tensors = {*by_tensor, *(tensor.name for tensor in graph.inputs)}
+    nodes: dict[Node, float] = defaultdict(float)
+    elements: dict[Node, float] = {}
+    borders: dict[str, float] = defaultdict(float)
+    # Which tensor of the prepared model a tensor that only the running graph knows is another form of.
+    alias: dict[str, str] = {}
+    rest = 0.0
+    for kernel in kernels:
+        name = _RENAMED.sub("", kernel.name)
+        border = _BORDER.sub("", name)
+        source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
+        node = next((by_tensor[one] for one in kernel.outputs if one in by_tensor), None)
+        if border != name and border in tensors and kernel.op_type in _CODERS:
+            borders[border] += kernel.nanoseconds
+            alias.update(dict.fromkeys(kernel.outputs, border))
+            continue
+        node = node or by_tensor.get(name) or by_name.get(name)
+        if node is None and kernel.op_type in _LAYOUTS and source:
+            borders[source] += kernel.nanoseconds
+            alias.update(dict.fromkeys(kernel.outputs, source))
+        elif node is None:
+            rest += kernel.nanoseconds
+        else:
+            nodes[node] += kernel.nanoseconds
+            elements[node] = kernel.elements
+            alias.update(dict.fromkeys(kernel.outputs, node.outputs[0].name))
+    holders = _holders(graph, nodes.keys())
+    spread: dict[str, float] = defaultdict(float)
+    for node, time in nodes.items():
+        fused = holders.get(node, [node])
+        for one in fused:
+            spread[one.name] += time / len(fused)
+    sizes = {node.name: size for node, size in elements.items()}
+    for node, fused in holders.items():
+        sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
+    return NodeTimes(spread, borders, sizes, rest)
+
+
+def _holders(graph: Graph, running: Iterable[Node]) -> Mapping[Node, list[Node]]:
+    """Map a running node to the nodes with weights that were fused into it, itself included when it has one."""
+    known = set(running)
+    stands_in: dict[Node, Node] = {node: node for node in known}
+    for node in reversed(graph.nodes):
+        if node not in known:
+            consumers = [
+                stands_in[consumer] for tensor in node.outputs for consumer in tensor.outputs if consumer in stands_in
+            ]
+            if consumers:
+                stands_in[node] = consumers[0]
+    found: dict[Node, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node in stands_in and _weighs(node):
+            found[stands_in[node]].append(node)
+    return found
+
+
+def _weighs(node: Node) -> bool:
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    return operator is not None and operator.role in (Role.COMPUTE, Role.WEIGHTED)

@@ -1,0 +1,176 @@
+"""Two models timed beside one another, and what the ratio of their times is worth."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.runtime import Array, Session, open_session, run
+
+# Seconds of a run of the reference and of one of the candidate, one right behind the other.
+_Pair = tuple[float, float]
+
+_SHOWN_DIFFERENCE = 0.03
+_CONFIDENCE = 0.95
+# Of fewer even the outermost hold the median less often.
+_FEWEST_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Two models timed by turns on the same samples.
+
+    Attributes:
+        reference: seconds of a run of the float model: the median for each sample, averaged over the samples.
+        candidate: the same of the quantized model.
+        threads: threads inside an operator.
+        runs: timed runs of each model.
+        rounds: how often both models were loaded anew.
+        interval: the speed with a confidence of 95 %.
+    """
+
+    reference: float
+    candidate: float
+    threads: int
+    runs: int
+    rounds: int = 0
+    interval: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the float model the quantized one is."""
+        return self.reference / self.candidate
+
+    @property
+    def significant(self) -> bool:
+        """Whether the two models differ in speed beyond the measurement's own noise."""
+        low, high = self.interval
+        return not low <= 1.0 <= high
+
+
+def measure_latency(
+    reference: Path,
+    candidate: Path,
+    samples: Sequence[Mapping[str, Array]],
+    *,
+    seconds: float = 2.0,
+    threads: int | None = None,
+    rounds: int = 6,
+) -> Latency:
+    """Time two models by turns, one run each, so that both see the same moods of the machine.
+
+    Where its weights come to lie in memory makes one and the same model up to a few percent faster or slower for as
+    long as it is loaded, so every round loads both models anew and gives one ratio; what the ratio is worth is told by
+    how the rounds differ, not by how many runs there were (Kalibera and Jones, 2013).
+
+    Args:
+        reference: file of the float model.
+        candidate: file of the quantized model.
+        samples: run round robin; at least one.
+        seconds: time to spend, loading and two warm-up runs of each model in each round aside.
+        threads: threads inside an operator; None takes all cores.
+        rounds: how often both models are loaded; below 6 there is no interval.
+
+    Returns:
+        The times; at least one run of each model in each round.
+    """
+    # Not every system says which cores a process may use.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = threads or cores
+    times: list[list[_Pair]] = [[] for _ in samples]
+    ratios: list[float] = []
+    for number in range(rounds):
+        # Nor is one of them always loaded first.
+        order = (0, 1) if number % 2 else (1, 0)
+        loaded = {index: open_session((reference, candidate)[index], threads=threads) for index in order}
+        found = _timed_round((loaded[0], loaded[1]), samples, seconds / rounds, sum(map(len, times)))
+        for all_pairs, pairs in zip(times, found, strict=True):
+            all_pairs.extend(pairs)
+        reference_seconds, candidate_seconds = _typical(found)
+        ratios.append(reference_seconds / candidate_seconds)
+    reference_seconds, candidate_seconds = _typical(times)
+    low, high = median_interval(ratios)
+    speed = reference_seconds / candidate_seconds
+    # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
+    interval = min(low, speed), max(high, speed)
+    return Latency(reference_seconds, candidate_seconds, threads, sum(map(len, times)), rounds, interval)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the median of what the values are drawn from with a probability of at least 95 %.
+
+    Inverts the sign test, which asks nothing of the distribution (Conover, Practical Nonparametric Statistics, 3.2):
+    as many values lie below the median as a fair coin falls on heads.
+
+    Returns:
+        Two of the values; zero and infinity when there are fewer than 6, which prove nothing.
+
+    >>> median_interval([1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), median_interval([1.1, 1.2])
+    ((1.1, 1.6), (0.0, inf))
+    """
+    count, tail, left_out = len(values), 0.0, -1
+    while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= (1 - _CONFIDENCE) / 2:
+        left_out += 1
+    ordered = sorted(values)
+    return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else (0.0, math.inf)
+
+
+def rounds_needed(latency: Latency, difference: float = _SHOWN_DIFFERENCE) -> int:
+    """Return how many rounds would show a difference of speed, judged by how the rounds of a measurement differed.
+
+    The width of an interval falls with the square root of their number.
+
+    Args:
+        latency: of 6 or more rounds.
+        difference: to be shown, as a share of the speed.
+
+    Returns:
+        The number for ``measure_latency``; never fewer than there were.
+    """
+    low, high = latency.interval
+    assert latency.rounds >= _FEWEST_ROUNDS
+    assert low > 0
+    width = math.log(high / low) / 2
+    return max(latency.rounds, math.ceil(latency.rounds * (width / math.log1p(difference)) ** 2))
+
+
+def _timed_round(
+    sessions: tuple[Session, Session], samples: Sequence[Mapping[str, Array]], seconds: float, turn: int
+) -> list[list[_Pair]]:
+    """Return the seconds of both models for each sample, which go on where the round before stopped."""
+    for session in sessions:
+        for _ in range(2):
+            run(session, samples[0])
+    times: list[list[_Pair]] = [[] for _ in samples]
+    deadline = time.perf_counter() + seconds
+    while True:
+        index = turn % len(samples)
+        # The order alternates, so that neither always runs behind the other's warm caches.
+        if (turn // len(samples) + index) % 2:
+            first = _timed(sessions[0], samples[index])
+            times[index].append((first, _timed(sessions[1], samples[index])))
+        else:
+            second = _timed(sessions[1], samples[index])
+            times[index].append((_timed(sessions[0], samples[index]), second))
+        turn += 1
+        if time.perf_counter() >= deadline:
+            return times
+
+
+def _typical(times: Sequence[Sequence[_Pair]]) -> tuple[float, float]:
+    """Return the median of each model for each sample that ran, averaged over these."""
+    medians = [np.median(pairs, axis=0) for pairs in times if pairs]
+    reference, candidate = np.mean(medians, axis=0).tolist()
+    return reference, candidate
+
+
+def _timed(session: Session, sample: Mapping[str, Array]) -> float:
+    start = time.perf_counter()
+    run(session, sample)
+    return time.perf_counter() - start

@@ -1,0 +1,188 @@
+"""What a model is good for as one number: top-1 accuracy, or a Python function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.calibration.arrays import npy_array, npz_arrays
+from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.evaluate import output_names
+from onnxq.runtime import Array, Session, run
+
+Named: TypeAlias = Mapping[str, Any]
+"""Arrays by name of input or output."""
+
+_TOP1 = "top1"
+_EXPECTED = "top1:LABELS.npy, top1:LABELS.npz:KEY, MODULE:FUNCTION or FILE.py:FUNCTION"
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A number for the outputs of a model, higher is better.
+
+    Attributes:
+        name: what the user wrote.
+        function: called once with the outputs of all samples and with the samples, both lists of dictionaries from
+            name to array and in the order of the data; returns the number.
+    """
+
+    name: str
+    function: Callable[[Sequence[Named], Sequence[Named]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Top1:
+    """The share of samples whose first output is largest, along its last axis, at the label.
+
+    Attributes:
+        labels: class numbers of the data, in its order; those beyond the samples that were run are not needed.
+    """
+
+    labels: NDArray[np.integer[Any]]
+
+    def __call__(self, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
+        """Return the share; an output of several rows answers as many labels."""
+        answers = np.concatenate([_arg_max(next(iter(output.values()))) for output in outputs])
+        if len(answers) > len(self.labels):
+            raise DataError(
+                f"the model gives {len(answers)} answers and there are {len(self.labels)} labels; "
+                "give one for each sample"
+            )
+        return float(np.mean(answers == self.labels[: len(answers)]))
+
+
+def load_metric(text: str) -> Metric:
+    """Return the metric that a user names.
+
+    A function is code that the user asks to run: importing its module or file runs that, and nothing else is run.
+
+    Args:
+        text: ``top1:LABELS`` with a ``.npy`` file of class numbers in the order of the samples, or an ``.npz`` file
+            and ``:KEY`` where it holds several arrays; or ``module:function``; or ``file.py:function``.
+
+    Returns:
+        The metric.
+
+    Raises:
+        SchemeError: the text names nothing, or the module cannot be imported or has no such function.
+        DataError: the labels cannot be read or are no class numbers.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == _TOP1:
+        if not rest:
+            raise SchemeError("metric top1 needs labels; write top1:LABELS.npy")
+        return Metric(text, Top1(_labels(rest)))
+    # A drive letter may stand in front of another colon.
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise SchemeError(f"metric {text!r} is not written as {_EXPECTED}{nearest(text, [_TOP1])}")
+    module = _module_of_file(Path(place), text) if place.endswith(".py") else _module_named(place, text)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = "has none of that name" if function is None else f"has {type(function).__name__} {name!r}"
+        callables = [each for each, value in vars(module).items() if callable(value)]
+        raise SchemeError(f"metric {text!r} needs a function, but {place} {found}{nearest(name, callables)}")
+    return Metric(text, function)
+
+
+def score(metric: Metric, session: Session, samples: Iterable[Mapping[str, Array]]) -> float:
+    """Run a model on samples and return what the metric makes of its outputs.
+
+    Args:
+        metric: from load_metric.
+        session: of the model.
+        samples: the first ones of the data or all, in order, for labels count on it; all outputs are held.
+
+    Returns:
+        The number, finite; higher is better.
+
+    Raises:
+        DataError: there is no sample, a run fails, the function fails, or what it returns is no finite number.
+    """
+    given = list(samples)
+    if not given:
+        raise DataError(f"there are no samples for metric {metric.name!r}; give at least one")
+    names = output_names(session)
+    outputs = [
+        dict(zip(names, run(session, sample, names, index=index), strict=True)) for index, sample in enumerate(given)
+    ]
+    try:
+        found = metric.function(outputs, given)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"metric {metric.name!r} failed: {type(error).__name__}: {error}") from error
+    return _finite(found, metric.name)
+
+
+def _finite(found: Any, name: str) -> float:
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"metric {name!r} returned {found!r}, expected a finite number, higher for a better model")
+    return number
+
+
+def _module_named(name: str, text: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _module_of_file(path: Path, text: str) -> ModuleType:
+    if not path.is_file():
+        raise SchemeError(f"metric {text!r} cannot be imported: there is no file {path}")
+    # The name is one that no module has.
+    module = ModuleType(f"onnxq metric {path}")
+    module.__file__ = str(path)
+    # Dataclasses look their module up while it is still being run.
+    sys.modules[module.__name__] = module
+    try:
+        # The import system would leave compiled code in the user's folder.
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[module.__name__]
+        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _labels(text: str) -> NDArray[np.integer[Any]]:
+    place, _, key = text.rpartition(":")
+    path = Path(text if text.endswith((".npy", ".npz")) else place)
+    if path.suffix == ".npz":
+        arrays = npz_arrays(path)
+        if path == Path(text):
+            if len(arrays) != 1:
+                raise DataError(f"{path} holds {', '.join(arrays)}; say which are the labels as top1:{path}:KEY")
+            key = next(iter(arrays))
+        if key not in arrays:
+            raise DataError(f"{path} has no array {key!r}{nearest(key, arrays)}")
+        stored = arrays[key]
+    elif path.suffix == ".npy" and path == Path(text):
+        stored = npy_array(path)
+    else:
+        raise DataError(f"labels {text!r} are not written as LABELS.npy or LABELS.npz:KEY")
+    if stored.dtype.kind not in "iu":
+        raise DataError(f"labels {text} have type {stored.dtype.name}, expected whole numbers, one for each sample")
+    labels: NDArray[np.integer[Any]] = stored.read().reshape(-1)
+    return labels
+
+
+def _arg_max(output: Any) -> NDArray[np.intp]:
+    if not isinstance(output, np.ndarray) or not output.ndim or not output.shape[-1]:
+        raise DataError("the first output holds no scores of classes, which metric top1 needs; give a function instead")
+    answers: NDArray[np.intp] = output.argmax(axis=-1).reshape(-1)
+    return answers

@@ -1,0 +1,95 @@
+"""What is chosen by measuring: a metric's plans, replayed plans, and steps back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.calibration.range_table import parse_range
+from onnxq.choosing import Scores
+from onnxq.errors import FidelityError, SchemeError
+from onnxq.metrics import Metric, load_metric
+from onnxq.pipeline import quantize
+from onnxq.plan_file import load_plan, save_plan
+from onnxq.scheme import Mode
+
+MODELS = Path(__file__).parent.parent / "models"
+CALIB = MODELS / "data" / "calib.npz"
+TEST = MODELS / "data" / "test.npz"
+LABELS = MODELS / "data" / "test-labels.npy"
+
+
+def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
+    found = []
+
+    def metric(outputs, samples) -> float:
+        # The float model, then ever more faithful ones.
+        found.append(len(samples))
+        return [1.0, 0.5, 0.8, 0.95, 0.95][len(found) - 1] if len(found) % 2 == 0 or len(found) == 1 else 1.0
+
+    report = quantize(
+        MODELS / "resnet.onnx", CALIB, limit=8, seconds=0, metric=Metric("mine", metric), max_drop=0.1
+    ).report
+    assert report.scores is not None
+    assert report.scores.drop <= 0.1
+    assert set(found) == {8}
+
+
+def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
+    metric = load_metric(f"top1:{LABELS}")
+    report = quantize(
+        MODELS / "resnet.onnx", TEST, tmp_path / "out.onnx", limit=200, seconds=0, metric=metric, max_drop=0.01
+    ).report
+    assert report.scores is not None
+    assert report.scores.reference > 0.9
+    assert report.scores.drop <= 0.01
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) -> None:
+    scores = iter([0.9, 0.5] * 20)
+    metric = Metric("mine", lambda outputs, samples: next(scores))
+    with pytest.raises(FidelityError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
+        quantize(MODELS / "resnet.onnx", CALIB, tmp_path / "o.onnx", limit=4, seconds=0, metric=metric, max_drop=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
+    assert Scores("m", 0.9, 0.7).drop == pytest.approx(0.2)
+    assert Scores("m", 0.7, 0.9).drop < 0
+
+
+def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
+    first = quantize(MODELS / "mobilenet.onnx", CALIB, tmp_path / "a.onnx", limit=16, seconds=0, min_sqnr=26).report
+    save_plan(first.plan, tmp_path / "plan.toml")
+    plan = load_plan(tmp_path / "plan.toml")
+    assert plan == first.plan
+    assert repr(parse_range(plan.ranges)) == first.ranges
+    again = quantize(MODELS / "mobilenet.onnx", CALIB, tmp_path / "b.onnx", limit=16, seconds=0, replay=plan).report
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert again.plan == plan
+    assert again.measured == 0
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    plan = quantize(MODELS / "resnet.onnx", CALIB, limit=2, seconds=0, search="off", force=True).report.plan
+    with pytest.raises(SchemeError, match="the plan does not fit the model: "):
+        quantize(MODELS / "vit.onnx", CALIB, limit=2, seconds=0, replay=plan)
+
+
+def test_another_target_is_planned_without_timing_its_nodes() -> None:
+    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0.05, target="onnxruntime-cpu-arm").report
+    assert report.frontier == ()
+    assert report.plan.count(Mode.STATIC) > 20
+
+
+def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
+    report = quantize(MODELS / "resnet.onnx", CALIB, tmp_path / "o.onnx", limit=8, seconds=0.05).report
+    assert sum(point.chosen for point in report.frontier) == 1
+    assert sum(region.nodes for region in report.regions) <= report.plan.count(Mode.STATIC)
+    weights = {tensor.name for tensor in onnx.load(tmp_path / "o.onnx").graph.initializer}
+    assert weights
+    assert np.isfinite(report.agreement.worst_sqnr)

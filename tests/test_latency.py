@@ -1,0 +1,102 @@
+"""Two models timed beside one another: by turns, in rounds, with an interval that tells what the ratio is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq import latency as latency_module
+from onnxq.latency import Latency, measure_latency, median_interval, rounds_needed
+
+
+def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    model = tmp_path / "model.onnx"
+    latency = measure_latency(model, model, samples_for(perceptron, 2), seconds=0.0, threads=1)
+    assert (latency.runs, latency.rounds, latency.threads) == (6, 6, 1)
+    assert latency.reference > 0
+    assert latency.candidate > 0
+    assert latency.interval[0] <= latency.speed <= latency.interval[1]
+
+
+class Clock:
+    """A clock that runs of sessions move on, so that what is measured is known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], float]) -> None:
+        self.now = 0.0
+        self.opened: list[str] = []
+        self.runs: list[str] = []
+
+        def run(session: str, sample: int) -> None:
+            self.runs.append(session)
+            self.now += seconds(session, sample)
+
+        def open_session(path: Path, *, threads: int) -> str:
+            self.opened.append(path.name)
+            return path.name
+
+        monkeypatch.setattr(latency_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(latency_module, "open_session", open_session)
+        monkeypatch.setattr(latency_module, "run", run)
+
+    def measure(self, samples: list[int], **options) -> Latency:
+        return measure_latency(Path("a"), Path("b"), samples, threads=1, **options)
+
+
+def test_the_speed_is_that_of_the_medians_averaged_over_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: sample * (3 if session == "a" else 2))
+    latency = clock.measure([1, 5], seconds=600.0)
+    assert (latency.reference, latency.candidate, latency.speed) == pytest.approx((9, 6, 1.5))
+    assert latency.interval == pytest.approx((1.5, 1.5))
+    assert latency.significant
+    assert latency.runs == 6 * 8
+
+
+def test_both_models_are_loaded_anew_in_every_round_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: 1.0)
+    clock.measure([1], seconds=0.0)
+    assert clock.opened == ["b", "a", "a", "b"] * 3
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+def test_neither_model_always_runs_first_whatever_the_sample(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: dict[int, set[str]] = {}
+
+    def seconds(session: str, sample: int) -> float:
+        if len(clock.runs) > 4 and len(clock.runs) % 2:
+            first.setdefault(sample, set()).add(session)
+        return 1.0
+
+    clock = Clock(monkeypatch, seconds)
+    clock.measure(list(range(samples)), seconds=2.0 * 2 * samples, rounds=1)
+    assert first == {sample: {"a", "b"} for sample in range(samples)}
+
+
+def test_one_model_under_different_stars_is_not_called_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each loaded copy has its own speed, as where memory comes to lie gives it.
+    clock = Clock(monkeypatch, lambda session, sample: 1.0 + 0.02 * ((len(clock.opened) // 2 + (session == "a")) % 2))
+    latency = clock.measure([1], seconds=120.0)
+    assert not latency.significant
+    assert latency.interval == pytest.approx((1 / 1.02, 1.02))
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (25, 7), (100, 39)])
+def test_the_interval_of_a_median_is_that_of_the_tables_of_the_sign_test(count: int, left_out: int) -> None:
+    assert median_interval(list(range(count))[::-1]) == (left_out, count - 1 - left_out)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_few_rounds_prove_nothing(count: int) -> None:
+    assert median_interval([1.5] * count) == (0.0, math.inf)
+
+
+def test_a_difference_needs_more_rounds_the_more_they_differ() -> None:
+    def needed(high: float) -> int:
+        return rounds_needed(Latency(1.0, 1.0, 1, 60, 6, (1 / high, high)), 0.03)
+
+    assert (needed(1.01), needed(1.03), needed(1.03**2), needed(1.03**3)) == (6, 6, 24, 54)

@@ -1,0 +1,174 @@
+"""Metrics: top-1 with labels, a user's function, and what goes wrong in either."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.inputs import model_inputs
+from onnxq.errors import DataError, SchemeError
+from onnxq.metrics import Metric, Top1, load_metric, score
+from onnxq.runtime import open_session
+
+MODELS = Path(__file__).parent.parent / "models"
+LABELS = MODELS / "data" / "test-labels.npy"
+
+
+def test_top1_is_the_accuracy_of_a_classifier() -> None:
+    inputs = model_inputs(onnx.load(MODELS / "mobilenet.onnx"))
+    session = open_session(MODELS / "mobilenet.onnx")
+    images, labels = np.load(MODELS / "data" / "test.npz")["image"][:200], np.load(LABELS)[:200]
+    logits = session.run(None, {"image": images})[0]
+    found = score(load_metric(f"top1:{LABELS}"), session, open_samples(MODELS / "data" / "test.npz", inputs, limit=200))
+    assert found == pytest.approx(np.mean(logits.argmax(axis=-1) == labels))
+    assert found > 0.8
+
+
+def test_top1_of_batches_answers_as_many_labels() -> None:
+    outputs = [{"y": np.array([[0.0, 1], [1, 0]])}, {"y": np.array([[0.0, 1]])}]
+    assert Top1(np.array([1, 1, 1, 0, 0]))(outputs, []) == pytest.approx(2 / 3)
+
+
+def test_top1_needs_a_label_for_each_answer() -> None:
+    with pytest.raises(DataError, match="gives 2 answers and there are 1 labels"):
+        Top1(np.array([1]))([{"y": np.eye(2)}], [])
+
+
+@pytest.mark.parametrize("output", [np.float32(1), np.zeros((3, 0)), [1.0]])
+def test_top1_needs_scores(output: object) -> None:
+    with pytest.raises(DataError, match="holds no scores of classes"):
+        Top1(np.array([1]))([{"y": output}], [])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    np.save(tmp_path / "l.npy", np.array([[1], [2]], np.uint8))
+    np.save(tmp_path / "floats.npy", np.array([1.0]))
+    np.savez(tmp_path / "one.npz", labels=np.array([3, 4]))
+    np.savez(tmp_path / "two.npz", labels=np.array([5, 6]), image=np.zeros((2, 4)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("place", "labels"), [("l.npy", [1, 2]), ("one.npz", [3, 4]), ("two.npz:labels", [5, 6])])
+def test_labels_come_from_arrays(place: str, labels: list[int], folder: Path) -> None:
+    metric = load_metric(f"top1:{folder / place}")
+    assert isinstance(metric.function, Top1)
+    assert metric.function.labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("two.npz", "holds labels, image; say which are the labels as top1:.*two.npz:KEY"),
+        ("two.npz:label", "has no array 'label'; did you mean 'labels'"),
+        ("floats.npy", "have type float64, expected whole numbers"),
+        ("none.npy", "none.npy"),
+        ("l.npy:key", "not written as LABELS.npy or"),
+        ("labels.csv", "not written as LABELS.npy or"),
+    ],
+)
+def test_wrong_labels_are_told(place: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(DataError, match=sentence):
+        load_metric(f"top1:{folder / place}")
+
+
+def metric_file(folder: Path, body: str) -> str:
+    path = folder / "my metric.py"
+    path.write_text(body)
+    return f"{path}:quality"
+
+
+@pytest.fixture
+def quality(perceptron: ModelProto, samples_for, tmp_path: Path) -> Callable[[str], float]:
+    """Return a function: the body of a metric's file to the score of a model on two samples."""
+
+    def quality(body: str) -> float:
+        return score(load_metric(metric_file(tmp_path, body)), open_session(perceptron), samples_for(perceptron, 2))
+
+    return quality
+
+
+def test_a_function_gets_the_outputs_and_the_samples_by_name(quality: Callable[[str], float]) -> None:
+    body = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Seen:
+    outputs: list
+    samples: list
+
+def quality(outputs, samples):
+    seen = Seen(outputs, samples)
+    return sum(output["y"].size for output in seen.outputs) + len(seen.samples) * seen.samples[0]["x"].shape[1]
+"""
+    assert quality(body) == 2 * 4 * 16 + 2 * 32
+
+
+def test_a_file_is_run_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    metric = load_metric(metric_file(tmp_path, "def quality(outputs, samples): return __file__"))
+    assert metric.function([], []) == str(tmp_path / "my metric.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["my metric.py"]
+
+
+def test_a_function_of_an_installed_module_is_found() -> None:
+    assert load_metric("operator:is_not").function is operator.is_not
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"), [("float('nan')", "nan"), ("float('inf')", "inf"), ("None", "None"), ("'much'", "'much'")]
+)
+def test_what_is_no_finite_number_is_refused(returned: str, shown: str, quality: Callable[[str], float]) -> None:
+    with pytest.raises(DataError, match=rf"returned {shown}, expected a finite number, higher for a better model"):
+        quality(f"def quality(outputs, samples): return {returned}")
+
+
+def test_a_number_of_numpy_is_a_number(quality: Callable[[str], float]) -> None:
+    assert quality("import numpy\ndef quality(outputs, samples): return numpy.float32(0.5)") == 0.5
+
+
+def test_a_function_that_fails_is_told(quality: Callable[[str], float]) -> None:
+    with pytest.raises(DataError, match=r"^metric .* failed: ZeroDivisionError: division by zero"):
+        quality("def quality(outputs, samples): return 1 / 0")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise OSError('no room')", "cannot be imported: OSError: no room"),
+        ("def quality(:", "cannot be imported: SyntaxError"),
+        ("def qualitiy(a, b): return 1", "has none of that name; did you mean 'qualitiy'"),
+        ("quality = 0.5", "has float 'quality'"),
+    ],
+)
+def test_a_file_without_the_function_is_told(body: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        load_metric(metric_file(tmp_path, body))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("top1", r"metric top1 needs labels; write top1:LABELS\.npy"),
+        ("top2", r"metric 'top2' is not written as top1:LABELS\.npy, .*; did you mean 'top1'"),
+        ("module:", "is not written as"),
+        (":function", "is not written as"),
+        ("nowhere_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("nowhere.py:f", "cannot be imported: there is no file nowhere.py"),
+    ],
+)
+def test_a_text_that_names_nothing_is_told(text: str, sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        load_metric(text)
+
+
+def test_samples_are_needed(perceptron: ModelProto) -> None:
+    with pytest.raises(DataError, match="there are no samples for metric 'm'"):
+        score(Metric("m", lambda outputs, samples: 1.0), open_session(perceptron), [])
