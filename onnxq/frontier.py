@@ -91,7 +91,14 @@ class _Search:
             (one for one in tried if self._is_faithful(one)),
             key=lambda one: one.assignment.nanoseconds,
         )
-        timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in faithful[: self.effort.timed]]
+        if faithful and noise.static:
+            faithful.insert(0, self._grown(prices, noise, faithful[0]))
+        promising = faithful[: self.effort.timed]
+        # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
+        whole = self._whole(prices)
+        if self._is_faithful(whole) and whole.plan.effect not in {one.plan.effect for one in promising}:
+            promising.append(whole)
+        timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in promising]
         best = max(timed, key=lambda one: one.speed or 0.0, default=max(tried, key=lambda one: one.sqnr or -math.inf))
         for _ in range(self.effort.refinements):
             again = self._refined(prices, noise, best)
@@ -131,6 +138,11 @@ class _Search:
         """Solve for a weight, and measure how faithful the solution is."""
         one = self._solved(prices, noise, weight)
         return replace(one, sqnr=self.laboratory.sqnr(one.plan))
+
+    def _whole(self, prices: Prices) -> _Tried:
+        """Return the plan in which every node is static that can be."""
+        assignment = prices.assignment(frozenset(prices.static_nodes), _SILENT, 0.0)
+        return _Tried(assignment, self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
 
     def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
         problem = prices.problem(noise, weight)
@@ -188,6 +200,30 @@ class _Search:
             middle = (low + high) // 2
             low, high = (low, middle) if faithful(middle) else (middle, high)
         return [known[index] for index in sorted(known)]
+
+    def _grown(self, prices: Prices, noise: Noise, start: _Tried) -> _Tried:
+        """Let nodes that a faithful plan leaves out become static after all: groups, quiet ones first, that are split.
+
+        What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
+        """
+        out = [node for node in noise.static if node not in start.assignment.static]
+        groups = [sorted(out, key=lambda node: noise.static[node])]
+        best = start
+        kept_out = frozenset(out)
+        for _ in range(self.effort.grown):
+            if not groups or time.monotonic() > self.deadline:
+                break
+            group = groups.pop(0)
+            one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
+            if one.assignment.nanoseconds < best.assignment.nanoseconds:
+                one = replace(one, sqnr=self.laboratory.sqnr(one.plan))
+                if self._is_faithful(one):
+                    best, kept_out = one, kept_out - set(group)
+                    continue
+            if len(group) > 1:
+                middle = (len(group) + 1) // 2
+                groups += [group[:middle], group[middle:]]
+        return best
 
     def _refined(self, prices: Prices, noise: Noise, best: _Tried) -> _Tried | None:
         """Correct the costs by what the best plan's kernels really take, and return what is best then."""

@@ -44,12 +44,14 @@ class Effort:
 
     Attributes:
         noise_seconds: time for measuring the noise of each mode, node by node or, where that is too long, in groups.
+        grown: groups of nodes that are tried as static after all.
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
     """
 
     noise_seconds: float
+    grown: int
     timed: int
     refinements: int
     seconds: float
@@ -58,8 +60,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise_seconds=15.0, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise_seconds=1_200.0, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(noise_seconds=15.0, grown=24, timed=3, refinements=2, seconds=75.0),
+        "full": Effort(noise_seconds=1_200.0, grown=400, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

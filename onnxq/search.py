@@ -12,7 +12,7 @@ from onnxq.progress import Progress
 from onnxq.regions import Region
 from onnxq.scheme import Mode
 
-_SMALL_SHARE = 0.03
+_SMALL_SHARE = 0.01
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
@@ -80,7 +80,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
     demotion reaches the goal. Demoted nodes store their weights as codes, or keep them in float when they are among
-    the smallest nodes, which together hold three hundredths of all weights; only when that is still too noisy are
+    the smallest nodes, which together hold a hundredth of all weights; only when that is still too noisy are
     other stored weights left in float, most noise for their size first, and then the rest is tried as integers once
     more.
 
