@@ -69,7 +69,7 @@ def encode(
     >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), Spec("int8-narrow")).codes
     array([-127,  -71,    0,   35], dtype=int8)
     """
-    _check(spec, calibration)
+    check(spec, calibration)
     single = values.astype(np.float32, copy=False)
     per = spec.per
     if isinstance(per, tuple):
@@ -127,10 +127,15 @@ def tensor_bytes(tensor: QTensor, spec: Spec, word_axis: int = -1) -> bytes:
     return body.tobytes() + parameters.scale.astype(scale_type).tobytes() + level
 
 
-def _check(spec: Spec, calibration: Calibration) -> None:
+def check(spec: Spec, calibration: Calibration = Calibration.MINMAX) -> None:
+    """Check that Burn has a scheme for a Spec.
+
+    Raises:
+        SchemeError: it has none; the message says what to give instead.
+    """
     for wrong, what in (
         (spec.per is Granularity.CHANNEL, "scales per channel; give a block such as [1, 64]"),
-        (spec.method is not Method.MINMAX, f'method = "{spec.method}"; leave it out'),
+        (spec.method not in (Method.MINMAX, Method.BURN), f'method = "{spec.method}"; leave it out'),
         (spec.scale_rounding is not Rounding.UP, f'scale_rounding = "{spec.scale_rounding}"; leave it out'),
         (isinstance(spec.per, tuple) and max(spec.per) > 255, "blocks longer than 255; give smaller ones"),
         (not spec.symmetric and (spec.format, spec.per) != ("int8", Granularity.TENSOR), "offsets but of int8 tensors"),

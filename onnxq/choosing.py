@@ -17,7 +17,7 @@ from onnxq.parameters import RangeMethod
 from onnxq.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
-from onnxq.search import Outcome, Planner, leave_what_hurts, without_integers
+from onnxq.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.verify import Verification, evenly, verify
 from onnxq.workbench import Trials, Workbench
@@ -27,6 +27,9 @@ FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquare
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.0
+# Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
+_HIGHEST_GOAL = 150.0
+_LOWEST_GOAL = -100.0
 _SEARCH_SAMPLES = 16
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
@@ -121,19 +124,28 @@ class Chooser:
         kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
         trials = self.bench.trials(self.reference, kept, self.statistics)
         method = ranges or _best_range(trials, plan)
-        goals = (wish.min_sqnr + _HEADROOM,) if wish.metric is None else _METRIC_GOALS
+        goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
             outcome = self._search(trials, method, effort, goal)
             verification = self._built(outcome, method)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
-                planner = without_integers(self.bench.plan, plan, latency.speed)
-                outcome = replace(self._quietest(trials, method, planner, goal), frontier=outcome.frontier)
+                weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
+                outcome = replace(self._stored(trials, method, outcome, plan, latency.speed, goal), frontier=weighed)
                 verification = self._built(outcome, method)
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
                 break
         return Chosen(method, outcome, verification, scores)
+
+    def _stored(
+        self, trials: Trials, ranges: RangeMethod, outcome: Outcome, plan: Plan, speed: float, goal: float
+    ) -> Outcome:
+        """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
+        same = self.bench.plan(as_stored(outcome.plan, plan, slower(speed)))
+        if trials.sqnr(same, ranges) >= goal:
+            return replace(outcome, plan=same, regions=())
+        return self._quietest(trials, ranges, without_integers(self.bench.plan, plan, speed), goal)
 
     @property
     def _measurable(self) -> bool:
@@ -144,7 +156,7 @@ class Chooser:
         if not self._measurable:
             return self._quietest(trials, ranges, self.bench.plan, goal)
         target = self.bench.target
-        laboratory = Laboratory(trials, ranges, self.reference, min(self.seconds, _SEARCH_SECONDS))
+        laboratory = Laboratory(trials, ranges, self.reference, min(self.seconds, _SEARCH_SECONDS), self.progress)
         return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
 
     def _quietest(self, trials: Trials, ranges: RangeMethod, planner: Planner, goal: float) -> Outcome:
@@ -160,6 +172,11 @@ class Chooser:
             return None
         found = (score(metric, open_session(path), self.samples) for path in (self.reference, self.staged))
         return Scores(metric.name, *found)
+
+
+def _goal(min_sqnr: float) -> float:
+    """Return the decibels to aim at, which noise can be weighed against."""
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_GOAL), _HIGHEST_GOAL)
 
 
 def _best_range(trials: Trials, plan: Plan) -> RangeMethod:

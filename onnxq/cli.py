@@ -155,7 +155,8 @@ def quantize(
         raise click.UsageError(
             "--plan says what happens to every node; leave out --preset, --scheme, --exclude and --search"
         )
-
+    if plan_file is not None and dry_run:
+        raise click.UsageError("--dry-run shows what a scheme would do, and a --plan says that itself; leave one out")
     if strict_types and emit == "ort":
         raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
     if max_drop is not None and metric is None:
@@ -170,12 +171,15 @@ def quantize(
         return
     if calib is None:
         raise click.UsageError("give --calib with representative samples: they set the scales and prove the result")
-    output = output or Path(f"{model.stem}.{scheme.name}.onnx")
+    replay = load_plan(plan_file) if plan_file is not None else None
+    output = output or Path(f"{model.stem}.{replay.scheme if replay is not None else scheme.name}.onnx")
     for option, path in (("--report", report), ("--plan-out", plan_out)):
         if path is not None:
             check_output(path, model)
             if path.resolve() == output.resolve():
                 raise click.UsageError(f"{option} {path} is the output itself; give another name")
+    if report is not None and plan_out is not None and report.resolve() == plan_out.resolve():
+        raise click.UsageError(f"--report and --plan-out are both {report}; give one of them another name")
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,
@@ -188,7 +192,7 @@ def quantize(
             metric=load_metric(metric) if metric is not None else None,
             max_drop=max_drop or 0.0,
             search=search,
-            replay=load_plan(plan_file) if plan_file is not None else None,
+            replay=replay,
             emit="strict" if strict_types else emit,
             collection=collection,
             chain=chain,

@@ -20,6 +20,8 @@ from onnxq.targets import Target
 # What a QuantizeLinear or DequantizeLinear costs where no border of the measured models tells: nanoseconds.
 _BORDER = 3_000.0
 _BORDER_ELEMENT = 0.5
+# Stands for all that reads a tensor beside the nodes of the main graph: outputs of the graph and bodies, always floats.
+_OUTSIDE = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Prices:
         """
         names = [node.name for node in self.graph.nodes]
         return Problem(
-            float_costs={name: round(self.float_side(name, noise, weight)[1]) for name in names},
+            float_costs={_OUTSIDE: 0, **{name: round(self.float_side(name, noise, weight)[1]) for name in names}},
             integer_costs={
                 name: round(cost + weight * noise.static.get(name, 0.0))
                 for name, cost in self.static_nodes.items()
@@ -162,20 +164,25 @@ class Prices:
                 found[name] = self.left[name]
             elif decision.mode is Mode.STATIC and name not in assignment.static:
                 mode = Mode.DYNAMIC if dynamic else Mode.STORAGE
-                found[name] = Demotion(mode, *self._reason(name, noise, dynamic=dynamic))
+                found[name] = Demotion(mode, *self._reason(name, noise, Mode.STATIC, dynamic=dynamic))
+            elif decision.mode is Mode.DYNAMIC and name in self.dynamic_nodes and not dynamic:
+                found[name] = Demotion(Mode.STORAGE, *self._reason(name, noise, Mode.DYNAMIC, dynamic=False))
         return found
 
-    def _reason(self, name: str, noise: Noise, *, dynamic: bool) -> tuple[str, str]:
-        """Return why a node is not static, and the figures behind it."""
-        floats, static = self.costs.floats.nodes.get(name, 0.0), self.static_nodes.get(name, 0.0)
-        figures = f"{floats / 1e6:.3f} ms in float, {static / 1e6:.3f} ms as integers"
-        if name in self.dynamic_nodes:
+    def _reason(self, name: str, noise: Noise, wanted: Mode, *, dynamic: bool) -> tuple[str, str]:
+        """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
+        times, ratios = (
+            (self.static_nodes, noise.static) if wanted is Mode.STATIC else (self.dynamic_nodes, noise.dynamic)
+        )
+        floats, integers = self.costs.floats.nodes.get(name, 0.0), times.get(name, 0.0)
+        figures = f"{floats / 1e6:.3f} ms in float, {integers / 1e6:.3f} ms as integers"
+        if wanted is Mode.STATIC and name in self.dynamic_nodes:
             figures += f", {self.dynamic_nodes[name] / 1e6:.3f} ms with dynamic scales"
-        if ratio := noise.static.get(name, 0.0):
+        if ratio := ratios.get(name, 0.0):
             figures += f", {-10 * math.log10(ratio):.1f} dB alone"
         if dynamic:
             return "it is faster so, or less noisy, than with fixed scales", figures
-        if static >= floats:
+        if integers >= floats:
             return "it is not faster as an integer kernel on this machine", figures
         if ratio:
             return "the time it gains as an integer kernel is not worth the noise", figures
@@ -202,10 +209,15 @@ class Prices:
         """A border for each tensor that an integer node reads or makes."""
         found = []
         quantize, dequantize = self._rates
+        outputs = set(self.graph.outputs)
         for tensor in self._tensors:
             producer = _producer(tensor)
             maker = self._integer_maker(producer)
-            readers = tuple(dict.fromkeys(node.name for node in tensor.outputs if node.name in self._listed))
+            readers = tuple(
+                dict.fromkeys(node.name if node.name in self._listed else _OUTSIDE for node in tensor.outputs)
+            )
+            if tensor in outputs:
+                readers = (*readers, _OUTSIDE)
             if maker is None and not any(name in self.static_nodes for name in readers):
                 continue
             size = self.costs.floats.elements.get(producer.name, 0.0) if producer is not None else 0.0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, OnnxqError
+from onnxq.formats import FORMATS
 from onnxq.graph import ArrayPayload, Graph, Names, Node, Payload, Tensor, Variable, to_model
 from onnxq.runtime import open_session, run
 
@@ -291,20 +292,13 @@ _CAST_TO: Final = frozenset(
         TensorProto.DOUBLE,
         TensorProto.FLOAT,
         TensorProto.FLOAT16,
-        TensorProto.INT2,
-        TensorProto.INT4,
-        TensorProto.INT8,
-        TensorProto.INT16,
-        TensorProto.INT32,
         TensorProto.INT64,
-        TensorProto.UINT2,
-        TensorProto.UINT4,
-        TensorProto.UINT8,
-        TensorProto.UINT16,
         TensorProto.UINT32,
         TensorProto.UINT64,
+        *(row.onnx_type for row in FORMATS.values() if not row.is_float),
     }
-)
+    # The oldest supported onnx knows no integers of two bits.
+) & set(TensorProto.DataType.values())
 _NUMPY: Final[Mapping[str, Callable[..., Array]]] = {
     "Add": lambda _, left, right: left + right,
     "Cast": _cast,

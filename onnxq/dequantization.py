@@ -11,7 +11,6 @@ from onnx import ModelProto
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, as_graph, constants, infer_shapes, load, save, scopes
 from onnxq.graph.protos import copy_other_fields
-from onnxq.integer_operators import INTEGER_OPERATORS
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import (
     DequantizeWeights,
@@ -35,7 +34,6 @@ from onnxq.workbench import inner_variables
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
 
-_QUANTIZED: Final = ALREADY_QUANTIZED | INTEGER_OPERATORS.keys()
 # onnxruntime has more operators on codes than have a float form here.
 _PREFIXES: Final = ("MatMulBlockQuantized", "MatMulNBits", "QEmbed", "QLinear", "QMoE", "QOrdered")
 _STEPS: Final = Pipeline(
@@ -117,7 +115,7 @@ def rewrite(graph: Graph) -> None:
 def _refuse_quantized(graph: Graph) -> None:
     for scope in scopes(graph):
         for node in scope.nodes:
-            if node.op in _QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
+            if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
                 raise ModelError(
                     f"node {node.name} is {node.op}, which has no float form that onnxq knows; "
                     "dequantize the model that it was optimised from, or replace this node first"

@@ -83,7 +83,6 @@ class _Search:
             noise = meter.of_integers(prices.dynamic)
             tried = self._sweep(prices, noise)
             if meter.stored_too_coarse and not self._gains_half(prices, tried):
-                self.progress("search", 2, 4)
                 noise = replace(noise, stored=meter.of_stored())
                 prices = replace(prices, left=meter.instead_of_coarse(noise.stored))
                 tried += self._sweep(prices, noise)
@@ -260,8 +259,8 @@ def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:
     known: dict[object, Point] = {}
     for one in tried:
         known[one.plan.effect] = Point(
-            len(one.assignment.static),
-            len(one.assignment.dynamic),
+            one.plan.count(Mode.STATIC),
+            one.plan.count(Mode.DYNAMIC),
             one.assignment.nanoseconds / 1e6,
             one.sqnr,
             one.speed,

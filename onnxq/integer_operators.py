@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from onnxq.errors import ModelError
-from onnxq.graph import Node
+
+if TYPE_CHECKING:
+    from onnxq.graph import Node
 
 
 @dataclass(frozen=True)

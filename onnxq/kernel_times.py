@@ -23,8 +23,8 @@ from onnxq.runtime import open_session, run
 _SUFFIX = "_kernel_time"
 # What the runtime appends to the names of nodes that it puts in the place of others.
 _RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated)+$")
-# What the passes call the nodes around the codes of a tensor.
-_BORDER = re.compile(r"\.(quantize|dequantize|share)(\.\d+)?$")
+# What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
+_BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
 _LAYOUTS = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 # The time of these holds the time of the nodes in their bodies.
@@ -98,14 +98,20 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
             run(session, sample)
     written = Path(session.end_profiling())
     try:
-        events = json.loads(written.read_text(encoding="utf-8"))
+        runs = _runs(_events(written))
         graph = onnx.load(optimized, load_external_data=False).graph
     except (OSError, ValueError) as error:
         raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
     finally:
         written.unlink(missing_ok=True)
         optimized.unlink(missing_ok=True)
-    return tuple(_kernels(graph, _runs(events)[1:], repeats))
+    return tuple(_kernels(graph, runs[1:], repeats))
+
+
+def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of a profile, one a line: loops make too many of them to hold at once."""
+    with profile.open(encoding="utf-8") as lines:
+        yield from (json.loads(line.rstrip().rstrip(",")) for line in lines if line.startswith("{"))
 
 
 def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, float]]]:
@@ -133,7 +139,7 @@ def _kernels(
             [found[node.name] for found in runs[start : start + repeats] if node.name in found]
             for start in range(0, len(runs), repeats)
         ]
-        if all(samples):
+        if samples and all(samples):
             times = [statistics.median(time for time, _ in sample) for sample in samples]
             sizes = [sample[0][1] for sample in samples]
             yield Kernel(
@@ -167,6 +173,9 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     borders: dict[str, float] = defaultdict(float)
     # Which tensor of the prepared model a tensor that only the running graph knows is another form of.
     alias: dict[str, str] = {}
+    # Codes that each run computes the scale of, with the time that takes, and the nodes that share them.
+    codes: dict[str, float] = {}
+    sharing: dict[str, list[Node]] = defaultdict(list)
     rest = 0.0
     for kernel in kernels:
         name = _RENAMED.sub("", kernel.name)
@@ -181,12 +190,20 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
         if node is None and kernel.op_type in _LAYOUTS and source:
             borders[source] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, source))
+        elif node is None and kernel.op_type == "DynamicQuantizeLinear":
+            codes[kernel.outputs[0]] = kernel.nanoseconds
         elif node is None:
             rest += kernel.nanoseconds
         else:
             nodes[node] += kernel.nanoseconds
             elements[node] = kernel.elements
             alias.update(dict.fromkeys(kernel.outputs, node.outputs[0].name))
+            for one in codes.keys() & set(kernel.inputs):
+                sharing[one].append(node)
+    for one, time in codes.items():
+        for node in sharing[one]:
+            nodes[node] += time / len(sharing[one])
+        rest += 0.0 if sharing[one] else time
     holders = _holders(graph, nodes.keys())
     spread: dict[str, float] = defaultdict(float)
     for node, time in nodes.items():

@@ -11,6 +11,7 @@ from onnxq.kernel_times import NodeTimes, profile_kernels, trace_kernels
 from onnxq.latency import measure_latency
 from onnxq.parameters import RangeMethod
 from onnxq.plan import Demotion, Plan
+from onnxq.progress import Progress, silent
 from onnxq.verify import evenly
 from onnxq.workbench import Trials
 
@@ -27,12 +28,14 @@ class Laboratory:
         ranges: which range the statistics of a tensor mean.
         reference: file of the float model.
         seconds: time to spend on timing one candidate beside the float model.
+        progress: told of the stage ``search``.
     """
 
     trials: Trials
     ranges: RangeMethod
     reference: Path
     seconds: float
+    progress: Progress = silent
 
     @property
     def measured(self) -> int:
@@ -45,7 +48,10 @@ class Laboratory:
 
     def sqnr(self, plan: Plan) -> float:
         """Return the SQNR in decibels that the worst output can be trusted to have."""
-        return self.trials.sqnr(plan, self.ranges)
+        found = self.trials.sqnr(plan, self.ranges)
+        # How many there will be is not known, so the bar only counts.
+        self.progress("search", self.measured, 0)
+        return found
 
     def times(self, plan: Plan | None) -> NodeTimes:
         """Return how long each node takes; None stands for the float model."""

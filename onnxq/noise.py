@@ -12,15 +12,15 @@ from functools import cached_property
 from onnxq.costs import Noise
 from onnxq.measures import Effort, Measures
 from onnxq.plan import Demotion, Plan
-from onnxq.scheme import Mode, Spec
-from onnxq.search import Demotions, small_nodes
+from onnxq.scheme import Mode
+from onnxq.search import FINER, Demotions, small_nodes
 
 # Groups whose noise is this part of what is allowed are not looked into.
 _NEGLIGIBLE = 1 / 64
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
-# For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger.
-_FINER = Spec("int8-narrow", per=(32,), scale="float16")
+# Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
+_LOWEST_SQNR = -100.0
 
 
 def spread_noise(
@@ -120,7 +120,7 @@ class NoiseMeter:
         small = small_nodes(self.full)
         reason = "its weights as coarser codes would hurt the worst output too much"
         finer = {
-            node: floats[node] if node in small else Demotion(_storing(weighted[node].mode), reason, weight=_FINER)
+            node: floats[node] if node in small else Demotion(_storing(weighted[node].mode), reason, weight=FINER)
             for node in order
         }
         goal = -10 * math.log10(_STORED_SHARE * self._allowed)
@@ -188,7 +188,7 @@ class NoiseMeter:
 
 
 def _ratio(decibels: float) -> float:
-    return float(10 ** (-decibels / 10))
+    return float(10 ** (-max(decibels, _LOWEST_SQNR) / 10))
 
 
 def _storing(mode: Mode) -> Mode:

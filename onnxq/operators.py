@@ -11,6 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from onnxq.integer_operators import INTEGER_OPERATORS
+
 if TYPE_CHECKING:
     from onnxq.graph import Node
 
@@ -114,26 +116,16 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
 )
 """Every operator the planner knows, by op type of the default domain. A new operator is one more line."""
 
-ALREADY_QUANTIZED = frozenset(
+ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
     {
         "ConvInteger",
         "DequantizeLinear",
         "DynamicQuantizeLSTM",
         "DynamicQuantizeLinear",
-        "DynamicQuantizeMatMul",
         "GatherBlockQuantized",
         "MatMulBnb4",
         "MatMulInteger",
-        "MatMulIntegerToFloat",
         "MatMulNBits",
-        "QAttention",
-        "QGemm",
-        "QLinearAdd",
-        "QLinearConcat",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QLinearMul",
-        "QLinearSigmoid",
         "QuantizeLinear",
     }
 )

@@ -9,6 +9,8 @@ from onnxq.errors import DataError
 from onnxq.formats import format_named
 from onnxq.numerics import Parameters, parameters_from_range
 from onnxq.plan import Plan
+from onnxq.spec import Method, Spec
+from onnxq.torch_observers import Observer, fixed_parameters
 
 RangeMethod = Callable[[TensorStatistics], tuple[float, float]]
 
@@ -33,11 +35,19 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {
-        activation.tensor: parameters_from_range(
-            *ranges[activation.group], format_named(activation.spec.format), symmetric=activation.spec.symmetric
+        activation.tensor: _parameters(
+            ranges[activation.group], activation.spec, fixed=ranges[activation.group] == activation.fixed_range
         )
         for activation in plan.activations
     }
+
+
+def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Parameters:
+    if spec.method is Method.TORCH and fixed and spec.format.startswith("uint8"):
+        return fixed_parameters(*found)
+    if spec.method is Method.TORCH:
+        return Observer(spec.format, spec.symmetric).parameters(*found)
+    return parameters_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
 
 
 def _calibrated_range(tensor: str, statistics: Statistics, method: RangeMethod) -> tuple[float, float]:

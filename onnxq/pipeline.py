@@ -91,7 +91,8 @@ def quantize(
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
         ranges: which range the statistics of a tensor mean; None tries min-max, a percentile and the least squared
-            error on the whole model and keeps the best, or takes min-max when there is no search.
+            error on the whole model and keeps the best, or takes min-max when there is no search; a scheme that names a
+            range method has that one.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
         collection: where samples run, and which earlier statistics are used; None runs all in this process.
         chain: inputs by the output that they take from the sample before, for stateful models.
@@ -122,6 +123,8 @@ def quantize(
     """
     start = time.perf_counter()
     scheme, runtime = _scheme(scheme), target_named(target)
+    if ranges is None and replay is None and scheme.ranges:
+        ranges = parse_range(scheme.ranges)
     source = Path(model) if isinstance(model, (str, Path)) else None
     output = Path(output) if output is not None else None
     if output is not None:

@@ -24,6 +24,15 @@ def _microscaling(format: str) -> Spec:
 
 _NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 
+
+def _burn(format: str, per: Granularity | tuple[int, ...]) -> Spec:
+    return Spec(format, per, method=Method.BURN)
+
+
+def _torch(format: str, per: Granularity) -> Spec:
+    return Spec(format, per, symmetric=not format.startswith("u"), method=Method.TORCH)
+
+
 _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
     ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit data: integer arithmetic"),
     ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
@@ -44,10 +53,28 @@ _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
     ("nvfp4", Mode.WEIGHT_ONLY, _NVFP4, "4-bit floats in blocks of 16 with two levels of scales"),
     ("int8-words", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32, storage=Storage.WORDS), "int8-block32 in uint32 words"),
     ("int4-words", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE, Storage.WORDS), "int4-block32 in uint32 words"),
+    ("burn-q8s", Mode.STORAGE, _burn("int8-narrow", Granularity.TENSOR), "all parameters as Burn's Q8S per tensor"),
+    ("burn-q4s", Mode.STORAGE, _burn("int4-narrow", Granularity.TENSOR), "all parameters as Burn's Q4S per tensor"),
+    ("torch-fbgemm", Mode.STATIC, _torch("int8", Granularity.CHANNEL), "as PyTorch's qconfig fbgemm: 7-bit data"),
+    ("torch-qnnpack", Mode.STATIC, _torch("int8", Granularity.TENSOR), "as PyTorch's qconfig qnnpack: 8-bit data"),
 )
 
+# What PyTorch's HistogramObserver makes of data; the others take the target's format and search for a range.
+_HISTOGRAM = "histogram"
+_ACTIVATIONS: Mapping[str, Spec] = {
+    "torch-fbgemm": _torch("uint8-7bit", Granularity.TENSOR),
+    "torch-qnnpack": _torch("uint8", Granularity.TENSOR),
+}
+
 PRESETS: Mapping[str, Scheme] = MappingProxyType(
-    {name: Scheme((Rule(mode, weight=weight),), name=name) for name, mode, weight, _ in _TABLE}
+    {
+        name: Scheme(
+            (Rule(mode, weight=weight, activation=_ACTIVATIONS.get(name)),),
+            name=name,
+            ranges=_HISTOGRAM if name in _ACTIVATIONS else "",
+        )
+        for name, mode, weight, _ in _TABLE
+    }
 )
 """Every preset by name."""
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from onnxq.choosing import Scores, Wish
-from onnxq.errors import FidelityError, OutputError
+from onnxq.errors import FidelityError, ModelError, OutputError
 from onnxq.evaluate import Agreement
 from onnxq.plan import Plan
 from onnxq.regions import Region
@@ -95,7 +95,8 @@ def check_fidelity(report: Report, wish: Wish) -> None:
     """Refuse a model that is less faithful than was wished.
 
     Raises:
-        FidelityError: It is, or an output is not finite or of another shape.
+        FidelityError: it is, or an output is not finite or of another shape.
+        ModelError: no node is worth quantizing, so that the model is the float model.
     """
     min_sqnr = wish.min_sqnr
     agreement = report.agreement
@@ -104,6 +105,12 @@ def check_fidelity(report: Report, wish: Wish) -> None:
         what = "is not finite" if broken.same_shapes else "has another shape"
         raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
+        if not report.sensitivities:
+            reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
+            raise ModelError(
+                f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
+                "without a search if it has to be"
+            )
         hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
         raise FidelityError(
             f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; the nodes "

@@ -88,10 +88,13 @@ class Scheme:
     Attributes:
         rules: the rules, most specific first.
         name: how reports call the scheme.
+        ranges: the range method for activations, as parse_range takes it, where the user names none; empty leaves the
+            choice to measuring.
     """
 
     rules: tuple[Rule, ...]
     name: str = "custom"
+    ranges: str = ""
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""
@@ -146,7 +149,8 @@ def load_scheme(path: str | Path) -> Scheme:
     """Read a scheme from a TOML file.
 
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
-    fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own.
+    fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
+    range method for activations, by default that of the base.
 
     Args:
         path: the file.
@@ -163,24 +167,26 @@ def load_scheme(path: str | Path) -> Scheme:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
         raise SchemeError(f"scheme {path} cannot be read: {reason}") from reason
     try:
-        return Scheme(_parse_rules(document), name=path.stem)
+        return replace(_parse_scheme(document), name=path.stem)
     except SchemeError as reason:
         raise SchemeError(f"scheme {path}: {reason}") from reason
 
 
-def _parse_rules(document: Mapping[str, object]) -> tuple[Rule, ...]:
-    _check_keys("scheme", document, {"base", "rule"})
+def _parse_scheme(document: Mapping[str, object]) -> Scheme:
+    _check_keys("scheme", document, {"base", "ranges", "rule"})
     entries = document.get("rule", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SchemeError("rules are written as [[rule]] tables")
     rules = tuple(_parse_rule(entry) for entry in entries)
+    base = Scheme(())
     if "base" in document:
         from onnxq.presets import preset_named
 
-        rules += preset_named(str(document["base"])).rules
+        base = preset_named(str(document["base"]))
+        rules += base.rules
     if not rules:
         raise SchemeError('it has no rules; add [[rule]] tables or base = "int8"')
-    return rules
+    return Scheme(rules, ranges=str(document.get("ranges", base.ranges)))
 
 
 def _parse_rule(entry: Mapping[str, object]) -> Rule:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
 from onnxq.plan import DECODING, Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.regions import Region
-from onnxq.scheme import Mode
+from onnxq.scheme import Mode, Spec
 
 _SMALL_SHARE = 0.01
+
+FINER = Spec("int8-narrow", per=(32,), scale="float16")
+"""For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger than int8."""
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
@@ -99,12 +102,12 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     if full_sqnr >= goal:
         return Outcome(full, (), counter.calls)
     small = small_nodes(full)
-    static = _alone(planner, counter, Mode.STATIC, {})
+    static = _alone(planner, counter, {Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
     stored: list[Sensitivity] = []
     if sqnr < goal:
-        stored = _alone(planner, counter, Mode.STORAGE, demotions)
+        stored = _alone(planner, counter, {Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
         sizes = _sizes(full)
         # Float weights are four times as large, so those go first that take away most noise for their size.
         worth = sorted(stored, key=lambda one: one.sqnr + 10 * math.log10(sizes[one.node] + 1))
@@ -120,10 +123,10 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
-def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) -> list[Sensitivity]:
-    """Measure each weighted node of ``mode`` with every other weight in float, noisiest first."""
+def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[Sensitivity]:
+    """Measure each weighted node of ``modes`` with every other weight in float, noisiest first."""
     plan = planner(demoted)
-    units = [decision.node for decision in plan.decisions if decision.mode is mode and decision.weights]
+    units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
     everything = [decision.node for decision in plan.decisions if decision.weights]
     measure.expect(len(units))
     silence = Demotion(Mode.FLOAT, "left in float to measure another node alone")
@@ -131,7 +134,7 @@ def _alone(planner: Planner, measure: _Counter, mode: Mode, demoted: Demotions) 
     for unit in units:
         others = {node: silence for node in everything if node != unit}
         kept = {unit: demoted[unit]} if unit in demoted else {}
-        found.append(Sensitivity(unit, mode, measure(planner(others | kept))))
+        found.append(Sensitivity(unit, plan.by_node[unit].mode, measure(planner(others | kept))))
     return sorted(found, key=lambda one: one.sqnr)
 
 
@@ -171,6 +174,8 @@ def small_nodes(plan: Plan) -> set[str]:
 
 
 def _demotion(one: Sensitivity, small: set[str]) -> Demotion:
+    if one.mode is Mode.WEIGHT_ONLY and one.node not in small:
+        return Demotion(Mode.WEIGHT_ONLY, "its weights as coarser codes hurt the worst output too much", weight=FINER)
     fallback = Mode.STORAGE if one.mode is Mode.STATIC and one.node not in small else Mode.FLOAT
     return Demotion(fallback, f"{one.mode} quantization of it hurts the worst output too much")
 
@@ -193,6 +198,29 @@ class _Counter:
         return sqnr
 
 
+def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
+    """Return what makes of a plan one with the same codes that are decoded when the model is loaded.
+
+    Args:
+        plan: whose model was slower than float.
+        full: what the planner wants without demotions.
+        reason: why the codes are not worked on.
+    """
+    found = {}
+    for one in plan.decisions:
+        if one.weights and one.mode in DECODING:
+            found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec)
+        elif full.by_node[one.node].weights:
+            weight = one.weights[0].spec if one.weights else None
+            found[one.node] = Demotion(one.mode, one.reason.split(": ", 1)[-1], one.figures, weight)
+    return found
+
+
+def slower(speed: float) -> str:
+    """Return the reason for storing what was worked on, given how many times as fast as float it ran."""
+    return f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
+
+
 def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
     """Return a planner for a model that was slower than float: its weights are stored, and it computes in float.
 
@@ -201,7 +229,7 @@ def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
         plan: what the planner wants without demotions, so that no node becomes an integer kernel again.
         speed: how many times as fast as the float model it ran.
     """
-    reason = f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
+    reason = slower(speed)
     slow = {
         decision.node: Demotion(Mode.STORAGE, reason)
         for decision in plan.decisions

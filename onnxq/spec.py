@@ -14,6 +14,7 @@ from onnxq.scale_formats import scale_format_named
 _MOST_AXES = 5
 _TWO_LEVEL = ("float16", "ue4m3")
 _WORD_FIELDS = (2, 4, 8)
+_TORCH_BITS = 8
 
 
 class Granularity(StrEnum):
@@ -35,7 +36,7 @@ class Rounding(StrEnum):
 
 
 class Method(StrEnum):
-    """How scale and zero point of a weight are chosen."""
+    """How scale, zero point and codes are found."""
 
     MINMAX = "minmax"
     """From the smallest and largest value."""
@@ -43,6 +44,10 @@ class Method(StrEnum):
     """The clipping that makes the squared error of each scale's values smallest."""
     HQQ = "hqq"
     """The scale and zero point that make small the errors of most values; the few large ones hardly count."""
+    BURN = "burn"
+    """What Burn's Quantizer computes, which takes every float initializer, biases and norms too."""
+    TORCH = "torch"
+    """What the observers and kernels of PyTorch's eager mode compute."""
 
 
 class Storage(StrEnum):
@@ -66,7 +71,7 @@ class Spec:
         scale: a name of SCALE_FORMATS.
         scale_rounding: how scales are brought to that format; a float32 scale is always the nearest.
         two_level: whether scales are multiplied by one float32 scale of the tensor.
-        method: how scale and zero point are chosen.
+        method: how scale, zero point and codes are found.
         storage: what the file holds codes in.
 
     >>> Spec("int8-narrow", per=Granularity.CHANNEL).symmetric
@@ -127,6 +132,12 @@ def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
     yield (
         spec.method is Method.HQQ and spec.symmetric,
         'method = "hqq" chooses zero points and symmetric codes have none; say symmetric = false or method = "mse"',
+    )
+    plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.per, Granularity)
+    yield (
+        spec.method is Method.TORCH and not (plain and format.bits == _TORCH_BITS and not format.is_float),
+        'method = "torch" makes 8-bit integers with float32 scales per tensor or channel; say format = "int8" and no '
+        "blocks, other scales or words",
     )
     yield (
         spec.storage is Storage.WORDS and format.bits not in _WORD_FIELDS,

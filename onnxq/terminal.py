@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from onnxq import progress as progress_module
 from onnxq.bench import Bench
@@ -20,6 +20,7 @@ from onnxq.scheme import Mode
 _SHOWN_REASONS = 8
 _SHOWN_NODES = 5
 _SHOWN_REGIONS = 5
+_SHOWN_PLANS = 8
 _STAGES = {
     "calibrate": "Calibrating",
     "profile": "Timing nodes",
@@ -73,7 +74,7 @@ def print_report(report: Report) -> None:
         table.add_row(
             "latency",
             f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
-            f"{latency.threads} threads)",
+            f"{_threads(latency.threads)})",
         )
     if not report.loads:
         table.add_row(
@@ -93,33 +94,39 @@ def print_report(report: Report) -> None:
     console.print(table)
     reasons = plan.left_in_float()
     if reasons:
-        left = Table(title="Not integer, and why", show_header=False)
+        left = Table(title="Not static, and why", show_header=False)
         for reason, count in reasons[:_SHOWN_REASONS]:
             left.add_row(str(count), reason)
         if len(reasons) > _SHOWN_REASONS:
             left.add_row(str(sum(count for _, count in reasons[_SHOWN_REASONS:])), "other reasons; see --report")
         console.print(left)
     if report.regions:
-        regions = Table("integer region", "nodes", "float", "integer", title="Where the time goes")
+        regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
+        regions.title = "Integer regions, profiled"
         for region in report.regions[:_SHOWN_REGIONS]:
             milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
-            regions.add_row(f"{region.mode} from {region.first}", str(region.nodes), *milliseconds)
+            regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
         console.print(regions)
     if report.frontier:
-        frontier = Table("static", "dynamic", "expected", "worst output", "speed", title="Plans that were weighed")
-        for point in report.frontier:
+        frontier = Table("static", "dynamic", "profiled", "worst output", "speed", "", title="Plans that were weighed")
+        # What was timed decided; where nothing was, the fastest tell most.
+        shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
+        if len(shown[:_SHOWN_PLANS]) < len(report.frontier):
+            frontier.caption = f"{len(report.frontier) - len(shown[:_SHOWN_PLANS])} more; see --report"
+        for point in shown[:_SHOWN_PLANS]:
             frontier.add_row(
                 str(point.static),
                 str(point.dynamic),
                 f"{point.milliseconds:.2f} ms",
                 "-" if point.sqnr is None else _decibels(point.sqnr),
-                "-" if point.speed is None else f"{point.speed:.2f}x" + (" (taken)" if point.chosen else ""),
+                "-" if point.speed is None else f"{point.speed:.2f}x",
+                "taken" if point.chosen else "",
             )
         console.print(frontier)
     if report.sensitivities:
-        hurt = Table("node", "alone at the worst output", title="What hurts most")
+        hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
         for one in report.sensitivities[:_SHOWN_NODES]:
-            hurt.add_row(one.node, _decibels(one.sqnr))
+            hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
         console.print(hurt)
 
 
@@ -146,7 +153,7 @@ def print_bench(bench: Bench) -> None:
     console.print(table)
     console.print(
         f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
-        f"on {bench.samples} samples with {latency.threads} {'thread' if latency.threads == 1 else 'threads'}"
+        f"on {bench.samples} samples with {_threads(latency.threads)}"
     )
     console.print(bench.verdict)
 
@@ -193,6 +200,10 @@ def _decibels(value: float) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _threads(count: int) -> str:
+    return f"{count} {'thread' if count == 1 else 'threads'}"
 
 
 def _duration(seconds: float) -> str:

@@ -88,11 +88,11 @@ class Observer:
         high = np.maximum(np.asarray(maximum, np.float32), np.float32(0))
         epsilon, format = np.float32(self.epsilon), FORMATS[self.format]
         if self.symmetric:
-            scale = np.maximum(np.maximum(-low, high) / np.float32((highest - lowest) / 2), epsilon)
+            scale = np.asarray(np.maximum(np.maximum(-low, high) / np.float32((highest - lowest) / 2), epsilon))
             middle = 0 if format.signed else (lowest + highest + 1) // 2
             return Parameters(scale, np.full(scale.shape, middle, format.dtype) if middle else None)
-        scale = np.maximum((high - low) / np.float32(highest - lowest), epsilon)
-        zero_point = np.clip(lowest - np.rint(low / scale), lowest, highest)
+        scale = np.asarray(np.maximum((high - low) / np.float32(highest - lowest), epsilon))
+        zero_point = np.asarray(np.clip(lowest - np.rint(low / scale), lowest, highest))
         return Parameters(scale, zero_point.astype(format.dtype))
 
 
@@ -184,6 +184,18 @@ def quantize(
     zero_point = np.float32(0) if parameters.zero_point is None else parameters.zero_point.astype(np.float32)
     shifted = scaled + zero_point if engine is Engine.FBGEMM else np.rint(scaled) + zero_point
     return QTensor(format.round(np.asarray(shifted, np.float32)), parameters, format)
+
+
+def fixed_parameters(low: float, high: float) -> Parameters:
+    """Return the scale and zero point of quint8 data that an operator keeps in a range, such as a Sigmoid.
+
+    The end of the range itself is no code: ``FixedQParamsObserver`` divides by 256.
+
+    >>> fixed_parameters(-1.0, 1.0).scale, fixed_parameters(-1.0, 1.0).zero_point
+    (array(0.0078125, dtype=float32), array(128, dtype=uint8))
+    """
+    scale = (high - low) / 256
+    return Parameters(np.array(scale, np.float32), np.array(-low / scale, np.uint8))
 
 
 def dynamic_parameters(minimum: float, maximum: float, *, reduce_range: bool) -> Parameters:

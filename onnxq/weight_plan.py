@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 from onnx import TensorProto
 
+from onnxq.burn import check as check_burn
 from onnxq.errors import SchemeError
 from onnxq.formats import format_named
 from onnxq.graph import Constant, Node, onnx_dtype
@@ -14,7 +16,7 @@ from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.obstacles import scales_its_terms, volume
 from onnxq.operators import OPERATORS
 from onnxq.plan import Decision, Plan, Weight
-from onnxq.scheme import Granularity, Mode, Rule, Spec
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
 from onnxq.targets import Target
 
 # Below this a weight saves less than the nodes that decode it cost.
@@ -25,9 +27,13 @@ _SMALLEST_TABLE = 1024
 _MOST_BITS = 16
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
+# Their float inputs say what they do; a coarser number would make them do something else.
+_SETTINGS = frozenset({"Clip", "Dropout", "NonMaxSuppression", "OneHot", "Pad", "Range", "Resize", "Upsample"})
+
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
+_TWO_BITS, _CODES_IN_BYTE = 2, 4
 
 
 def weight_spec(rule: Rule, target: Target) -> Spec:
@@ -44,9 +50,14 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
     spec = weight_spec(rule, target)
     if format_named(spec.format).bits > _MOST_BITS:
         raise SchemeError(f"weights as {spec.format} are no smaller than floats; use int16 or fewer bits")
+    if spec.method is Method.BURN:
+        check_burn(spec)
+        if rule.mode not in (Mode.STORAGE, Mode.FLOAT):
+            raise SchemeError(f'method = "burn" computes in float, so it has no mode {rule.mode}; say mode = "storage"')
     if rule.mode not in (Mode.STATIC, Mode.DYNAMIC):
         return
-    plain = isinstance(spec.per, Granularity) and spec == Spec(spec.format, spec.per, spec.symmetric)
+    method = Method.TORCH if spec.method is Method.TORCH else Method.MINMAX
+    plain = isinstance(spec.per, Granularity) and spec == Spec(spec.format, spec.per, spec.symmetric, method=method)
     if not plain or not spec.symmetric or not spec.format.startswith("int8"):
         kind = "symmetric" if spec.symmetric else "affine"
         per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"
@@ -79,7 +90,7 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
         reason: why the node does not run as an integer kernel.
         in_body: whether it stands in a control-flow body.
     """
-    weights = tuple(_large_weights(node, spec))
+    weights = tuple((_every_weight if spec.method is Method.BURN else _large_weights)(node, spec))
     if not weights:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if problem := next(filter(None, (_misfit(node, weight) for weight in weights)), ""):
@@ -124,6 +135,22 @@ def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
         ):
             weight = weight_at(node, index, spec)
             yield replace(weight, spec=_with_full_blocks(spec, tensor.shape, weight.reduction_axis))
+
+
+def _every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
+    """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
+    if node.op in _SETTINGS or node.bodies():
+        return
+    for index, tensor in enumerate(node.inputs):
+        if (
+            isinstance(tensor, Constant)
+            and onnx_dtype(tensor) in _FLOATS
+            and volume(tensor.shape)
+            and tensor.shape
+            and np.isfinite(tensor.values.astype(np.float32)).all()
+        ):
+            # Blocks lie along the last axes, whatever the operator sums over.
+            yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
 
 
 def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:
@@ -177,6 +204,8 @@ def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
         return "onnxruntime multiplies no codes that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
         return f"nothing multiplies {spec.format} codes"
+    if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _CODES_IN_BYTE:
+        return "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
     if isinstance(spec.per, tuple) and not is_kernel_block(spec.per):
         return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.per)}"
     if dtype == TensorProto.BFLOAT16:

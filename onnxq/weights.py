@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxq import burn, torch_observers
 from onnxq.blocks import block_shape
 from onnxq.errors import ModelError
 from onnxq.formats import FORMATS, Format, format_named
@@ -21,7 +22,7 @@ from onnxq.numerics import (
 )
 from onnxq.scale_search import chosen_parameters
 from onnxq.scales import block_range
-from onnxq.spec import Spec
+from onnxq.spec import Method, Spec
 
 # Half of an int32 accumulator is the bias's, the other half the products'.
 _LARGEST_BIAS = 2**30
@@ -31,7 +32,7 @@ def encode(weight: npt.NDArray[Any], spec: Spec, *, channel_axis: int, reduction
     """Quantize a weight as a Spec says.
 
     Scales are computed in float64 whatever the weight's type, brought to the scale's format, and only then divide.
-    An all-zero block has scale 1.
+    An all-zero block has scale 1. The methods of other frameworks do all as these do.
 
     Args:
         weight: finite values of a float type, of any rank.
@@ -54,17 +55,32 @@ def encode(weight: npt.NDArray[Any], spec: Spec, *, channel_axis: int, reduction
     low, high = block_range(weight, block)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ModelError("the weight holds NaN or infinity, which have no code; leave its node in float")
+    if spec.method is Method.BURN:
+        return burn.encode(weight, spec)
+    if spec.method is Method.TORCH:
+        return _observed(weight, low, high, format_named(spec.format), symmetric=spec.symmetric)
     parameters = chosen_parameters(weight, low, high, spec, block)
     return quantize(weight, parameters, format_named(spec.format))
 
 
-def quantize_weight(weight: npt.NDArray[np.floating], format: Format, axis: int | None) -> QTensor:
+def _observed(
+    weight: npt.NDArray[Any], low: npt.NDArray[Any], high: npt.NDArray[Any], format: Format, *, symmetric: bool
+) -> QTensor:
+    """Quantize as a MinMaxObserver and the kernel behind it do; channels may lie along any axis."""
+    parameters = torch_observers.Observer(format.name, symmetric).parameters(low, high)
+    return torch_observers.quantize(weight, parameters, format)
+
+
+def quantize_weight(
+    weight: npt.NDArray[np.floating], format: Format, axis: int | None, method: Method = Method.MINMAX
+) -> QTensor:
     """Quantize a weight symmetrically by its largest magnitude.
 
     Args:
         weight: float array of any rank.
         format: the codes' format.
         axis: axis that keeps a scale of its own for each index; None for one scale.
+        method: TORCH computes in PyTorch's arithmetic.
 
     Returns:
         Codes of the weight's shape; the scale has its rank, or is a scalar for ``axis`` None.
@@ -75,6 +91,8 @@ def quantize_weight(weight: npt.NDArray[np.floating], format: Format, axis: int 
     """
     reduced = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
     low, high = weight_range(weight, reduced)
+    if method is Method.TORCH:
+        return _observed(weight, low, high, format, symmetric=True)
     return quantize(weight, parameters_from_range(low, high, format, symmetric=True), format)
 
 
@@ -86,6 +104,7 @@ def quantize_weight_with_bias(
     input_scale: float,
     *,
     per_channel: bool,
+    method: Method = Method.MINMAX,
 ) -> tuple[QTensor, QTensor]:
     """Quantize a weight, and its bias to int32 with scale ``input_scale * weight scale`` and zero point 0.
 
@@ -100,12 +119,13 @@ def quantize_weight_with_bias(
         axis: the weight's channel axis.
         input_scale: scale of the data that the weight multiplies.
         per_channel: whether each channel has its own scale.
+        method: TORCH computes the weight in PyTorch's arithmetic, unless a scale has to be raised.
 
     Returns:
         The weight and the bias; the bias's scale is per channel when the weight's is, else a scalar.
     """
     flat = bias.reshape(-1).astype(np.float64)
-    first = quantize_weight(weight, format, axis if per_channel else None)
+    first = quantize_weight(weight, format, axis if per_channel else None, method)
     scale = first.parameters.scale.reshape(-1).astype(np.float64)
     wanted = np.abs(flat) / (input_scale * _LARGEST_BIAS)
     # The product of the two scales has to be a normal number as well.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxq.decoding import is_small
 from onnxq.errors import OnnxqError
 from onnxq.graph import ArrayPayload, Constant, Graph, Node, Variable, become_constant, remove_nodes, scopes, to_model
 from onnxq.passes.base import Changes, Pass
@@ -60,15 +61,16 @@ _GENERATORS = frozenset(
 _ELEMENT_BYTES = 8
 # Smaller integers are shape arithmetic, larger ones the codes of stored weights.
 _SMALLEST_CODES = 256
+_LARGEST_CODE = 2
 
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
-    Leaves quantization, weights stored as 8-bit codes behind a Cast, random numbers, control flow, custom operators,
-    outputs of a graph, results larger than ``largest``, and those that together make the model larger by more than
-    that. Constants are fed to onnxruntime, so they are not copied into a model first.
+    Leaves quantization, weights stored as codes behind a Cast or in words, random numbers, control flow, custom
+    operators, outputs of a graph, results larger than ``largest``, and those that together make the model larger by
+    more than that. Constants are fed to onnxruntime, so they are not copied into a model first.
 
     Attributes:
         largest: bytes that one result may have, and by which all results may exceed what they are computed from.
@@ -119,6 +121,8 @@ class FoldConstants(Pass):
     def _obstacle(self, node: Node, made: int | None, grown: int) -> str:
         if node.op == "Cast" and _is_codes(node.inputs[0]):
             return "decodes a stored weight"
+        if any(isinstance(tensor, Constant) and _is_words(tensor) for tensor in node.inputs):
+            return "takes the codes of a stored weight out of words"
         if made is None:
             return "the size of its result is not known"
         if made * _ELEMENT_BYTES > self.largest:
@@ -174,18 +178,23 @@ def _most_elements(node: Node, read: Sequence[int]) -> int | None:
 
 
 def _is_plain(tensor: Constant) -> bool:
-    """Whether the runtime takes the constant as a feed; packed and string types are not needed for folding."""
-    return tensor.dtype.kind in "fiub"
+    """Whether numpy itself has the type; strings and the codes of weights are not needed for folding."""
+    return tensor.dtype.kind in "fiub" and not is_small(tensor.dtype)
 
 
 def _is_codes(tensor: Variable | Constant) -> bool:
-    """Whether the tensor is a weight's 8-bit codes, which a Cast to float would store four times as large."""
+    """Whether the tensor is a weight's codes, which a Cast to float would store two or four times as large."""
     return (
         isinstance(tensor, Constant)
         and tensor.dtype.kind in "iu"
-        and tensor.dtype.itemsize == 1
+        and tensor.dtype.itemsize <= _LARGEST_CODE
         and tensor.nbytes >= _SMALLEST_CODES
     )
+
+
+def _is_words(tensor: Constant) -> bool:
+    """Whether the tensor is words of codes; float models have no such integers."""
+    return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
 
 
 def _compute(nodes: Sequence[Node], wanted: Sequence[Variable], opset: int) -> list[object]:

@@ -93,7 +93,8 @@ def _weight(node: Node, source: Constant, decision: Decision, names: Names) -> t
     weight = decision.weights[0]
     values = source.values.T if node.attrs.get("transB", 0) else source.values
     per_channel = weight.spec.per is Granularity.CHANNEL
-    quantized = quantize_weight(values, format_named(weight.spec.format), values.ndim - 1 if per_channel else None)
+    axis = values.ndim - 1 if per_channel else None
+    quantized = quantize_weight(values, format_named(weight.spec.format), axis, weight.spec.method)
     scale = quantized.parameters.scale.reshape(-1 if per_channel else ())
     return (
         constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(quantized.codes)),

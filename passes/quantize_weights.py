@@ -54,13 +54,15 @@ class QuantizeWeights(Pass):
         format = format_named(weight.spec.format)
         values = source.values
         axis = weight.axis % values.ndim
-        per_channel = weight.spec.per is Granularity.CHANNEL
+        per_channel, method = weight.spec.per is Granularity.CHANNEL, weight.spec.method
         if decision.bias is None:
-            codes = quantize_weight(values, format, axis if per_channel else None)
+            codes = quantize_weight(values, format, axis if per_channel else None, method)
             return [_replace(node, weight.index, codes, axis, names)]
         bias = node.inputs[decision.bias].values
         scale = float(self.parameters[decision.data].scale)
-        codes, bias_codes = quantize_weight_with_bias(values, bias, format, axis, scale, per_channel=per_channel)
+        codes, bias_codes = quantize_weight_with_bias(
+            values, bias, format, axis, scale, per_channel=per_channel, method=method
+        )
         return [
             _replace(node, weight.index, codes, axis, names),
             _replace(node, decision.bias, bias_codes, bias.ndim - 1, names),

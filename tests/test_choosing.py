@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import ModelProto
 
+from onnxq import verify
 from onnxq.calibration.range_table import parse_range
 from onnxq.choosing import Scores
 from onnxq.errors import FidelityError, SchemeError
@@ -93,3 +97,37 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
     weights = {tensor.name for tensor in onnx.load(tmp_path / "o.onnx").graph.initializer}
     assert weights
     assert np.isfinite(report.agreement.worst_sqnr)
+
+
+def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_EQUAL_SPEED", float("inf"))
+    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0.05).report
+    assert report.plan.count(Mode.STATIC) == 0
+    assert len(report.frontier) > 0
+    assert not any(point.chosen for point in report.frontier)
+
+
+def test_outputs_that_are_never_finite_are_refused_in_a_sentence(build: Callable[..., ModelProto]) -> None:
+    # Small weights beside large ones become zero, and so does the divisor.
+    weights = np.full((8, 8, 3, 3), 1e-6, np.float32)
+    weights[:, 0, 0, 0] = np.repeat([0.0, 1e6], 4)
+    text = "(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] p = Conv(x, w) [r] y = Reciprocal(p) }"
+    samples = [{"x": np.eye(8, dtype=np.float32)[[index]].repeat(64).reshape(1, 8, 8, 8)} for index in range(1, 5)]
+    with pytest.raises(FidelityError, match="nothing was written"):
+        quantize(build(text, w=weights), samples, seconds=0.01)
+
+
+@pytest.mark.parametrize("goal", [float("inf"), 4_000.0, 150.0])
+def test_a_fidelity_beyond_all_numbers_is_refused_in_a_sentence(build: Callable[..., ModelProto], goal: float) -> None:
+    text = "(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] p = Conv(x, w0) [b] y = Conv(p, w1) }"
+    model = build(text, w0=(8, 8, 2, 2), w1=(8, 8, 2, 2))
+    samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
+    with pytest.raises(FidelityError, match="nothing was written"):
+        quantize(model, samples, seconds=0.01, min_sqnr=goal)
+
+
+def test_whatever_is_finite_will_do_for_a_fidelity_below_all_numbers(build: Callable[..., ModelProto]) -> None:
+    model = build("(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] y = Conv(x, w) }", w=(8, 8, 3, 3))
+    samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
+    report = quantize(model, samples, seconds=0.01, min_sqnr=-math.inf).report
+    assert report.agreement.sound

@@ -142,3 +142,22 @@ def test_calib_is_asked_for_unless_it_is_a_dry_run() -> None:
     result = invoke("quantize", MODELS / "gru.onnx")
     assert result.exit_code == 2
     assert "give --calib with representative samples" in result.stderr
+
+
+def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    plan, model = tmp_path / "plan.toml", MODELS / "gru.onnx"
+    result = invoke("quantize", model, "--plan", plan, "--dry-run")
+    assert result.exit_code == 2
+    assert "--dry-run shows what a scheme would do" in result.stderr
+    result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
+    assert result.exit_code == 2
+    assert "--report and --plan-out are both" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
+    first = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", "--plan-out", "plan.toml")
+    again = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "plan.toml")
+    assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"

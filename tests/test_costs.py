@@ -63,8 +63,43 @@ def test_measured_borders_count_in_their_direction_and_others_by_size(gated: Mod
         Border(None, ("a",), 3_000, 3_000),
         Border("a", ("tanh",), 7_000, 5_000),
         Border(None, ("b",), 4_000, 8_000),
-        Border("b", (), 7_000, 8_000),
+        Border("b", ("",), 7_000, 8_000),
     )
+
+
+def test_outputs_of_the_graph_and_bodies_read_floats(build: Callable[..., ModelProto]) -> None:
+    model = build(
+        """(float[1,8,8,8] x, bool c) => (float[1,8,6,6] p, float[1,8,4,4] y) {
+            [a] p = Conv(x, w0)
+            [b] q = Conv(p, w1)
+            [choose] y = If (c) <
+                then_branch = yes () => (float[1,8,4,4] u) { [inner] u = Sin(q) },
+                else_branch = no () => (float[1,8,4,4] v) { [other] v = Cos(q) }>
+        }""",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8, 3, 3),
+    )
+    found = priced(model, times({"a": 9e3, "b": 9e3}), times({"a": 1e3, "b": 1e3}, {"p": 4e3, "q": 5e3}))
+    assert [border.consumers for border in found.borders] == [("a",), ("b", ""), ("",)]
+    integer = found.assignment(frozenset({"a", "b"}), SILENT, 0.0)
+    assert integer.nanoseconds == 2e3 + 3_000 + 4e3 + 5e3
+
+
+def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(perceptron: ModelProto) -> None:
+    graph = prepare(read_model(perceptron))
+    plan = make_plan(graph, preset_named("int8-dynamic"), TARGET)
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
+    found = Prices(graph, plan, plan, Costs(floats, dynamic, dynamic), TARGET)
+    chosen = found.assignment(frozenset(), SILENT, 0.0)
+    assert chosen.dynamic == {"first"}
+    assert found.demotions(chosen, SILENT) == {
+        "second": Demotion(
+            Mode.STORAGE,
+            "it is not faster as an integer kernel on this machine",
+            "0.000 ms in float, 0.000 ms as integers",
+        )
+    }
 
 
 def test_a_clamp_and_its_producer_stay_together_and_followers_need_their_data(residual: ModelProto) -> None:

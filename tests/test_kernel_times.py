@@ -12,7 +12,7 @@ from convolutions import KERNEL, between_convolutions
 from onnx import ModelProto
 
 from onnxq.graph import as_graph, load, save
-from onnxq.kernel_times import Kernel, profile_kernels, trace_kernels
+from onnxq.kernel_times import Kernel, _kernels, profile_kernels, trace_kernels
 from onnxq.preparation import prepare
 
 
@@ -89,3 +89,39 @@ def test_branches_that_ran_for_some_samples_only_are_left_out(build: Callable[..
     times = trace_kernels(kernels, load(tmp_path / "m.onnx"))
     assert {"first", "last"} <= times.nodes.keys()
     assert not {"inner", "other", "choose"} & times.nodes.keys()
+
+
+def test_quantizing_shared_data_anew_counts_evenly_at_the_products_that_share_it(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        "(float[4,8] x) => (float[4,8] y, float[4,8] z) { [a] y = MatMul(x, w0) [b] z = MatMul(x, w1) }",
+        w0=(8, 8),
+        w1=(8, 8),
+    )
+    quantizer = kernel("x.quantize", "DynamicQuantizeLinear", "x", "x.codes x.scale x.zero_point", 6.0)
+    products = [
+        kernel("a.1", "MatMulIntegerToFloat", "x.codes w0.codes x.scale", "y", 10.0),
+        kernel("b.1", "MatMulIntegerToFloat", "x.codes w1.codes x.scale", "z", 20.0),
+    ]
+    graph = prepare(as_graph(model))
+    times = trace_kernels([quantizer, *products], graph)
+    assert times.nodes == {"a": 13.0, "b": 23.0}
+    assert times.rest == 0
+    assert trace_kernels([quantizer], graph).rest == 6.0
+
+
+def test_coders_that_the_runtime_moves_count_at_their_tensor(conv_relu: ModelProto) -> None:
+    times = trace_kernels(
+        [
+            kernel("b_q", "QuantizeLinear", "b_pre_q s z", "b_q_to_dq", 2.0),
+            kernel("b_dq_token_4", "DequantizeLinear", "b_q_to_dq s z", "b_post_dq", 3.0),
+            kernel("first_q", "QuantizeLinear", "unknown s z", "known_to_nobody", 1.0),
+        ],
+        prepare(as_graph(conv_relu)),
+    )
+    assert times.borders == {"b": 5.0}
+
+
+def test_a_profile_without_a_finished_run_has_no_kernels(conv_relu: ModelProto) -> None:
+    assert list(_kernels(conv_relu.graph, [], 5)) == []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
-from onnxq.noise import spread_noise
+from onnxq.noise import _ratio, spread_noise
 
 UNITS = [f"n{index}" for index in range(32)]
 
@@ -51,3 +52,10 @@ def test_quiet_groups_are_not_looked_into() -> None:
     bench = Bench(n5=1.0)
     spread_noise(UNITS, bench, whole=1.03, most=30, negligible=0.1)
     assert len(bench.groups) == 10
+
+
+def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
+    assert _ratio(-math.inf) == 1e10
+    assert _ratio(math.inf) == 0.0
+    found = spread_noise(UNITS, lambda group: _ratio(-math.inf), whole=_ratio(-math.inf), most=8, negligible=0.0)
+    assert sum(found.values()) == pytest.approx(1e10)

@@ -89,6 +89,7 @@ def test_operators_of_quantized_models_are_not_planned() -> None:
     standard = {op for op in ALREADY_QUANTIZED if defs.has(op)}
     assert {schema.name for schema in onnx.defs.get_all_schemas() if "Quantize" in schema.name} <= standard
     assert {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"} <= standard
+    assert {"QLinearAveragePool", "QLinearConvTranspose", "QLinearWhere", "QGemm"} <= ALREADY_QUANTIZED
 
 
 def test_every_target_fuses_known_operators() -> None:

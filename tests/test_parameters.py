@@ -10,7 +10,8 @@ from onnxq.calibration.statistics import EMPTY, Statistics, observe
 from onnxq.errors import DataError
 from onnxq.parameters import activation_parameters
 from onnxq.plan import Activation, Plan
-from onnxq.scheme import Spec
+from onnxq.scheme import Method, Spec
+from onnxq.torch_observers import Observer, fixed_parameters
 
 AFFINE = Spec("uint8", symmetric=False)
 
@@ -67,3 +68,31 @@ def test_the_range_method_decides() -> None:
     seen = statistics(a=[-10.0, 10.0])
     found = activation_parameters(plan(Activation("a", Spec("int8-narrow"), "a")), seen, lambda one: (-1.0, 1.0))
     assert found["a"].scale == np.float32(1 / 127)
+
+
+OBSERVED = Spec("uint8-7bit", symmetric=False, method=Method.TORCH)
+
+
+def test_scales_of_pytorch_are_those_of_its_observers() -> None:
+    found = activation_parameters(
+        plan(Activation("a", OBSERVED, "a"), Activation("b", Spec("int8", method=Method.TORCH), "b")),
+        statistics(a=[-0.3, 2.0], b=[-1e-9, 1e-9]),
+        MinMax(),
+    )
+    expected = Observer("uint8", reduce_range=True).parameters(np.float32(-0.3), 2.0)
+    assert (found["a"].scale, found["a"].zero_point) == (expected.scale, expected.zero_point)
+    # Half the codes, and no scale below the epsilon.
+    assert found["a"].zero_point == 17
+    assert (found["b"].scale, found["b"].zero_point) == (2.0**-23, None)
+
+
+def test_pytorch_gives_fixed_ranges_all_codes() -> None:
+    activations = [
+        Activation("sigmoid", OBSERVED, "sigmoid", fixed_range=(0.0, 1.0)),
+        Activation("tanh", OBSERVED, "joined", fixed_range=(-1.0, 1.0)),
+        Activation("other", OBSERVED, "joined"),
+    ]
+    found = activation_parameters(plan(*activations), statistics(other=[-4.0, 4.0]), MinMax())
+    assert (found["sigmoid"].scale, found["sigmoid"].zero_point) == (1 / 256, 0)
+    assert found["tanh"].scale == found["other"].scale == np.float32(8 / 127)
+    assert fixed_parameters(0.0, 1.0).scale == 1 / 256

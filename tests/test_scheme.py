@@ -199,6 +199,13 @@ def test_a_file_adds_its_rules_in_front_of_its_base(tmp_path: Path) -> None:
     assert load_scheme(write(tmp_path, 'base = "int8"')).rules == PRESETS["int8"].rules
 
 
+def test_a_file_has_the_range_method_of_its_base_unless_it_names_one(tmp_path: Path) -> None:
+    assert load_scheme(write(tmp_path, 'base = "int8"')).ranges == ""
+    assert load_scheme(write(tmp_path, 'base = "torch-fbgemm"')).ranges == "histogram"
+    assert load_scheme(write(tmp_path, 'base = "torch-fbgemm"\nranges = "mse"')).ranges == "mse"
+    assert PRESETS["torch-fbgemm"].excluding("head").ranges == "histogram"
+
+
 def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
     text = '[[rule]]\nmode = "static"\nweight = { format = "int8" }\nactivation = { format = "uint8" }\n'
     rule = load_scheme(write(tmp_path, text)).rules[0]
@@ -252,7 +259,10 @@ RULE = '[[rule]]\nmode = "static"\n'
         (RULE + 'weight = { format = "int8", per = [true] }', "per is a list of whole numbers such as [32]"),
         (RULE + 'weight = { format = "int8", per = [0] }', "blocks have 1 to 5 extents of at least 1, found [0]"),
         (RULE + 'weight = { format = "int8", scale = "half" }', "scale format 'half' is not one of float32, float16"),
-        (RULE + 'weight = { format = "int8", method = "mes" }', "method is one of minmax, mse, hqq, found 'mes'"),
+        (
+            RULE + 'weight = { format = "int8", method = "mes" }',
+            "method is one of minmax, mse, hqq, burn, torch, found 'mes'",
+        ),
         (
             RULE + 'weight = { format = "int8", scale_rounding = "down" }',
             "scale_rounding is one of up, nearest, floor, found 'down'",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from onnx import ModelProto
 
 from onnxq.plan import Decision, Demotion, Plan, Weight
 from onnxq.progress import silent
 from onnxq.scheme import Mode, Spec
-from onnxq.search import Outcome, leave_what_hurts, without_integers
+from onnxq.search import FINER, Outcome, as_stored, leave_what_hurts, slower, without_integers
 
 # Noise of each node as an integer kernel, and with its weight stored.
 NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}
@@ -149,3 +150,25 @@ def test_a_small_node_that_hurts_keeps_its_weights_in_float() -> None:
         with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent
     )
     assert {one.node: one.mode for one in outcome.plan.decisions}["b"] is Mode.FLOAT
+
+
+def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
+    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER)
+    full = plan_of(residual, scheme="int4-block32")
+    plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
+    stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
+    assert not stored.decodes
+    assert stored.by_node["right"].mode is Mode.FLOAT
+    assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
+    assert stored.by_node["stem"].weights == plan.by_node["stem"].weights
+
+
+def test_coarse_codes_become_finer_where_nothing_is_timed(residual: ModelProto, plan_of) -> None:
+    def planner(demotions):
+        return plan_of(residual, scheme="int4-block32", demotions=demotions)
+
+    def measure(plan) -> float:
+        return 30.0 if all(weight.spec == FINER for one in plan.decisions for weight in one.weights) else 10.0
+
+    found = leave_what_hurts(planner, measure, 20.0, silent).plan
+    assert measure(found) == 30.0

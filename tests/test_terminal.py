@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from onnxq import terminal
 from onnxq.pipeline import quantize
 from onnxq.progress import silent
+from onnxq.search import Point
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -39,7 +41,7 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
     terminal.print_report(report)
     out, err = capsys.readouterr()
     assert out == ""
-    for row in ("size", "output logits", "latency", "kernels", "nodes", "Not integer, and why"):
+    for row in ("size", "output logits", "latency", "kernels", "nodes", "Not static, and why"):
         assert row in err
 
 
@@ -62,3 +64,22 @@ def test_long_lists_of_reasons_are_cut_with_a_hint(capsys: pytest.CaptureFixture
 )
 def test_figures_are_written_for_people(render: Callable[[float], str], value: float, text: str) -> None:
     assert render(value) == text
+
+
+def test_one_thread_is_no_threads() -> None:
+    assert [terminal._threads(count) for count in (1, 2)] == ["1 thread", "2 threads"]
+
+
+def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "gru.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    quiet = [Point(0, number, 9.87, 33.3) for number in range(12)]
+    timed = [Point(5, 0, 8.76, 44.4, 1.23, chosen=True), Point(6, 0, 7.65, 55.5, 1.01)]
+    terminal.print_report(replace(report, frontier=(*quiet, *timed)))
+    shown = capsys.readouterr().err
+    assert "33.3 dB" not in shown
+    assert "1.23x" in shown
+    assert "1.01x" in shown
+    assert shown.count("taken") == 1
+    assert "12 more; see --report" in shown
+    terminal.print_report(replace(report, frontier=tuple(quiet)))
+    assert capsys.readouterr().err.count("33.3 dB") == 8

@@ -21,7 +21,7 @@ from onnxq.numerics import Parameters, QTensor, quantize
 from onnxq.packing import pack_words
 from onnxq.scale_formats import SCALE_FORMATS
 from onnxq.scales import block_range
-from onnxq.spec import Rounding, Spec
+from onnxq.spec import Method, Rounding, Spec
 from onnxq.torch_observers import Engine, Observer
 from onnxq.weights import encode
 
@@ -86,6 +86,13 @@ def test_burn_symmetric(value: str) -> None:
     assert tensor.parameters.scale.tolist() == [np.float32(vector["scale"])]
     assert tensor.codes.tolist() == vector["q"]
     np.testing.assert_array_equal(tensor.dequantize(), single(vector["dq"]))
+
+
+@pytest.mark.parametrize("value", BURN_VALUES)
+def test_a_spec_of_method_burn_gives_the_codes_of_burn(value: str) -> None:
+    vector = VECTORS[f"burn_{value}"]
+    spec = Spec(BURN_VALUES[value], method=Method.BURN)
+    assert encode(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).codes.tolist() == vector["q"]
 
 
 @pytest.mark.parametrize("name", AFFINE)

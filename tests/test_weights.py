@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from onnxq import burn, torch_observers
 from onnxq.errors import ModelError
 from onnxq.formats import FORMATS, Format
 from onnxq.numerics import QTensor
 from onnxq.scale_formats import SCALE_FORMATS
-from onnxq.spec import Granularity, Spec
+from onnxq.spec import Granularity, Method, Spec
 from onnxq.weights import encode, quantize_weight, quantize_weight_with_bias
 
 NARROW = FORMATS["int8-narrow"]
@@ -257,3 +258,63 @@ def test_encoding_takes_less_memory_than_the_weight() -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < weight.nbytes
+
+
+# --- as other frameworks do ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per", [Granularity.TENSOR, (2,)])
+def test_burn_rounds_halves_away_from_zero(per: Granularity | tuple[int, ...]) -> None:
+    # With scale 1, every second value lies between two codes.
+    weight = np.array([[7.0, 2.5, -7.0, -2.5], [0.5, 7.0, -4.5, 7.0]], np.float32)
+    spec = Spec("int4-narrow", per, method=Method.BURN)
+    tensor = encode(weight, spec, channel_axis=0, reduction_axis=1)
+    assert tensor.parameters.scale.flatten().tolist() == [1.0] * (1 if per is Granularity.TENSOR else 4)
+    assert tensor.codes.tolist() == [[7, 3, -7, -3], [1, 7, -5, 7]]
+    usual = encode(weight, Spec("int4-narrow", per), channel_axis=0, reduction_axis=1)
+    assert usual.codes.tolist() == [[7, 2, -7, -2], [0, 7, -4, 7]]
+
+
+def test_blocks_of_burn_lie_along_the_last_axis_whatever_is_summed() -> None:
+    weight = np.random.default_rng(3).normal(size=(64, 8)).astype(np.float32)
+    spec = Spec("int8-narrow", (4,), method=Method.BURN)
+    tensor = encode(weight, spec, channel_axis=1, reduction_axis=0)
+    assert tensor.parameters.scale.shape == (64, 2)
+    np.testing.assert_array_equal(tensor.codes, burn.encode(weight, spec).codes)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pytorch_observes_each_channel_of_any_axis(axis: int) -> None:
+    weight = np.random.default_rng(4).normal(size=(6, 10, 3)).astype(np.float32)
+    turned = np.moveaxis(weight, axis, 0)
+    expected = torch_observers.encode(turned, torch_observers.configuration_named("fbgemm").weight)
+    spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
+    for tensor in (
+        encode(weight, spec, channel_axis=axis, reduction_axis=1 - axis),
+        quantize_weight(weight, INT8, axis, Method.TORCH),
+    ):
+        np.testing.assert_array_equal(np.moveaxis(tensor.codes, axis, 0), expected.codes)
+        assert tensor.parameters.scale.flatten().tolist() == expected.parameters.scale.flatten().tolist()
+
+
+def test_pytorch_multiplies_by_the_inverse_of_the_scale() -> None:
+    generator = np.random.default_rng(5)
+    weight = generator.normal(size=200_000).astype(np.float32).reshape(1, -1)
+    observed, usual = quantize_weight(weight, INT8, None, Method.TORCH), quantize_weight(weight, INT8, None)
+    assert observed.parameters.scale == usual.parameters.scale
+    inverse = np.float32(1) / observed.parameters.scale
+    np.testing.assert_array_equal(observed.codes, np.clip(np.rint(weight * inverse), -128, 127))
+
+
+def test_scales_of_pytorch_are_never_below_its_epsilon() -> None:
+    tensor = quantize_weight(np.zeros((2, 3), np.float32), INT8, 0, Method.TORCH)
+    assert tensor.parameters.scale.flatten().tolist() == [2.0**-23] * 2
+
+
+def test_a_bias_goes_with_a_weight_of_pytorch() -> None:
+    weight = np.random.default_rng(6).normal(size=(4, 5)).astype(np.float32)
+    given, bias = quantize_weight_with_bias(
+        weight, np.ones(4, np.float32), INT8, 0, 0.5, per_channel=True, method=Method.TORCH
+    )
+    np.testing.assert_array_equal(given.codes, quantize_weight(weight, INT8, 0, Method.TORCH).codes)
+    np.testing.assert_allclose(bias.dequantize(), 1.0, rtol=1e-2)

@@ -103,6 +103,8 @@ DECODERS: dict[str, ModelProto] = {
 
 @pytest.mark.parametrize("made", DECODERS.values(), ids=DECODERS)
 def test_the_weight_is_what_onnxruntime_decodes_bit_for_bit(made: ModelProto) -> None:
+    if made.opset_import[0].version > 23 and onnx.defs.onnx_opset_version() < 25:
+        pytest.skip("an old onnxruntime")
     graph, _ = dequantized(made)
     assert ops(graph) == ["MatMul"]
     weight = node_named(graph, "dot").inputs[1]

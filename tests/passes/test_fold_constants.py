@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.graph import Graph, as_graph, constants, infer_shapes
+from onnxq.lowering import Emit, decoder_opset
 from onnxq.passes import (
     Changes,
     DropNoOps,
@@ -19,7 +22,8 @@ from onnxq.passes import (
     StoreWeights,
 )
 from onnxq.planner import make_plan
-from onnxq.presets import preset_named
+from onnxq.presets import PRESETS, preset_named
+from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.targets import target_named
 
 
@@ -277,6 +281,33 @@ def test_stored_weights_are_not_inflated() -> None:
     assert changes == Changes((), (("w.numbers.cast", "decodes a stored weight"),))
     assert ops(graph) == ["Cast", "Mul", "MatMul"]
     assert max(tensor.nbytes for tensor in constants(graph)) == 32 * 32
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
+    weight = PRESETS[preset].rules[0].weight
+    assert weight is not None
+    opset = decoder_opset(weight, "MatMul", Emit.QDQ, folded=True)
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip(f"the installed onnx has no {weight.format}")
+    text = "g (float[N, 64] x) => (float[N, 96] y) { [dot] y = MatMul(x, w) }"
+    graph = as_graph(model(text, opset=max(opset, 17), w=values(64, 96)))
+    infer_shapes(graph)
+    stored = Scheme((Rule(Mode.STORAGE, weight=weight),))
+    StoreWeights(make_plan(graph, stored, target_named("onnxruntime-cpu"))).apply(graph)
+    RemoveUnused().apply(graph)
+    infer_shapes(graph)
+    before = sum(tensor.payload.nbytes for tensor in constants(graph))
+    FoldConstants().apply(graph)
+    RemoveUnused().apply(graph)
+    assert sum(tensor.payload.nbytes for tensor in constants(graph)) <= before < 64 * 96 * 2
+    assert not FoldConstants().apply(graph)
+
+
+def test_small_floats_are_no_floats_of_numpy() -> None:
+    codes = np.arange(64).astype(ml_dtypes.float8_e5m2)
+    made = model("g (float[64] x) => (float[64] y) { k = Cast <to = 1> (w) y = Add(x, k) }", opset=19, w=codes)
+    assert not FoldConstants().apply(as_graph(made))
 
 
 def test_a_few_small_integers_are_cast() -> None:
