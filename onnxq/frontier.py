@@ -24,6 +24,8 @@ _SILENT = Noise({}, {}, {})
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
 _WEIGHTS = 24
 _LOOKED_AT = 5
+# A plan with integers has to be this many times as fast as float to be worth the bytes.
+_WORTH = 1.03
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ class _Search:
             if (again.speed or 0.0) <= (best.speed or 0.0):
                 break
             best = again
+        if 0 < (best.speed or 0.0) < _WORTH:
+            # Integers cost bytes of their own: scales, zero points and wider biases.
+            stored = self._stored(prices)
+            tried.append(stored)
+            best = stored if self._is_faithful(stored) else best
         regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
         frontier = tuple(_frontier([*tried, *timed], best))
         return Outcome(best.plan, tuple(_sensitivities(noise)), self.laboratory.measured, frontier, regions)
@@ -142,6 +149,12 @@ class _Search:
         """Return the plan in which every node is static that can be."""
         assignment = prices.assignment(frozenset(prices.static_nodes), _SILENT, 0.0)
         return _Tried(assignment, self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
+
+    def _stored(self, prices: Prices) -> _Tried:
+        """Return the plan in which every node stores its weights that could be static."""
+        assignment = Assignment(frozenset(), frozenset(), prices.costs.floats.total, 0.0)
+        plan = self._all(Mode.STORAGE, "with integers the model is hardly faster than in float on this machine")
+        return _Tried(assignment, plan, 0.0, frozenset(), self.laboratory.sqnr(plan))
 
     def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
         problem = prices.problem(noise, weight)

@@ -77,16 +77,17 @@ def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decode
 
 
 @given(st.lists(st.floats(-50, 90), min_size=2, max_size=12))
-def test_the_lower_bound_is_below_the_mean_and_equal_for_equal_samples(values: list[float]) -> None:
+def test_the_lower_bound_is_below_the_mean_and_close_to_it_for_many_equal_samples(values: list[float]) -> None:
     assert lower_bound(values) <= sum(values) / len(values) + 1e-9
-    assert lower_bound([values[0]] * len(values)) == pytest.approx(values[0])
+    assert values[0] - 9 < lower_bound([values[0]] * len(values)) < values[0]
+    assert values[0] - 0.7 < lower_bound([values[0]] * 32) < values[0]
 
 
 def test_samples_that_differ_prove_less_and_more_samples_prove_more() -> None:
-    assert lower_bound([28.0, 17.8, 25.9]) < 17 < 24 < lower_bound([25.9, 26.0, 25.0])
+    assert lower_bound([28.0, 17.8, 25.9]) < 16 < 20 < lower_bound([25.9, 26.0, 25.0])
     assert lower_bound([20.0, 24.0] * 5) > lower_bound([20.0, 24.0])
 
 
 def test_one_sample_and_equal_outputs_have_a_bound() -> None:
     assert lower_bound([21.0]) == float("inf")
-    assert lower_bound([float("inf"), float("inf")]) == 150
+    assert 140 < lower_bound([float("inf"), float("inf")]) < 150
