@@ -30,7 +30,7 @@ _HEADROOM = 1.0
 # Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_GOAL = 150.0
 _LOWEST_GOAL = -100.0
-_SEARCH_SAMPLES = 16
+_SEARCH_SAMPLES = 32
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
 # A metric falls as the noise rises, so the noisiest goal is tried first.
