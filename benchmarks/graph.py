@@ -195,7 +195,7 @@ def quantize(*arguments: str) -> None:
     """Run the command line, then print how many sessions it opened and how many seconds that took."""
     import onnxruntime
 
-    from onnxq import cli
+    from onnxq.cli import main as cli
 
     seconds = []
 

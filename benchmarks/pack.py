@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.formats import FORMATS, Format
-from onnxq.kernel_blobs import pack_matmul_nbits
-from onnxq.numerics import QTensor
-from onnxq.packing import pack
-from onnxq.spec import Spec
-from onnxq.weights import encode
+from onnxq.numbers.formats import FORMATS, Format
+from onnxq.numbers.kernel_blobs import pack_matmul_nbits
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.packing import pack
+from onnxq.numbers.spec import Spec
+from onnxq.numbers.weights import encode
 
 Weight = npt.NDArray[np.float32]
 Work = Callable[[], object]

@@ -5,14 +5,12 @@ The public names load when they are first used, so that ``import onnxq`` costs n
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
-    from onnxq.dequantization import dequantize
+    from onnxq.dequantizing.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
     from onnxq.graph import Graph, load, save
@@ -49,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "onnxq.calibration.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
-    "onnxq.dequantization": ("dequantize",),
+    "onnxq.dequantizing.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
     "onnxq.graph": ("Graph", "load", "save"),
@@ -70,14 +68,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """The package: importing one of its modules never hides the public name that is spelled the same."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

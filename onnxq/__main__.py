@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq import cli
+from onnxq.cli import main as cli
 from onnxq.isolation import run_isolated
 
 

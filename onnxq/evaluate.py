@@ -14,7 +14,7 @@ from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import model_inputs
 from onnxq.errors import DataError
 from onnxq.graph import load, skeleton
-from onnxq.numerics import signal_to_noise
+from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array, Session, open_session, run
 
 

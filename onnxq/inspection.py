@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, constants, load, onnx_dtype, scopes
 from onnxq.operators import ALREADY_QUANTIZED, OPERATORS, Role
-from onnxq.plan import METADATA_KEY
+from onnxq.planning.plan import METADATA_KEY
 
 
 @dataclass(frozen=True)

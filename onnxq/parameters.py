@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from onnxq.calibration.statistics import Statistics, TensorStatistics
 from onnxq.errors import DataError
-from onnxq.formats import format_named
-from onnxq.numerics import Parameters, parameters_from_range
-from onnxq.plan import Plan
-from onnxq.spec import Method, Spec
-from onnxq.torch_observers import Observer, fixed_parameters
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters, parameters_from_range
+from onnxq.numbers.spec import Method, Spec
+from onnxq.numbers.torch_observers import Observer, fixed_parameters
+from onnxq.planning.plan import Plan
 
 RangeMethod = Callable[[TensorStatistics], tuple[float, float]]
 

@@ -16,24 +16,24 @@ from onnxq.calibration.inputs import Sample
 from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
-from onnxq.choosing import FIRST_RANGES, Chooser, Wish
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, as_graph, constants, load, read_model, save
 from onnxq.lowering import Emit, emit_named
-from onnxq.measures import effort_named
 from onnxq.metrics import Metric
 from onnxq.parameters import RangeMethod
-from onnxq.plan import Plan
-from onnxq.plan_file import check_fits
+from onnxq.planning.plan import Plan
+from onnxq.planning.plan_file import check_fits
+from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import check_plan, prepare, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Scheme
+from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
+from onnxq.searching.measures import effort_named
 from onnxq.targets import DEFAULT_TARGET, Target, target_named
 from onnxq.verify import loads_in_onnxruntime
-from onnxq.weight_plan import weight_opset
 from onnxq.workbench import Workbench, inner_variables
 
 Model = str | Path | onnx.ModelProto | Any

@@ -21,7 +21,7 @@ from onnxq.passes import (
     ShareInitializers,
     UpgradeOpset,
 )
-from onnxq.plan import METADATA_KEY, Plan
+from onnxq.planning.plan import METADATA_KEY, Plan
 
 
 def prepare(graph: Graph, *, opset: int = 0) -> Graph:

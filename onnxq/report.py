@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from onnxq.choosing import Scores, Wish
 from onnxq.errors import FidelityError, ModelError, OutputError
 from onnxq.evaluate import Agreement
-from onnxq.plan import Plan
-from onnxq.regions import Region
-from onnxq.search import Point, Sensitivity
+from onnxq.planning.plan import Plan
+from onnxq.searching.choosing import Scores, Wish
+from onnxq.searching.regions import Region
+from onnxq.searching.search import Point, Sensitivity
 from onnxq.verify import Kernels, Latency
 
 

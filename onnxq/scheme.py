@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.formats import format_named
-from onnxq.spec import Granularity, Method, Rounding, Spec, Storage
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.spec import Granularity, Method, Rounding, Spec, Storage
 
 __all__ = [
     "Granularity",

@@ -34,8 +34,8 @@ from onnxq.passes import (
     ShareInitializers,
     StoreWeights,
 )
-from onnxq.plan import METADATA_KEY, Demotion, Plan
-from onnxq.planner import make_plan
+from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
+from onnxq.planning.planner import make_plan
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, run
 from onnxq.scheme import Scheme

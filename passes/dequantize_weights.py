@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.constant_cones import ConstantCones, Decoded
-from onnxq.decoding import value_name
+from onnxq.dequantizing.constant_cones import ConstantCones, Decoded
+from onnxq.dequantizing.decoding import value_name
 from onnxq.graph import Constant, Graph, Names, Node, Variable, become_constant, remove_nodes, replace_uses
 from onnxq.passes.base import Changes, Pass
 

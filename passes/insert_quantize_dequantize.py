@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.formats import format_named
 from onnxq.graph import Graph, Names, Node, Variable, constant, insert_nodes, replace_uses
-from onnxq.numerics import Parameters
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters
 from onnxq.passes.base import Changes, Pass
-from onnxq.plan import Activation, Plan
+from onnxq.planning.plan import Activation, Plan
 from onnxq.scheme import Mode
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxq.graph import Graph, Names, Node, Tensor, Variable, constant, insert_nodes, scopes
 from onnxq.passes.base import Changes, Pass
-from onnxq.plan import Plan
+from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 
 _PRODUCTS = frozenset({"Gemm", "MatMul"})

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.formats import format_named
 from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes, remove_nodes, scopes
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.weights import quantize_weight
 from onnxq.passes.base import Changes, Pass
-from onnxq.plan import Decision, Plan
+from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Granularity, Mode
-from onnxq.weights import quantize_weight
 
 _FLOAT = np.dtype(np.float32)
 

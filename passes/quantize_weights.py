@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.formats import format_named
 from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes
-from onnxq.numerics import Parameters, QTensor
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters, QTensor
+from onnxq.numbers.weights import quantize_weight, quantize_weight_with_bias
 from onnxq.passes.base import Changes, Pass
-from onnxq.plan import Decision, Plan
+from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Granularity, Mode
-from onnxq.weights import quantize_weight, quantize_weight_with_bias
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.clamps import Intervals
-from onnxq.code_ports import code_range, decode_codes, encode_codes
-from onnxq.decoding import dequantized, value_name
+from onnxq.dequantizing.clamps import Intervals
+from onnxq.dequantizing.code_ports import code_range, decode_codes, encode_codes
+from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Constant,

@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.decoding import Array, computed, dequantize_linear, dequantized, value_name
+from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, dequantized, value_name
+from onnxq.dequantizing.integer_operators import INTEGER_OPERATORS, IntegerOperator, check_inputs
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Constant,
@@ -24,7 +25,6 @@ from onnxq.graph import (
     remove_nodes,
     scopes,
 )
-from onnxq.integer_operators import INTEGER_OPERATORS, IntegerOperator, check_inputs
 from onnxq.operators import OPERATORS
 from onnxq.passes.base import Changes, Pass
 

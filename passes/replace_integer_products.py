@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.decoding import dequantized, value_name
+from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import Constant, Graph, Names, Node, Tensor, Variable, constant, insert_nodes, remove_unused, scopes
 from onnxq.operators import OPERATORS, Role

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from onnxq.graph import Constant, Graph, Names, Node, insert_nodes, onnx_dtype, remove_nodes, scopes
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
+from onnxq.numbers.weights import encode
 from onnxq.passes.base import Changes, Pass
-from onnxq.plan import Plan, Weight
+from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
-from onnxq.weights import encode
 
 
 @dataclass(frozen=True, eq=False)

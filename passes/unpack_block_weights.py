@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.decoding import Array, computed, dequantize_linear, value_name
+from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, value_name
+from onnxq.dequantizing.integer_operators import check_inputs
 from onnxq.errors import ModelError
 from onnxq.graph import Constant, Graph, Names, Node, Payload, Tensor, Variable, insert_nodes, remove_nodes, scopes
-from onnxq.integer_operators import check_inputs
-from onnxq.kernel_blobs import unpack_matmul_nbits
-from onnxq.packing import unpack_rows
+from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
+from onnxq.numbers.packing import unpack_rows
 from onnxq.passes.base import Changes, Pass
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)

@@ -15,8 +15,8 @@ from onnx import ModelProto, helper, numpy_helper, parser
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import read_model
 from onnxq.pipeline import Quantized, quantize
-from onnxq.plan import Demotion, Plan
-from onnxq.planner import make_plan
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from onnxq.plan import Plan
+from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 
 KERNEL = (8, 8, 3, 3)

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, 
 from onnxq import quantize
 from onnxq.errors import OnnxqError
 from onnxq.evaluate import compare
-from onnxq.plan import Plan
+from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session
 from onnxq.scheme import Mode
 

@@ -8,10 +8,10 @@ import pytest
 from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import EMPTY, Statistics, observe
 from onnxq.errors import DataError
+from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.parameters import activation_parameters
-from onnxq.plan import Activation, Plan
+from onnxq.planning.plan import Activation, Plan
 from onnxq.scheme import Method, Spec
-from onnxq.torch_observers import Observer, fixed_parameters
 
 AFFINE = Spec("uint8", symmetric=False)
 

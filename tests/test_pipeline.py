@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxq.calibration.ranges import MinMax
 from onnxq.errors import FidelityError, ModelError
 from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
-from onnxq.plan import METADATA_KEY
+from onnxq.planning.plan import METADATA_KEY
 from onnxq.scheme import Mode, Rule, Scheme
 
 MODELS = Path(__file__).parent.parent / "models"

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import SchemeError
-from onnxq.formats import format_named
+from onnxq.numbers.formats import format_named
 from onnxq.presets import DESCRIPTIONS, PRESETS, preset_named
 from onnxq.scheme import Granularity, Mode
 

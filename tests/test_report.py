@@ -11,10 +11,10 @@ import pytest
 
 from onnxq.errors import OutputError
 from onnxq.evaluate import Agreement, OutputAgreement
-from onnxq.plan import Activation, Decision, Plan, Weight
+from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
 from onnxq.scheme import Mode, Spec
-from onnxq.search import Sensitivity
+from onnxq.searching.search import Sensitivity
 from onnxq.verify import Kernels, Latency
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)

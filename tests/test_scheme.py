@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.errors import SchemeError
-from onnxq.formats import FORMATS
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.presets import PRESETS
-from onnxq.scale_formats import SCALE_FORMATS
 from onnxq.scheme import (
     Granularity,
     Method,

@@ -64,9 +64,3 @@ def test_the_command_line_writes_the_model_of_the_python_api(tmp_path, calibrati
     assert done.stdout.strip() == str(written)
     assert written.read_bytes() == called.read_bytes()
     assert json.loads(report.read_text())["output"] == str(written)
-
-
-def test_public_names_stay_functions_after_modules_of_the_same_name_are_imported() -> None:
-    script = "import onnxq, onnxq.plan, sys; print(type(onnxq.plan).__name__, type(sys.modules['onnxq.plan']).__name__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["function", "module"]

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxq.errors import SchemeError
-from onnxq.formats import FORMATS
+from onnxq.numbers.formats import FORMATS
 from onnxq.operators import OPERATORS, Role
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS, target_named

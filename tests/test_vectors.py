@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq import burn, torch_observers
-from onnxq.formats import FORMATS
-from onnxq.numerics import Parameters, QTensor, quantize
-from onnxq.packing import pack_words
-from onnxq.scale_formats import SCALE_FORMATS
-from onnxq.scales import block_range
-from onnxq.spec import Method, Rounding, Spec
-from onnxq.torch_observers import Engine, Observer
-from onnxq.weights import encode
+from onnxq.numbers import burn, torch_observers
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.numerics import Parameters, QTensor, quantize
+from onnxq.numbers.packing import pack_words
+from onnxq.numbers.scale_formats import SCALE_FORMATS
+from onnxq.numbers.scales import block_range
+from onnxq.numbers.spec import Method, Rounding, Spec
+from onnxq.numbers.torch_observers import Engine, Observer
+from onnxq.numbers.weights import encode
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 ELEMENTS = {

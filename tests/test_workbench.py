@@ -11,7 +11,7 @@ from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import Statistics
 from onnxq.graph import load, save
 from onnxq.lowering import Emit
-from onnxq.plan import Demotion, Plan
+from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.progress import silent

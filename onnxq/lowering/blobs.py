@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxq.formats import format_named
 from onnxq.graph import Tensor, Variable
-from onnxq.kernel_blobs import Blobs, pack_gather_blocks, pack_matmul_nbits
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import stored_scale
-from onnxq.numerics import QTensor
-from onnxq.spec import Spec, Storage
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.kernel_blobs import Blobs, pack_gather_blocks, pack_matmul_nbits
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.spec import Spec, Storage
 
 DOMAIN: Final = "com.microsoft"
 

@@ -11,8 +11,8 @@ from onnxq.lowering import native, words
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numerics import QTensor
-from onnxq.spec import Spec, Storage
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.spec import Spec, Storage
 
 
 def decode_folded(chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from onnxq.formats import Format, format_named
 from onnxq.lowering.blobs import fits_blob
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.native import stored_format
 from onnxq.lowering.rows import in_words
-from onnxq.spec import Spec, Storage
+from onnxq.numbers.formats import Format, format_named
+from onnxq.numbers.spec import Spec, Storage
 
 # Mul broadcasts by itself since the first; Pad takes its extents as an input; words need BitwiseAnd.
 _MUL, _PAD, _WORDS = 7, 11, 18

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.formats import Format
 from onnxq.graph import Constant, Names, Node, PackedPayload, Payload, Tensor, Variable, constant
-from onnxq.numerics import Array
-from onnxq.packing import pack
+from onnxq.numbers.formats import Format
+from onnxq.numbers.numerics import Array
+from onnxq.numbers.packing import pack
 
 
 class Chain:

@@ -9,9 +9,9 @@ from onnx import TensorProto
 
 from onnxq.graph import Tensor, onnx_dtype
 from onnxq.lowering.node_chain import Chain
-from onnxq.numerics import Array, QTensor
-from onnxq.scale_formats import scale_format_named
-from onnxq.spec import Spec
+from onnxq.numbers.numerics import Array, QTensor
+from onnxq.numbers.scale_formats import scale_format_named
+from onnxq.numbers.spec import Spec
 
 
 def scale_tensor(chain: Chain, quantized: QTensor, spec: Spec, shape: Sequence[int], dtype: int) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.formats import Format
 from onnxq.graph import Constant, Tensor, Variable
 from onnxq.lowering.native import look_up
 from onnxq.lowering.node_chain import Chain
-from onnxq.numerics import Array
-from onnxq.packing import pack_words
+from onnxq.numbers.formats import Format
+from onnxq.numbers.numerics import Array
+from onnxq.numbers.packing import pack_words
 
 _WORD_BITS = 32
 

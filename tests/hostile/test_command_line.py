@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from onnxq import cli
+from onnxq.cli import main as cli
 from onnxq.pipeline import quantize
 
 

@@ -15,15 +15,15 @@ import numpy.typing as npt
 import onnx
 
 from onnxq.errors import SchemeError
-from onnxq.formats import FORMATS
 from onnxq.graph import Graph, Node, Variable, constant, remove_unused, to_model
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.scale_formats import SCALE_FORMATS
+from onnxq.numbers.weights import encode
 from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
-from onnxq.plan import Decision, Plan
+from onnxq.planning.plan import Decision, Plan
+from onnxq.planning.weight_plan import decide_weights
 from onnxq.runtime import open_session, run
-from onnxq.scale_formats import SCALE_FORMATS
 from onnxq.scheme import Granularity, Mode, Spec, Storage
-from onnxq.weight_plan import decide_weights
-from onnxq.weights import encode
 
 OPSET = 25
 # Narrow and 7-bit formats differ in the codes that they use, not in how they are stored.

@@ -8,10 +8,10 @@ from onnx import TensorProto
 
 from onnxq.graph import Graph, Names, Tensor, Variable, constant, to_model
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
-from onnxq.numerics import QTensor
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Spec, Storage
-from onnxq.weights import encode
 
 FLOAT = np.dtype(np.float32)
 SPECS = [

@@ -13,10 +13,10 @@ from onnx import TensorProto
 
 from onnxq.graph import Graph, Names, to_model
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
-from onnxq.numerics import QTensor
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.weights import encode
+from onnxq.planning.weight_plan import decide_weights
 from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
-from onnxq.weight_plan import decide_weights
-from onnxq.weights import encode
 
 # Convolutions multiply no codes, so that weight-only stores their weights.
 MATRICES = [

@@ -13,9 +13,9 @@ from onnx import numpy_helper, parser
 from onnxq.graph import as_graph, remove_unused, to_model
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
-from onnxq.plan import Plan
+from onnxq.planning.plan import Plan
+from onnxq.planning.weight_plan import decide_weights, weight_opset
 from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
-from onnxq.weight_plan import decide_weights, weight_opset
 
 # The newest operators of every other kind; float6 needs an opset that onnxruntime does not load.
 CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::7]

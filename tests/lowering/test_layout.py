@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onnxq.lowering.layout import Layout, Linear, transposed
+from onnxq.numbers.weights import encode
 from onnxq.scheme import Granularity, Spec
-from onnxq.weights import encode
 
 WEIGHT = np.random.default_rng(0).normal(size=(6, 70)).astype(np.float32)
 

@@ -10,14 +10,14 @@ import pytest
 from combinations import STORED
 from onnx import TensorProto
 
-from onnxq.formats import format_named
 from onnxq.graph import Graph, Names, Node, Variable, to_model
 from onnxq.lowering import Chain, decode_rows
 from onnxq.lowering.rows import in_words
-from onnxq.numerics import QTensor
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Spec, Storage
-from onnxq.weights import encode
 
 TABLE = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
 INT64 = np.dtype(np.int64)

@@ -9,10 +9,10 @@ from onnx import TensorProto
 from onnxq.graph import Constant, Graph, Names
 from onnxq.lowering import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numerics import QTensor
-from onnxq.scale_formats import SCALE_FORMATS
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.scale_formats import SCALE_FORMATS
+from onnxq.numbers.weights import encode
 from onnxq.scheme import Spec
-from onnxq.weights import encode
 
 
 def quantized(spec: Spec) -> QTensor:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.formats import FORMATS
 from onnxq.graph import Graph, Names, Variable, to_model
 from onnxq.lowering import Chain
 from onnxq.lowering.words import numbers, numbers_in, store_words, typed_codes
-from onnxq.packing import pack
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.packing import pack
 from onnxq.runtime import open_session, run
 
 FILLING = [format for format in FORMATS.values() if format.bits in (2, 4, 8)]

@@ -16,7 +16,7 @@ from onnx import ModelProto
 import onnxq.passes
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
-from onnxq.numerics import Parameters
+from onnxq.numbers.numerics import Parameters
 from onnxq.parameters import activation_parameters
 from onnxq.passes import (
     PASSES,
@@ -30,7 +30,7 @@ from onnxq.passes import (
     ReplaceIntegerProducts,
     ReplaceWithContrib,
 )
-from onnxq.plan import Plan
+from onnxq.planning.plan import Plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent

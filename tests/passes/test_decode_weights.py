@@ -14,13 +14,13 @@ from onnx import ModelProto, TensorProto, defs
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, as_graph, constants, infer_shapes, to_model
 from onnxq.lowering import Emit, decoder_opset
+from onnxq.numbers.weights import encode
 from onnxq.passes import Changes, DecodeWeights, NameNodes, RemoveUnused, ShareInitializers
-from onnxq.plan import Plan
-from onnxq.planner import make_plan
+from onnxq.planning.plan import Plan
+from onnxq.planning.planner import make_plan
 from onnxq.runtime import open_session
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.targets import target_named
-from onnxq.weights import encode
 
 BLOCKS = Spec("int4", (16,))
 # The oldest supported onnxruntime has fewer types, and multiplies codes of 4 bits in a MatMul only.

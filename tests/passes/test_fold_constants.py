@@ -21,7 +21,7 @@ from onnxq.passes import (
     RemoveUnused,
     StoreWeights,
 )
-from onnxq.planner import make_plan
+from onnxq.planning.planner import make_plan
 from onnxq.presets import PRESETS, preset_named
 from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.targets import target_named

@@ -23,10 +23,10 @@ from onnx import ModelProto
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
-from onnxq.numerics import Parameters
+from onnxq.numbers.numerics import Parameters
 from onnxq.parameters import activation_parameters
 from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights
-from onnxq.plan import Activation, Decision, Plan
+from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent

@@ -12,8 +12,8 @@ from onnx import defs
 
 from onnxq.graph import Graph, as_graph, infer_shapes, to_model
 from onnxq.passes import Changes, DecodeWeights, IsolateProducts
-from onnxq.plan import Plan
-from onnxq.planner import make_plan
+from onnxq.planning.plan import Plan
+from onnxq.planning.planner import make_plan
 from onnxq.runtime import open_session
 from onnxq.scheme import Mode, Rule, Scheme, Spec
 from onnxq.targets import target_named

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto
 
 from onnxq.graph import as_graph, infer_shapes, to_model
 from onnxq.passes import NameNodes, QuantizeDynamically, RemoveUnused
-from onnxq.planner import make_plan
+from onnxq.planning.planner import make_plan
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import target_named
 

@@ -12,9 +12,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto
 
 from onnxq.graph import Graph, as_graph, constant, infer_shapes, to_model
-from onnxq.numerics import Parameters
+from onnxq.numbers.numerics import Parameters
 from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights, RemoveUnused, StoreWeights
-from onnxq.plan import Activation, Decision, Plan, Weight
+from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.scheme import Granularity, Mode, Spec
 
 SCALE = np.float32(0.03)

@@ -10,9 +10,9 @@ import pytest
 from model_zoo import Array, difference, model, node_named, ops, outputs, sample, values
 from onnx import ModelProto, numpy_helper
 
+from onnxq.dequantizing.integer_operators import INTEGER_OPERATORS
 from onnxq.errors import ModelError
 from onnxq.graph import Constant, Graph, as_graph, constants, infer_shapes, to_model
-from onnxq.integer_operators import INTEGER_OPERATORS
 from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 NOISE = 0.03

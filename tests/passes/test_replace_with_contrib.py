@@ -8,11 +8,11 @@ from model_zoo import difference, model, node_named, ops, outputs, sample, value
 from onnx import ModelProto, defs
 
 from onnxq.graph import Graph, as_graph, constants, infer_shapes
+from onnxq.numbers.weights import encode
 from onnxq.passes import Changes, DecodeWeights, RemoveUnused, ReplaceWithContrib
-from onnxq.planner import make_plan
+from onnxq.planning.planner import make_plan
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.targets import target_named
-from onnxq.weights import encode
 
 MATMUL = "g (float[3, 40] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }"
 GEMM = MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w, b)")

@@ -29,14 +29,14 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.graph import Constant, Graph, as_graph, constant, constants, infer_shapes, to_model, upgrade_opset
 from onnxq.lowering import Emit
+from onnxq.numbers.weights import encode
 from onnxq.passes import Changes, NameNodes, RemoveUnused, StoreWeights
-from onnxq.plan import Decision, Plan, Weight
-from onnxq.planner import make_plan
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.planner import make_plan
 from onnxq.presets import preset_named
 from onnxq.runtime import open_session
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.targets import target_named
-from onnxq.weights import encode
 
 PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
 PER_TENSOR = Spec("int8-narrow")

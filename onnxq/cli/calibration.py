@@ -1,0 +1,137 @@
+"""The commands about calibration. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.options import collection_options, image_options
+
+if TYPE_CHECKING:
+    from onnxq.calibration.images import ImageOptions
+    from onnxq.calibration.resume import Collection
+    from onnxq.scheme import Scheme
+
+_FILE = click.Path(path_type=Path)
+_HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
+
+
+@click.command()
+@click.argument("model", type=_FILE)
+@click.option("--calib", required=True, type=_FILE, help="Samples, as quantize takes them.")
+@click.option("-o", "--output", type=_FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]")
+@click.option("--preset", help="The preset whose plan says which tensors count.  [default: int8]")
+@click.option("--scheme", "scheme_file", type=_FILE, help="TOML file of rules instead of a preset.")
+@click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.option(
+    "--range",
+    "range_method",
+    metavar="NAME[:NUMBER]",
+    help="Keep what this range method needs, which costs less for minmax and average.  [default: what all need]",
+)
+@click.option("--observer", metavar="NAME", default="", help="An observer that an installed package registers.")
+@collection_options
+@image_options
+def calibrate(
+    model: Path,
+    calib: Path,
+    output: Path | None,
+    preset: str | None,
+    scheme_file: Path | None,
+    target: str,
+    limit: int | None,
+    range_method: str | None,
+    observer: str,
+    collection: Collection | None,
+    chain: dict[str, str],
+    images: ImageOptions | None,
+) -> None:
+    """Collect the statistics of MODEL that quantize --stats takes, and write them to one file.
+
+    Interrupted at any moment and started again, it goes on where it was. Prints the written file on stdout.
+    """
+    from onnxq import pipeline
+    from onnxq.calibration.range_table import needs_histogram, parse_range
+    from onnxq.calibration.resume import Collection, discard_checkpoints
+    from onnxq.cli import terminal
+    from onnxq.publish import check_output
+
+    chosen = output or Path(f"{model.stem}.stats.npz")
+    check_output(chosen, model)
+    extremes_only = range_method is not None and not needs_histogram(parse_range(range_method))
+    how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
+    with terminal.progress_bars() as progress:
+        statistics = pipeline.calibrate(
+            model,
+            calib,
+            scheme=chosen_scheme(preset, scheme_file),
+            target=target,
+            collection=replace(
+                how,
+                checkpoint=chosen,
+                histogram_elements=0 if extremes_only else how.histogram_elements,
+                observer=observer,
+            ),
+            chain=chain,
+            limit=limit,
+            images=images,
+            progress=progress,
+        )
+    statistics.save(chosen)
+    discard_checkpoints(chosen)
+    click.echo(chosen)
+
+
+@click.group()
+def stats() -> None:
+    """Merge or show files of statistics."""
+
+
+@stats.command()
+@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.option("-o", "--output", required=True, type=_FILE, help="File to write.")
+def merge(files: tuple[Path, ...], output: Path) -> None:
+    """Merge statistics of different samples of one model, in any order."""
+    from onnxq.calibration.storage import merged_files, save_statistics
+
+    save_statistics(merged_files(files), output)
+    click.echo(output)
+
+
+@stats.command()
+@click.argument("file", type=_FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(file: Path, as_json: bool) -> None:
+    """Show what FILE holds, one tensor a line."""
+    from onnxq.calibration.storage import described, load_statistics
+
+    found = described(load_statistics(file))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"model {found['model'] or 'unknown'}, {found['samples']} samples")
+    click.echo("\t".join(_HEADER))
+    for name, one in found["tensors"].items():
+        ends = (one["minimum"], one["maximum"], *one["percentile"])
+        shown = ("-" if end is None else f"{end:.6g}" for end in ends)
+        click.echo("\t".join((name, str(one["elements"]), *shown, one["note"])))
+
+
+def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
+    """Return the scheme of a preset or a file.
+
+    Raises:
+        UsageError: Both are given.
+        SchemeError: There is no such preset, or the file is wrong.
+    """
+    from onnxq.presets import preset_named
+    from onnxq.scheme import load_scheme
+
+    if preset is not None and scheme_file is not None:
+        raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")

@@ -1,0 +1,210 @@
+"""What people see: progress bars and tables, on stderr unless they are the answer itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from onnxq import progress as progress_module
+from onnxq.evaluate import Agreement, OutputAgreement
+from onnxq.inspection import Inspection
+from onnxq.latency_comparison import Bench
+from onnxq.report import Report
+from onnxq.scheme import Mode
+
+_SHOWN_REASONS = 8
+_SHOWN_NODES = 5
+_SHOWN_REGIONS = 5
+_SHOWN_PLANS = 8
+_STAGES = {
+    "calibrate": "Calibrating",
+    "profile": "Timing nodes",
+    "search": "Measuring candidates",
+    "verify": "Verifying",
+}
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[progress_module.Progress]:
+    """Yield a progress function that draws bars on a terminal and says nothing elsewhere."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield progress_module.silent
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield show
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Return a console that prints the names of a model as they are, whatever brackets they hold."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def print_report(report: Report) -> None:
+    """Print the closing table on stderr."""
+    console = _console(stderr=True)
+    table = Table(title=report.output or report.model, show_header=False)
+    table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
+    for output in report.agreement.outputs:
+        parts = [] if output.sqnr is None else [f"SQNR {_decibels(output.sqnr)}"]
+        if output.agreement is not None:
+            parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
+        table.add_row(f"output {output.name}", ", ".join(parts) or "not compared")
+    if report.latency is not None:
+        latency = report.latency
+        table.add_row(
+            "latency",
+            f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
+            f"{_threads(latency.threads)})",
+        )
+    if not report.loads:
+        table.add_row(
+            "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"
+        )
+    if report.scores is not None:
+        scores = report.scores
+        table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name})")
+    kernels = report.kernels
+    table.add_row(
+        "kernels",
+        f"{kernels.integer} integer, {kernels.heavy_float} float convolutions and products, "
+        f"{kernels.quantize} QuantizeLinear and DequantizeLinear left",
+    )
+    plan = report.plan
+    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
+    console.print(table)
+    reasons = plan.left_in_float()
+    if reasons:
+        left = Table(title="Not static, and why", show_header=False)
+        for reason, count in reasons[:_SHOWN_REASONS]:
+            left.add_row(str(count), reason)
+        if len(reasons) > _SHOWN_REASONS:
+            left.add_row(str(sum(count for _, count in reasons[_SHOWN_REASONS:])), "other reasons; see --report")
+        console.print(left)
+    if report.regions:
+        regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
+        regions.title = "Integer regions, profiled"
+        for region in report.regions[:_SHOWN_REGIONS]:
+            milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
+            regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
+        console.print(regions)
+    if report.frontier:
+        frontier = Table("static", "dynamic", "profiled", "worst output", "speed", "", title="Plans that were weighed")
+        # What was timed decided; where nothing was, the fastest tell most.
+        shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
+        if len(shown[:_SHOWN_PLANS]) < len(report.frontier):
+            frontier.caption = f"{len(report.frontier) - len(shown[:_SHOWN_PLANS])} more; see --report"
+        for point in shown[:_SHOWN_PLANS]:
+            frontier.add_row(
+                str(point.static),
+                str(point.dynamic),
+                f"{point.milliseconds:.2f} ms",
+                "-" if point.sqnr is None else _decibels(point.sqnr),
+                "-" if point.speed is None else f"{point.speed:.2f}x",
+                "taken" if point.chosen else "",
+            )
+        console.print(frontier)
+    if report.sensitivities:
+        hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
+        for one in report.sensitivities[:_SHOWN_NODES]:
+            hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
+        console.print(hurt)
+
+
+def print_agreement(agreement: Agreement) -> None:
+    """Print how well two models agree on stdout."""
+    table = Table("output", "SQNR", "agreement", "largest error", title=f"{agreement.samples} samples")
+    for output in agreement.outputs:
+        table.add_row(
+            output.name,
+            _sqnr(output),
+            "-" if output.agreement is None else f"{output.agreement:.2%}",
+            f"{output.largest_error:.4g}",
+        )
+    _console().print(table)
+
+
+def print_bench(bench: Bench) -> None:
+    """Print how fast two models run on stdout, and in one sentence what that means."""
+    latency = bench.latency
+    table = Table("model", "run", title=f"{bench.machine}, onnxruntime {bench.runtime}")
+    table.add_row(bench.reference, _duration(latency.reference))
+    table.add_row(bench.candidate, _duration(latency.candidate))
+    console = _console()
+    console.print(table)
+    console.print(
+        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
+        f"on {bench.samples} samples with {_threads(latency.threads)}"
+    )
+    console.print(bench.verdict)
+
+
+def print_inspection(found: Inspection) -> None:
+    """Print what is in a model on stdout."""
+    console = _console()
+    table = Table(title=found.path, show_header=False)
+    external = f" and {_size(found.external_bytes)} external" if found.external_bytes else ""
+    table.add_row("size", _size(found.bytes) + external)
+    table.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()))
+    table.add_row("IR", str(found.ir_version))
+    table.add_row("producer", found.producer or "-")
+    table.add_row("quantized", (found.scheme or "yes") if found.quantized else "no")
+    for kind, ports in (("input", found.inputs), ("output", found.outputs)):
+        for port in ports:
+            shape = (
+                "?" if port.shape is None else "x".join("?" if d is None else str(d) for d in port.shape) or "scalar"
+            )
+            table.add_row(kind, f"{port.name} {port.type} {shape}")
+    table.add_row("graphs", str(found.graphs))
+    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))
+    for name, (count, size) in found.constants.items():
+        table.add_row(f"{name} constants", f"{count}, {_size(size)}")
+    console.print(table)
+    if found.quantized:
+        weights = Table("node", "op", "weight", "scales", "data", title="Weights")
+        for weight in found.weights:
+            weights.add_row(weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
+        console.print(weights)
+
+
+def _sqnr(output: OutputAgreement) -> str:
+    if not output.same_shapes:
+        return "shapes differ"
+    if not output.finite:
+        return "not finite"
+    return "-" if output.sqnr is None else _decibels(output.sqnr)
+
+
+def _decibels(value: float) -> str:
+    return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _threads(count: int) -> str:
+    return f"{count} {'thread' if count == 1 else 'threads'}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

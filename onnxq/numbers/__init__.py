@@ -1,0 +1,1 @@
+"""Numbers: formats, scales and codes. Arrays in, arrays out; knows no graph."""

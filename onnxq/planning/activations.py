@@ -1,0 +1,75 @@
+"""Activations that get a scale: which tensors of an island pass through a quantizer, and which share one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onnxq.graph import Graph, Node, Variable
+from onnxq.operators import OPERATORS, Role
+from onnxq.planning.groups import Groups
+from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, producer_of, quantized_outputs
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Activation
+from onnxq.scheme import Spec
+from onnxq.targets import Target
+
+
+def plan_activations(
+    graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], specs: Mapping[Node, Spec], target: Target
+) -> tuple[Activation, ...]:
+    """Return the tensors of a graph that get a scale, in graph order, and which of them share one.
+
+    Args:
+        graph: whose own nodes are looked at, not those of its bodies.
+        integer: its nodes that run as integer kernels.
+        absorbed: clamps that a quantizer may stand for, with the node in front of each.
+        specs: the wanted activation spec of each integer node.
+        target: the runtime.
+    """
+    found: dict[Variable, Activation] = {}
+    limits: dict[Variable, Limits | None] = {}
+    groups = Groups[Variable]()
+    for node in graph.nodes:
+        if node not in integer:
+            continue
+        operator = OPERATORS[node.op]
+        spec = specs[node]
+        inputs = data_inputs(node, operator)
+        outputs = [] if node.op in target.float_output else quantized_outputs(node, absorbed)
+        for tensor in inputs:
+            found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+        for tensor in outputs:
+            known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+            found[tensor] = replace(known, every_consumer=True)
+        for tensor in outputs:
+            clamp = producer_of(tensor)
+            limits[tensor] = clamp_limits(clamp) if clamp is not None and clamp in absorbed else None
+        if operator.role is Role.CARRIER:
+            _share_one_scale(inputs, outputs, limits, groups)
+    return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _share_one_scale(
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    limits: dict[Variable, Limits | None],
+    groups: Groups[Variable],
+) -> None:
+    """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
+
+    A clamp vanishes only when the range of the quantizer behind it ends where the clamp does, so what is clamped
+    keeps its own scale where a Concat mixes it with what is not.
+    """
+    found = [limits.get(tensor) or UNLIMITED for tensor in inputs]
+    widest = min(low for low, _ in found), max(high for _, high in found)
+    limits.update(dict.fromkeys(outputs, widest))
+    alike = [tensor for tensor, limit in zip(inputs, found, strict=True) if limit == widest]
+    for tensor in (*alike, *outputs):
+        groups.join((alike or outputs)[0], tensor)
+
+
+def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
+    producer = tensor.inputs[0] if tensor.inputs else None
+    operator = OPERATORS.get(producer.op) if producer is not None and not producer.domain else None
+    return operator.fixed_range if operator else None

@@ -1,0 +1,108 @@
+"""Islands of integer nodes: which neighbours stay integer together, and which clamps vanish into their quantizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from onnxq.graph import Constant, Graph, Node, Variable
+from onnxq.operators import OPERATORS, Role
+from onnxq.planning.obstacles import data_inputs
+from onnxq.scheme import Spec
+from onnxq.targets import Target
+
+Limits = tuple[float, float]
+UNLIMITED: Limits = (-math.inf, math.inf)
+
+
+def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, Node]:
+    """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it.
+
+    Args:
+        graph: whose own nodes are looked at, not those of its bodies.
+        specs: the wanted activation spec of each node that may become an integer kernel.
+        target: the runtime.
+    """
+    outputs = set(graph.outputs)
+    found = {}
+    for node in graph.nodes:
+        if node.op not in target.clamps or node.domain or node not in specs:
+            continue
+        source = node.inputs[0]
+        producer = producer_of(source)
+        limits = clamp_limits(node)
+        if (
+            producer not in specs
+            or producer is None
+            or len(source.outputs) != 1
+            or source in outputs
+            or limits is None
+            or limits[0] != 0.0
+        ):
+            continue
+        operator = OPERATORS.get(producer.op)
+        affine = not specs[producer].symmetric
+        if affine and operator and producer.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
+            found[node] = producer
+    return found
+
+
+def producer_of(tensor: Variable | Constant) -> Node | None:
+    """Return the node that makes a tensor, or None for inputs and constants."""
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def clamp_limits(clamp: Node) -> Limits | None:
+    """Return the least and greatest value that a clamp lets through, or None when they are computed at run time."""
+    if clamp.op == "Relu":
+        return 0.0, math.inf
+    limits = list(UNLIMITED)
+    for index, bound in enumerate(clamp.inputs[1:3]):
+        if not bound.name:
+            continue
+        if not isinstance(bound, Constant) or bound.nbytes == 0:
+            return None
+        limits[index] = float(bound.values.reshape(-1)[0])
+    return limits[0], limits[1]
+
+
+def integer_nodes(
+    graph: Graph, obstacles: Mapping[Node, str], absorbed: Mapping[Node, Node], target: Target
+) -> set[Node]:
+    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it."""
+    integer = {node for node in graph.nodes if node not in obstacles and node not in absorbed}
+    pending = [node for node in graph.nodes if node in integer]
+    while pending:
+        node = pending.pop()
+        if node not in integer or OPERATORS[node.op].role is Role.COMPUTE:
+            continue
+        before, behind = _before(node, absorbed), _behind(node, absorbed)
+        if (
+            all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
+            and len(before) == len(data_inputs(node, OPERATORS[node.op]))
+            and any(neighbour in integer for neighbour in behind)
+        ):
+            continue
+        integer.discard(node)
+        pending.extend((*before, *behind))
+    return integer
+
+
+def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
+    """Return the nodes whose codes a node reads, looking through absorbed clamps."""
+    producers = (producer_of(tensor) for tensor in data_inputs(node, OPERATORS[node.op]))
+    return [absorbed.get(producer, producer) for producer in producers if producer is not None]
+
+
+def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
+    """Return the nodes that read the codes of a node, looking through absorbed clamps."""
+    return [consumer for tensor in quantized_outputs(node, absorbed) for consumer in tensor.outputs]
+
+
+def quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variable]:
+    """Return the outputs that carry codes: behind the clamp when one is absorbed."""
+    found = []
+    for tensor in node.outputs:
+        clamp = tensor.outputs[0] if len(tensor.outputs) == 1 else None
+        found.append(clamp.outputs[0] if clamp is not None and absorbed.get(clamp) is node else tensor)
+    return found

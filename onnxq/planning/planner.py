@@ -1,0 +1,177 @@
+"""Scheme, target and graph to plan: what can be integer, what is worth it, and which tensors share a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from onnxq.errors import SchemeError
+from onnxq.graph import Graph, Node, scopes
+from onnxq.operators import OPERATORS, Role
+from onnxq.planning.activations import plan_activations
+from onnxq.planning.islands import absorbed_clamps, integer_nodes
+from onnxq.planning.obstacles import dynamic_obstacle, obstacle
+from onnxq.planning.plan import Activation, Decision, Demotion, Plan
+from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_at, weight_spec
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.targets import Target
+
+
+def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None) -> Plan:
+    """Decide for every node of a prepared graph.
+
+    A node becomes static when the scheme asks for it, the target has an integer kernel for it as it stands, and, for
+    operators that only pass integers on, when integers come in and an integer node takes what goes out, so that no
+    QuantizeLinear and DequantizeLinear stand alone. Any other node with large constant weights stores them as codes.
+
+    Args:
+        graph: with unique node names and inferred types.
+        scheme: the user's rules.
+        target: the runtime.
+        demotions: nodes to take out of integer arithmetic, by name.
+
+    Returns:
+        The plan.
+
+    Raises:
+        SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
+    """
+    nodes = [(scope, node) for scope in scopes(graph) for node in scope.nodes]
+    _check_patterns(scheme, nodes)
+    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in nodes}
+    _check_specs({wish.rule for wish in wishes.values()}, target)
+
+    specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
+    absorbed = absorbed_clamps(graph, specs, target)
+    obstacles: dict[Node, str] = {}
+    for scope, node in nodes:
+        problem = wishes[node].reason or obstacle(node, target)
+        if not problem and scope is not graph:
+            problem = "stands in a control-flow body, where activations are not calibrated"
+        if problem:
+            obstacles[node] = problem
+    integer = integer_nodes(graph, obstacles, absorbed, target)
+    activations = plan_activations(graph, integer, absorbed, specs, target)
+    vanished = _vanished_clamps(absorbed, integer, activations)
+    decisions = tuple(
+        replace(
+            _decide(node, wishes[node], integer, vanished, obstacles, target, in_body=scope is not graph),
+            figures=wishes[node].figures,
+        )
+        for scope, node in nodes
+    )
+    return Plan(decisions, activations, scheme.name, target.name)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the scheme and the demotions ask of a node, and why when that is not static."""
+
+    rule: Rule
+    mode: Mode
+    reason: str = ""
+    figures: str = ""
+    weight: Spec | None = None
+
+
+def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
+    rule = scheme.rule_for(node.op, node.name, _tensor_names(node))
+    if rule.mode is not Mode.FLOAT and node.name in demotions:
+        demotion = demotions[node.name]
+        return _Wish(rule, demotion.mode, demotion.reason, demotion.figures, demotion.weight)
+    if rule.mode is not Mode.STATIC:
+        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
+    return _Wish(rule, Mode.STATIC)
+
+
+def _tensor_names(node: Node) -> Iterator[str]:
+    return (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
+
+
+def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None:
+    if any(rule.op_types or rule.nodes or rule.tensors for rule in scheme.rules):
+        pairs = tuple(nodes)
+        scheme.check_used(
+            {node.op for _, node in pairs},
+            {node.name for _, node in pairs},
+            {name for _, node in pairs for name in _tensor_names(node)},
+        )
+
+
+def _check_specs(rules: Iterable[Rule], target: Target) -> None:
+    for rule in rules:
+        check_weight_spec(rule, target)
+        activation = _activation_spec(rule, target)
+        integers = rule.mode in (Mode.STATIC, Mode.DYNAMIC)
+        if integers and (
+            not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR
+        ):
+            raise SchemeError(
+                f"activations as {activation.format} per {activation.per} have no integer kernel on {target.name}; "
+                "use uint8 or int8 per tensor"
+            )
+
+
+def _activation_spec(rule: Rule, target: Target) -> Spec:
+    return rule.activation or Spec(target.activation, symmetric=target.symmetric)
+
+
+# --- the decision and its reason ----------------------------------------------------------------------------------
+
+
+def _vanished_clamps(
+    absorbed: Mapping[Node, Node], integer: set[Node], activations: tuple[Activation, ...]
+) -> dict[Node, Node]:
+    """Keep the absorbed clamps that really have a quantizer behind them."""
+    quantized = {activation.tensor for activation in activations}
+    return {
+        clamp: producer
+        for clamp, producer in absorbed.items()
+        if producer in integer and clamp.outputs[0].name in quantized
+    }
+
+
+def _decide(
+    node: Node,
+    wish: _Wish,
+    integer: set[Node],
+    vanished: Mapping[Node, Node],
+    obstacles: Mapping[Node, str],
+    target: Target,
+    *,
+    in_body: bool,
+) -> Decision:
+    if node in integer:
+        return _static_decision(node, wish, target)
+    if node in vanished:
+        return Decision(node.name, node.op, Mode.STATIC, f"vanishes into the quantizer behind {vanished[node].name}")
+    reason = obstacles.get(node) or "integer nodes do not stand both before and behind it"
+    if wish.mode is Mode.FLOAT:
+        return Decision(node.name, node.op, Mode.FLOAT, reason)
+    if wish.mode is Mode.DYNAMIC:
+        problem = dynamic_obstacle(node, target)
+        if not problem:
+            weight = weight_at(node, 1, weight_spec(wish.rule, target))
+            reason = f"multiplies integers whose scale each run computes: {reason}"
+            return Decision(node.name, node.op, Mode.DYNAMIC, reason, (weight,), data=node.inputs[0].name)
+        reason = problem
+    return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, in_body=in_body)
+
+
+def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
+    operator = OPERATORS[node.op]
+    if operator.role is Role.CARRIER:
+        return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
+    if operator.role is Role.ARITHMETIC:
+        return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
+    weight = weight_at(node, 1, weight_spec(wish.rule, target))
+    has_bias = operator.bias is not None and len(node.inputs) > operator.bias and node.inputs[operator.bias].name
+    return Decision(
+        node.name,
+        node.op,
+        Mode.STATIC,
+        "integer kernel",
+        (weight,),
+        bias=operator.bias if has_bias and target.integer_bias else None,
+        data=node.inputs[0].name,
+    )

@@ -1,0 +1,227 @@
+"""What becomes of the constant weights of one node: multiplied or looked up as codes, decoded at load, or left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.errors import SchemeError
+from onnxq.graph import Constant, Node, onnx_dtype
+from onnxq.lowering import Emit, decoder_opset, is_kernel_block
+from onnxq.numbers.burn import check as check_burn
+from onnxq.numbers.formats import format_named
+from onnxq.operators import OPERATORS
+from onnxq.planning.obstacles import scales_its_terms, volume
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
+from onnxq.targets import Target
+
+# Below this a weight saves less than the nodes that decode it cost.
+_SMALLEST_STORED_WEIGHT = 256
+
+# The nodes that look up and decode rows take as much as this saves.
+_SMALLEST_TABLE = 1024
+_MOST_BITS = 16
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+# Their float inputs say what they do; a coarser number would make them do something else.
+_SETTINGS = frozenset({"Clip", "Dropout", "NonMaxSuppression", "OneHot", "Pad", "Range", "Resize", "Upsample"})
+
+# What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_MULTIPLIED_BITS = frozenset({2, 4, 8})
+_TWO_BITS, _CODES_IN_BYTE = 2, 4
+
+
+def weight_spec(rule: Rule, target: Target) -> Spec:
+    """Return how a rule wants weights; the target's format per channel where it does not say."""
+    return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
+
+
+def check_weight_spec(rule: Rule, target: Target) -> None:
+    """Check that weights as a rule wants them can be what its mode says.
+
+    Raises:
+        SchemeError: the codes take as much as floats, or integer kernels do not multiply them.
+    """
+    spec = weight_spec(rule, target)
+    if format_named(spec.format).bits > _MOST_BITS:
+        raise SchemeError(f"weights as {spec.format} are no smaller than floats; use int16 or fewer bits")
+    if spec.method is Method.BURN:
+        check_burn(spec)
+        if rule.mode not in (Mode.STORAGE, Mode.FLOAT):
+            raise SchemeError(f'method = "burn" computes in float, so it has no mode {rule.mode}; say mode = "storage"')
+    if rule.mode not in (Mode.STATIC, Mode.DYNAMIC):
+        return
+    method = Method.TORCH if spec.method is Method.TORCH else Method.MINMAX
+    plain = isinstance(spec.per, Granularity) and spec == Spec(spec.format, spec.per, spec.symmetric, method=method)
+    if not plain or not spec.symmetric or not spec.format.startswith("int8"):
+        kind = "symmetric" if spec.symmetric else "affine"
+        per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"
+        raise SchemeError(
+            f"weights as {kind} {spec.format} per {per} have no fast integer kernel on {target.name}; "
+            "use symmetric int8 per tensor or channel, or mode weight-only"
+        )
+
+
+def weight_at(node: Node, index: int, spec: Spec) -> Weight:
+    """Return the weight at an input of a node."""
+    operator, tensor = OPERATORS[node.op], node.inputs[index]
+    return Weight(
+        index,
+        tensor.name,
+        spec,
+        operator.weights[index](node),
+        volume(tensor.shape),
+        operator.reductions[index](node),
+    )
+
+
+def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: bool) -> Decision:
+    """Decide what becomes of the weights of a node that does not run as an integer kernel.
+
+    Args:
+        node: of a prepared graph.
+        mode: what is wanted; anything but weight-only stores weights.
+        spec: how weights are wanted.
+        reason: why the node does not run as an integer kernel.
+        in_body: whether it stands in a control-flow body.
+    """
+    weights = tuple((_every_weight if spec.method is Method.BURN else _large_weights)(node, spec))
+    if not weights:
+        return Decision(node.name, node.op, Mode.FLOAT, reason)
+    if problem := next(filter(None, (_misfit(node, weight) for weight in weights)), ""):
+        return Decision(node.name, node.op, Mode.FLOAT, problem)
+    if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
+        return Decision(
+            node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"
+        )
+    if mode is Mode.WEIGHT_ONLY:
+        reason = _code_obstacle(node, weights[0], in_body=in_body)
+        if not reason:
+            verb = "looks up" if node.op == "Gather" else "multiplies"
+            typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in weights)
+            return Decision(node.name, node.op, Mode.WEIGHT_ONLY, f"{verb} {spec.format} codes", typed)
+    return Decision(
+        node.name, node.op, Mode.STORAGE, f"computes in float from {spec.format} weights: {reason}", weights
+    )
+
+
+def weight_opset(plan: Plan, emit: Emit) -> int:
+    """Return the lowest default-domain opset that can express how a plan's weights are decoded; 0 when none are."""
+    return max(
+        (
+            decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
+            for decision in plan.decisions
+            if decision.mode in (Mode.STORAGE, Mode.WEIGHT_ONLY)
+            for weight in decision.weights
+        ),
+        default=0,
+    )
+
+
+def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    for index in operator.weights if operator else ():
+        tensor = node.inputs[index] if index < len(node.inputs) else None
+        if (
+            isinstance(tensor, Constant)
+            and onnx_dtype(tensor) in _FLOATS
+            and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
+            and len(tensor.shape) >= 2
+        ):
+            weight = weight_at(node, index, spec)
+            yield replace(weight, spec=_with_full_blocks(spec, tensor.shape, weight.reduction_axis))
+
+
+def _every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
+    """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
+    if node.op in _SETTINGS or node.bodies():
+        return
+    for index, tensor in enumerate(node.inputs):
+        if (
+            isinstance(tensor, Constant)
+            and onnx_dtype(tensor) in _FLOATS
+            and volume(tensor.shape)
+            and tensor.shape
+            and np.isfinite(tensor.values.astype(np.float32)).all()
+        ):
+            # Blocks lie along the last axes, whatever the operator sums over.
+            yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
+
+
+def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:
+    """Return the spec per channel where blocks would not be half full, as in kernels that sum over a few channels.
+
+    Blocks lie along one axis, so every place in such a kernel would have scales of its own.
+    """
+    short = isinstance(spec.per, tuple) and len(spec.per) == 1 and 2 * shape[axis] < spec.per[0]
+    return replace(spec, per=Granularity.CHANNEL) if short and len(shape) > 2 else spec
+
+
+def _misfit(node: Node, weight: Weight) -> str:
+    """Return why the blocks of a spec do not fit a weight, or an empty string."""
+    per, rank = weight.spec.per, len(node.inputs[weight.index].shape)
+    if isinstance(per, tuple) and len(per) > rank and any(extent > 1 for extent in per[:-rank]):
+        return f"its weight of rank {rank} has no blocks of {len(per)} axes"
+    return ""
+
+
+# --- codes that are multiplied or looked up -----------------------------------------------------------------------
+
+
+def _code_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
+    """Return why the runtime cannot use the codes of a weight as they are, or an empty string."""
+    if node.op == "Gather":
+        return _lookup_obstacle(node, weight)
+    if node.op not in _PRODUCTS:
+        return f"nothing multiplies codes in {node.op}"
+    return _product_obstacle(node, weight, in_body=in_body)
+
+
+def _lookup_obstacle(node: Node, weight: Weight) -> str:
+    table, indices = node.inputs[0], node.inputs[1]
+    if len(table.shape) != 2 or node.attrs.get("axis", 0):
+        return "only rows of a table of rank 2 are looked up as codes"
+    if indices.shape is None:
+        return "the rank of its indices is unknown"
+    if isinstance(weight.spec.per, tuple) and len(weight.spec.per) > 1:
+        return "blocks of several rows are not looked up as codes"
+    return ""
+
+
+def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
+    spec, format, tensor = weight.spec, format_named(weight.spec.format), node.inputs[weight.index]
+    dtype = onnx_dtype(tensor)
+    if in_body:
+        return "onnxruntime loads no codes that a control-flow body multiplies"
+    if weight.index != 1 or len(tensor.shape) != 2:
+        return "codes are multiplied only as a second factor of rank 2"
+    if sum(consumer.op in _PRODUCTS for consumer in set(tensor.outputs)) > 1:
+        return "onnxruntime multiplies no codes that several nodes share"
+    if format.is_float or format.bits not in _MULTIPLIED_BITS:
+        return f"nothing multiplies {spec.format} codes"
+    if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _CODES_IN_BYTE:
+        return "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
+    if isinstance(spec.per, tuple) and not is_kernel_block(spec.per):
+        return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.per)}"
+    if dtype == TensorProto.BFLOAT16:
+        return "nothing multiplies codes with bfloat16 data"
+    if dtype == TensorProto.FLOAT16 and (spec.two_level or spec.scale not in ("float32", "float16")):
+        return "float16 data is multiplied by codes with float16 scales only"
+    if scales_its_terms(node):
+        return "no Gemm with alpha, beta or transA multiplies codes"
+    bias = node.inputs[2] if node.op == "Gemm" and len(node.inputs) > 2 and node.inputs[2].name else None
+    channels = tensor.shape[weight.axis]
+    if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):
+        return f"its bias is not a vector of {channels} values"
+    return ""
+
+
+def _typed_spec(node: Node, weight: Weight) -> Spec:
+    """Return the spec with scales of the type of the data that codes are multiplied with."""
+    multiplied = node.op != "Gather" and onnx_dtype(node.inputs[weight.index]) == TensorProto.FLOAT16
+    return replace(weight.spec, scale="float16") if multiplied else weight.spec

@@ -1,0 +1,186 @@
+"""Choosing by measuring: the range method and the plan that are faithful enough, checked on the model they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
+from onnxq.calibration.runner import SampleSource
+from onnxq.calibration.statistics import Statistics
+from onnxq.metrics import Metric, score
+from onnxq.parameters import RangeMethod
+from onnxq.planning.plan import Plan
+from onnxq.progress import Progress
+from onnxq.runtime import open_session
+from onnxq.searching.frontier import find_fastest
+from onnxq.searching.laboratory import Laboratory
+from onnxq.searching.measures import Effort
+from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
+from onnxq.targets import DEFAULT_TARGET
+from onnxq.verify import Verification, evenly, verify
+from onnxq.workbench import Trials, Workbench
+
+FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquaredError())
+"""The range methods that are tried when the user names none; the first is taken where nothing is measured."""
+
+# The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
+_HEADROOM = 1.0
+# Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
+_HIGHEST_GOAL = 150.0
+_LOWEST_GOAL = -100.0
+_SEARCH_SAMPLES = 32
+# Enough to tell candidates apart; the one that is taken is timed for longer.
+_SEARCH_SECONDS = 1.0
+# A metric falls as the noise rises, so the noisiest goal is tried first.
+_METRIC_GOALS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How faithful the model has to be.
+
+    Attributes:
+        min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
+        metric: what else tells whether the model is good.
+        max_drop: how much less than the float model's the metric may be.
+    """
+
+    min_sqnr: float
+    metric: Metric | None = None
+    max_drop: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a metric says of both models, on the calibration samples in their order.
+
+    Attributes:
+        name: of the metric.
+        reference: of the float model.
+        candidate: of the quantized model.
+    """
+
+    name: str
+    reference: float
+    candidate: float
+
+    @property
+    def drop(self) -> float:
+        """How much less the quantized model's is."""
+        return self.reference - self.candidate
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen, and what the model does that it makes."""
+
+    ranges: RangeMethod
+    outcome: Outcome
+    verification: Verification
+    scores: Scores | None
+
+
+@dataclass(frozen=True, eq=False)
+class Chooser:
+    """What it takes to choose, build and verify once the statistics are there.
+
+    Attributes:
+        bench: plans and builds.
+        reference: file of the float model.
+        samples: the data.
+        statistics: of the plan's activations.
+        staged: where the model is built.
+        external_data: whether its weights lie beside it.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+        progress: told of each stage.
+    """
+
+    bench: Workbench
+    reference: Path
+    samples: SampleSource
+    statistics: Statistics
+    staged: Path
+    external_data: bool
+    seconds: float
+    progress: Progress
+
+    def follow(self, plan: Plan, ranges: RangeMethod, wish: Wish) -> Chosen:
+        """Build what a plan says, without a search."""
+        outcome = Outcome(plan, (), 0)
+        verification = self._built(outcome, ranges)
+        return Chosen(ranges, outcome, verification, self._scores(wish.metric))
+
+    def choose(self, plan: Plan, ranges: RangeMethod | None, effort: Effort, wish: Wish) -> Chosen:
+        """Choose by measuring, and step back when the model turns out slower than float.
+
+        Args:
+            plan: what the scheme wants.
+            ranges: the user's range method; None tries a few on the whole model and keeps the best.
+            effort: how much to measure.
+            wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
+        """
+        kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
+        trials = self.bench.trials(self.reference, kept, self.statistics)
+        method = ranges or _best_range(trials, plan)
+        goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
+        for goal in goals:
+            outcome = self._search(trials, method, effort, goal)
+            verification = self._built(outcome, method)
+            latency = verification.latency
+            if self._measurable and latency and verification.slower and outcome.plan.decodes:
+                weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
+                outcome = replace(self._stored(trials, method, outcome, plan, latency.speed, goal), frontier=weighed)
+                verification = self._built(outcome, method)
+            scores = self._scores(wish.metric)
+            if scores is None or scores.drop <= wish.max_drop:
+                break
+        return Chosen(method, outcome, verification, scores)
+
+    def _stored(
+        self, trials: Trials, ranges: RangeMethod, outcome: Outcome, plan: Plan, speed: float, goal: float
+    ) -> Outcome:
+        """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
+        same = self.bench.plan(as_stored(outcome.plan, plan, slower(speed)))
+        if trials.sqnr(same, ranges) >= goal:
+            return replace(outcome, plan=same, regions=())
+        return self._quietest(trials, ranges, without_integers(self.bench.plan, plan, speed), goal)
+
+    @property
+    def _measurable(self) -> bool:
+        """Whether latency is asked for, and this machine's tells anything about the target's."""
+        return self.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
+
+    def _search(self, trials: Trials, ranges: RangeMethod, effort: Effort, goal: float) -> Outcome:
+        if not self._measurable:
+            return self._quietest(trials, ranges, self.bench.plan, goal)
+        target = self.bench.target
+        laboratory = Laboratory(trials, ranges, self.reference, min(self.seconds, _SEARCH_SECONDS), self.progress)
+        return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
+
+    def _quietest(self, trials: Trials, ranges: RangeMethod, planner: Planner, goal: float) -> Outcome:
+        return leave_what_hurts(planner, partial(trials.sqnr, ranges=ranges), goal, self.progress)
+
+    def _built(self, outcome: Outcome, ranges: RangeMethod) -> Verification:
+        self.bench.build(outcome.plan, self.statistics, ranges, self.staged, external_data=self.external_data)
+        self.progress("verify", 0, 0)
+        return verify(self.reference, self.staged, self.samples, seconds=self.seconds)
+
+    def _scores(self, metric: Metric | None) -> Scores | None:
+        if metric is None:
+            return None
+        found = (score(metric, open_session(path), self.samples) for path in (self.reference, self.staged))
+        return Scores(metric.name, *found)
+
+
+def _goal(min_sqnr: float) -> float:
+    """Return the decibels to aim at, which noise can be weighed against."""
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_GOAL), _HIGHEST_GOAL)
+
+
+def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
+    """Return the range method whose model is closest to the float model; the first of equals."""
+    if not plan.taps:
+        return FIRST_RANGES[0]
+    return max(FIRST_RANGES, key=lambda method: trials.sqnr(plan, method))

@@ -1,0 +1,282 @@
+"""The fastest plan that is faithful enough: latency weighed against noise along the frontier of the two."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnxq.graph import Graph
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.progress import Progress
+from onnxq.scheme import Mode
+from onnxq.searching.assignment import cheapest
+from onnxq.searching.costs import Assignment, Costs, Noise, Prices
+from onnxq.searching.measures import Effort, Measures
+from onnxq.searching.noise import NoiseMeter
+from onnxq.searching.regions import find_regions
+from onnxq.searching.search import Outcome, Point, Sensitivity
+from onnxq.targets import Target
+
+_SILENT = Noise({}, {}, {})
+# Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
+_WEIGHTS = 24
+_LOOKED_AT = 5
+# A plan with integers has to be this many times as fast as float to be worth the bytes.
+_WORTH = 1.03
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """An assignment with its plan, how it was found, and what was measured of it."""
+
+    assignment: Assignment
+    plan: Plan
+    weight: float
+    without: frozenset[str]
+    sqnr: float | None = None
+    speed: float | None = None
+
+
+def find_fastest(
+    laboratory: Measures, graph: Graph, target: Target, goal: float, effort: Effort, progress: Progress
+) -> Outcome:
+    """Find the fastest plan whose worst output reaches ``goal``.
+
+    Each node's time as float, as static and as dynamic integers, and each border's, are read off the runtime's profile
+    of three models. The assignment of least time, an exact minimum cut, is taken when it is faithful enough. Otherwise
+    the noise of the nodes is measured in groups, and time plus weighted noise is minimised for rising weights; the
+    fastest of these plans that reaches the goal is sought by bisection. The best few are timed beside the float model,
+    and the profile of the winner, whose borders lie elsewhere than the first model's, corrects the costs for another
+    try.
+
+    Args:
+        laboratory: builds and measures.
+        graph: the prepared graph.
+        target: the runtime.
+        goal: SQNR in decibels to reach.
+        effort: how much to measure.
+        progress: told of the stage ``search``.
+
+    Returns:
+        The plan, what was measured, and the frontier.
+    """
+    return _Search(laboratory, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    laboratory: Measures
+    graph: Graph
+    target: Target
+    goal: float
+    effort: Effort
+    progress: Progress
+    deadline: float
+
+    def run(self) -> Outcome:
+        prices = self._prices()
+        noise = _SILENT
+        tried = [self._tried(prices, noise, 0.0)]
+        if not self._is_faithful(tried[0]):
+            meter = NoiseMeter(self.laboratory, self._full, self.goal, self.effort)
+            noise = meter.of_integers(prices.dynamic)
+            tried = self._sweep(prices, noise)
+            if meter.stored_too_coarse and not self._gains_half(prices, tried):
+                noise = replace(noise, stored=meter.of_stored())
+                prices = replace(prices, left=meter.instead_of_coarse(noise.stored))
+                tried += self._sweep(prices, noise)
+        faithful = sorted(
+            (one for one in tried if self._is_faithful(one)),
+            key=lambda one: one.assignment.nanoseconds,
+        )
+        if faithful and noise.static:
+            faithful.insert(0, self._grown(prices, noise, faithful[0]))
+        promising = faithful[: self.effort.timed]
+        # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
+        whole = self._whole(prices)
+        if self._is_faithful(whole) and whole.plan.effect not in {one.plan.effect for one in promising}:
+            promising.append(whole)
+        timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in promising]
+        best = max(timed, key=lambda one: one.speed or 0.0, default=max(tried, key=lambda one: one.sqnr or -math.inf))
+        for _ in range(self.effort.refinements):
+            again = self._refined(prices, noise, best)
+            if again is None:
+                break
+            timed.append(again)
+            if (again.speed or 0.0) <= (best.speed or 0.0):
+                break
+            best = again
+        if 0 < (best.speed or 0.0) < _WORTH:
+            # Integers cost bytes of their own: scales, zero points and wider biases.
+            stored = self._stored(prices)
+            tried.append(stored)
+            best = stored if self._is_faithful(stored) else best
+        regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
+        frontier = tuple(_frontier([*tried, *timed], best))
+        return Outcome(best.plan, tuple(_sensitivities(noise)), self.laboratory.measured, frontier, regions)
+
+    @cached_property
+    def _full(self) -> Plan:
+        return self.laboratory.plan({})
+
+    @cached_property
+    def _convertible(self) -> tuple[str, ...]:
+        return tuple(one.node for one in self._full.decisions if one.mode is Mode.STATIC)
+
+    def _all(self, mode: Mode, reason: str) -> Plan:
+        return self.laboratory.plan(dict.fromkeys(self._convertible, Demotion(mode, reason)))
+
+    def _prices(self) -> Prices:
+        dynamic = self._all(Mode.DYNAMIC, "as an integer product with dynamic scales")
+        has_dynamic = dynamic.count(Mode.DYNAMIC) > 0
+        times = [None, self._full, *([dynamic] if has_dynamic else [])]
+        found = []
+        for number, plan in enumerate(times):
+            self.progress("profile", number, len(times))
+            found.append(self.laboratory.times(plan))
+        costs = Costs(found[0], found[1], found[2] if has_dynamic else None)
+        return Prices(self.graph, self._full, dynamic if has_dynamic else None, costs, self.target)
+
+    def _tried(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
+        """Solve for a weight, and measure how faithful the solution is."""
+        one = self._solved(prices, noise, weight)
+        return replace(one, sqnr=self.laboratory.sqnr(one.plan))
+
+    def _whole(self, prices: Prices) -> _Tried:
+        """Return the plan in which every node is static that can be."""
+        assignment = prices.assignment(frozenset(prices.static_nodes), _SILENT, 0.0)
+        return _Tried(assignment, self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
+
+    def _stored(self, prices: Prices) -> _Tried:
+        """Return the plan in which every node stores its weights that could be static."""
+        assignment = Assignment(frozenset(), frozenset(), prices.costs.floats.total, 0.0)
+        plan = self._all(Mode.STORAGE, "with integers the model is hardly faster than in float on this machine")
+        return _Tried(assignment, plan, 0.0, frozenset(), self.laboratory.sqnr(plan))
+
+    def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
+        problem = prices.problem(noise, weight)
+        assignment = prices.assignment(cheapest(problem), noise, weight)
+        plan = self.laboratory.plan(prices.demotions(assignment, noise))
+        return _Tried(assignment, plan, weight, prices.excluded)
+
+    @cached_property
+    def _allowed(self) -> float:
+        """The noise-to-signal ratio that reaches the goal."""
+        return 10 ** (-self.goal / 10)
+
+    def _is_faithful(self, one: _Tried) -> bool:
+        return one.sqnr is not None and one.sqnr >= self.goal
+
+    def _gains_half(self, prices: Prices, tried: Sequence[_Tried]) -> bool:
+        """Return whether a faithful plan is expected to gain half of the time that there is to gain at all."""
+        least = self._solved(prices, _SILENT, 0.0).assignment.nanoseconds
+        floats = prices.assignment(frozenset(), _SILENT, 0.0).nanoseconds
+        found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
+        return found <= (floats + least) / 2
+
+    def _sweep(self, prices: Prices, noise: Noise) -> list[_Tried]:
+        """Return the plans around the point where time weighed against noise reaches the goal, fastest first.
+
+        Weights of noise reach only the corners of the frontier, so the plans without the noisiest nodes are tried too.
+        """
+        first = prices.costs.floats.total / self._allowed / 100
+        weighed = list(_distinct(self._solved(prices, noise, first * 2.0**power) for power in range(_WEIGHTS)))
+        noisiest = sorted(noise.static, key=lambda node: -noise.static[node])
+        return [
+            *self._crossing(len(weighed), lambda index: weighed[index]),
+            *self._crossing(
+                len(noisiest) + 1,
+                lambda index: self._solved(prices.without(frozenset(noisiest[:index])), noise, 0.0),
+            ),
+        ]
+
+    def _crossing(self, count: int, solved: Callable[[int], _Tried]) -> list[_Tried]:
+        """Return what was measured of plans that grow quieter with their number, to find the first that is faithful."""
+        known: dict[int, _Tried] = {}
+
+        def faithful(index: int) -> bool:
+            one = solved(index)
+            known[index] = replace(one, sqnr=self.laboratory.sqnr(one.plan))
+            return (known[index].sqnr or -math.inf) >= self.goal
+
+        low, high = -1, count - 1
+        if not faithful(high):
+            # Noise does not always fall from one to the next, so some between are looked at.
+            for index in range(0, high, max(high // _LOOKED_AT, 1)):
+                faithful(index)
+            return [known[index] for index in sorted(known)]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if faithful(middle) else (middle, high)
+        return [known[index] for index in sorted(known)]
+
+    def _grown(self, prices: Prices, noise: Noise, start: _Tried) -> _Tried:
+        """Let nodes that a faithful plan leaves out become static after all: groups, quiet ones first, that are split.
+
+        What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
+        """
+        out = [node for node in noise.static if node not in start.assignment.static]
+        groups = [sorted(out, key=lambda node: noise.static[node])]
+        best = start
+        kept_out = frozenset(out)
+        for _ in range(self.effort.grown):
+            if not groups or time.monotonic() > self.deadline:
+                break
+            group = groups.pop(0)
+            one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
+            if one.assignment.nanoseconds < best.assignment.nanoseconds:
+                one = replace(one, sqnr=self.laboratory.sqnr(one.plan))
+                if self._is_faithful(one):
+                    best, kept_out = one, kept_out - set(group)
+                    continue
+            if len(group) > 1:
+                middle = (len(group) + 1) // 2
+                groups += [group[:middle], group[middle:]]
+        return best
+
+    def _refined(self, prices: Prices, noise: Noise, best: _Tried) -> _Tried | None:
+        """Correct the costs by what the best plan's kernels really take, and return what is best then."""
+        if time.monotonic() > self.deadline or best.speed is None:
+            return None
+        observed = self.laboratory.times(best.plan)
+        corrected = prices.without(best.without).corrected(best.assignment, observed)
+        again = self._solved(corrected, noise, best.weight)
+        if again.plan.effect == best.plan.effect:
+            return None
+        again = replace(again, sqnr=self.laboratory.sqnr(again.plan))
+        if (again.sqnr or 0.0) < self.goal:
+            return None
+        return replace(again, speed=self.laboratory.speed(again.plan))
+
+
+def _distinct(tried: Iterator[_Tried]) -> Iterator[_Tried]:
+    seen = set()
+    for one in tried:
+        key = one.assignment.static, one.assignment.dynamic
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def _sensitivities(noise: Noise) -> Iterator[Sensitivity]:
+    for mode, found in ((Mode.STATIC, noise.static), (Mode.STORAGE, noise.stored)):
+        for node in sorted(found, key=lambda node: -found[node]):
+            if found[node] > 0:
+                yield Sensitivity(node, mode, -10 * math.log10(found[node]))
+
+
+def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:
+    known: dict[object, Point] = {}
+    for one in tried:
+        known[one.plan.effect] = Point(
+            one.plan.count(Mode.STATIC),
+            one.plan.count(Mode.DYNAMIC),
+            one.assignment.nanoseconds / 1e6,
+            one.sqnr,
+            one.speed,
+            one.plan.effect == best.plan.effect,
+        )
+    yield from sorted(known.values(), key=lambda point: point.milliseconds)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.cli.main import cli
+from onnxq.errors import SchemeError
+
+MODELS = Path(__file__).parents[2] / "models"
+MODEL = MODELS / "resnet.onnx"
+IMAGES = np.load(MODELS / "data" / "calib.npz")["image"][:24]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def calib(tmp_path: Path) -> Path:
+    (tmp_path / "calib").mkdir()
+    np.savez(tmp_path / "calib" / "all.npz", image=IMAGES)
+    return tmp_path / "calib"
+
+
+def test_calibrate_writes_one_file_and_names_it(calib: Path, tmp_path: Path) -> None:
+    output = tmp_path / "s.npz"
+    result = invoke("calibrate", MODEL, "--calib", calib, "-o", output)
+    assert (result.exit_code, result.stdout) == (0, f"{output}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calib", "s.npz"]
+    invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "jobs.npz", "--jobs", 2)
+    assert output.read_bytes() == (tmp_path / "jobs.npz").read_bytes()
+
+
+def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tmp_path: Path) -> None:
+    invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
+    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
+    result = invoke("quantize", MODEL, *options, "-o", tmp_path / "with.onnx", "--stats", tmp_path / "s.npz")
+    assert "onnxq:" not in result.stderr
+    invoke("quantize", MODEL, *options, "-o", tmp_path / "without.onnx")
+    assert (tmp_path / "with.onnx").read_bytes() == (tmp_path / "without.onnx").read_bytes()
+
+
+def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, tmp_path: Path) -> None:
+    whole, extremes = tmp_path / "whole.npz", tmp_path / "extremes.npz"
+    invoke("calibrate", MODEL, "--calib", calib, "-o", whole)
+    invoke("calibrate", MODEL, "--calib", calib, "-o", extremes, "--range", "minmax")
+    seen, bare = (json.loads(invoke("stats", "show", path, "--json").stdout)["tensors"] for path in (whole, extremes))
+    for name, tensor in seen.items():
+        assert bare[name] == tensor | {"percentile": [None, None]}
+    # What has more fits too, and is completed as it was begun.
+    options = ("--calib", calib, "-o", extremes, "--stats", whole, "--range", "minmax")
+    assert invoke("calibrate", MODEL, *options).stderr.count("onnxq:") == 0
+    assert extremes.read_bytes() == whole.read_bytes()
+
+
+def test_an_observer_that_is_not_there_is_told(calib: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match="Observer 'mine' is unknown"):
+        invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz", "--observer", "mine")
+
+
+def test_what_does_not_match_is_told(calib: Path, tmp_path: Path) -> None:
+    invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz", "--limit", 8)
+    options = ("--calib", calib, "-o", tmp_path / "again.npz", "--stats", tmp_path / "s.npz")
+    assert "s.npz lacks 16 of 24 samples; they are run now" in invoke("calibrate", MODEL, *options).stderr
+    result = invoke("calibrate", MODELS / "mobilenet.onnx", *options)
+    assert "s.npz is of another model" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_auto_says_in_the_report_which_method_each_tensor_has(calib: Path, tmp_path: Path) -> None:
+    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "auto", "--report", tmp_path / "r.json")
+    invoke("quantize", MODEL, *options, "-o", tmp_path / "m.onnx", "--force")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["ranges"] == "Auto(levels=256)"
+    assert set(report["range_methods"]) <= {one["tensor"] for one in report["plan"]["activations"]}
+    assert all("(" in method for method in report["range_methods"].values())
+    assert len(report["range_methods"]) > 5
+
+
+def test_merged_shards_of_different_samples_are_shown(calib: Path, tmp_path: Path) -> None:
+    for name, images in (("a", IMAGES[:10]), ("b", IMAGES[10:])):
+        np.savez(tmp_path / f"{name}-samples.npz", image=images)
+        invoke("calibrate", MODEL, "--calib", tmp_path / f"{name}-samples.npz", "-o", tmp_path / f"{name}.npz")
+    for names in ("ab", "ba"):
+        files = [tmp_path / f"{name}.npz" for name in names]
+        assert invoke("stats", "merge", *files, "-o", tmp_path / f"{names}.npz").exit_code == 0
+    assert (tmp_path / "ab.npz").read_bytes() == (tmp_path / "ba.npz").read_bytes()
+    shown = json.loads(invoke("stats", "show", tmp_path / "ab.npz", "--json").stdout)
+    assert shown["samples"] == 24
+    lines = invoke("stats", "show", tmp_path / "ab.npz").stdout.splitlines()
+    assert lines[0] == f"model {shown['model']}, 24 samples"
+    assert len(lines) == 2 + len(shown["tensors"])
+    assert all(one["elements"] % 24 == 0 < one["elements"] for one in shown["tensors"].values())
+    assert all(one["minimum"] <= one["percentile"][0] <= one["maximum"] for one in shown["tensors"].values())
+
+
+def fails(*arguments: object) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "onnxq", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.count("\n") == 1, run.stderr
+    return run.stderr
+
+
+def test_files_that_do_not_belong_together_are_told(calib: Path, tmp_path: Path) -> None:
+    first, same, other = (tmp_path / f"{name}.npz" for name in ("first", "same", "other"))
+    invoke("calibrate", MODEL, "--calib", calib, "-o", first, "--limit", 4)
+    invoke("calibrate", MODEL, "--calib", calib, "-o", same, "--limit", 2)
+    invoke("calibrate", MODELS / "vit.onnx", "--calib", calib, "-o", other, "--limit", 2)
+    assert "hold the same 2 samples" in fails("stats", "merge", first, same, "-o", tmp_path / "m.npz")
+    assert "differ in" in fails("stats", "merge", first, other, "-o", tmp_path / "m.npz")
+    assert "gone.npz" in fails("stats", "show", tmp_path / "gone.npz")
+    assert not (tmp_path / "m.npz").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(calib: Path, tmp_path: Path) -> None:
+    assert "does not exist" in fails("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "gone" / "s.npz")
+
+
+def test_a_chain_feeds_the_state_of_a_stream(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
+    nodes = [
+        helper.make_node("MatMul", ["h", "w"], ["product"]),
+        helper.make_node("Add", ["x", "product"], ["total"]),
+        helper.make_node("Tanh", ["total"], ["hN"]),
+        helper.make_node("MatMul", ["hN", "w"], ["y"]),
+    ]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in names]
+        for names in (("x", "h"), ("y", "hN"))
+    )
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32))
+    options = ("--calib", tmp_path / "x.npy", "--chain", "hN=h")
+    assert invoke("calibrate", tmp_path / "m.onnx", *options, "-o", tmp_path / "s.npz").exit_code == 0
+    tensors = json.loads(invoke("stats", "show", tmp_path / "s.npz", "--json").stdout)["tensors"]
+    assert tensors["h"]["minimum"] < -0.5 < 0.5 < tensors["h"]["maximum"]
+    output = tmp_path / "q.onnx"
+    assert invoke("quantize", tmp_path / "m.onnx", *options, "-o", output, "--seconds", 0).exit_code == 0
+    assert output.exists()
+    assert "expected arrays for 'x', 'h'" in fails(
+        "calibrate", tmp_path / "m.onnx", *options[:2], "-o", tmp_path / "s.npz"
+    )

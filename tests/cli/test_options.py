@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.resume import Collection
+from onnxq.calibration.workers import Cluster, Processes
+from onnxq.cli.options import collection_options, image_options
+
+TAKEN: list[dict[str, Any]] = []
+
+
+@click.command()
+@collection_options
+@image_options
+def command(**given: Any) -> None:
+    TAKEN.append(given)
+
+
+def invoke(*arguments: str) -> Result:
+    TAKEN.clear()
+    return CliRunner().invoke(command, arguments)
+
+
+def test_nothing_is_taken_when_nothing_is_given() -> None:
+    assert invoke().exit_code == 0
+    assert TAKEN == [{"images": None, "collection": None, "chain": {}}]
+
+
+def test_image_options_become_one_value() -> None:
+    invoke("--image-size", "32X48", "--image-mean", "0.5,0.25,0", "--image-fit", "crop")
+    assert TAKEN[0]["images"] == ImageOptions(size=(32, 48), mean=(0.5, 0.25, 0), fit="crop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (["--jobs", "3"], "workers", Processes(3)),
+        (["--cluster", "tcp://a:1"], "workers", Cluster("tcp://a:1")),
+        (["--memory", "4GB"], "memory", 4 * 10**9),
+        (["--memory", "1.5 gib"], "memory", 3 * 2**29),
+        (["--memory", "512m"], "memory", 512 * 10**6),
+        (["--memory", "1000"], "memory", 1000),
+    ],
+)
+def test_options_about_collecting_become_one_value(arguments: list[str], field: str, value: object) -> None:
+    assert invoke(*arguments).exit_code == 0
+    collection = TAKEN[0]["collection"]
+    assert isinstance(collection, Collection)
+    assert getattr(collection, field) == value
+
+
+def test_chains_are_parsed() -> None:
+    invoke("--chain", "hN=h", "--chain", "cN=c")
+    assert TAKEN[0]["chain"] == {"hN": "h", "cN": "c"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory", "much"], "expected a size such as 4GB or 512MiB, found 'much'"),
+        (["--jobs", "0"], "0 is not in the range"),
+        (["--image-size", "32"], "expected HEIGHTxWIDTH such as 224x224, found '32'"),
+        (["--image-mean", "a,b"], "expected numbers separated by commas, found 'a,b'"),
+    ],
+)
+def test_a_wrong_value_is_told_why(arguments: list[str], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onnxq.cli import terminal
+from onnxq.pipeline import quantize
+from onnxq.progress import silent
+from onnxq.searching.search import Point
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def test_progress_is_silent_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress_bars() as progress:
+        assert progress is silent
+        progress("calibrate", 1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_bars_are_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.progress_bars() as progress:
+        for done in (1, 2):
+            progress("calibrate", done, 2)
+        progress("verify", 0, 0)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Calibrating" in err
+
+
+def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=4, seconds=0.1).report
+    capsys.readouterr()
+    terminal.print_report(report)
+    out, err = capsys.readouterr()
+    assert out == ""
+    for row in ("size", "output logits", "latency", "kernels", "nodes", "Not static, and why"):
+        assert row in err
+
+
+def test_long_lists_of_reasons_are_cut_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    assert len(report.plan.left_in_float()) > 8
+    terminal.print_report(report)
+    assert "see --report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("render", "value", "text"),
+    [
+        (terminal._decibels, float("inf"), "equal"),
+        (terminal._decibels, 21.26, "21.3 dB"),
+        (terminal._size, 12_345, "12.3 kB"),
+        (terminal._size, 1_234_567, "1.23 MB"),
+        (terminal._duration, 0.00123, "1.23 ms"),
+    ],
+)
+def test_figures_are_written_for_people(render: Callable[[float], str], value: float, text: str) -> None:
+    assert render(value) == text
+
+
+def test_one_thread_is_no_threads() -> None:
+    assert [terminal._threads(count) for count in (1, 2)] == ["1 thread", "2 threads"]
+
+
+def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = quantize(MODELS / "gru.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    quiet = [Point(0, number, 9.87, 33.3) for number in range(12)]
+    timed = [Point(5, 0, 8.76, 44.4, 1.23, chosen=True), Point(6, 0, 7.65, 55.5, 1.01)]
+    terminal.print_report(replace(report, frontier=(*quiet, *timed)))
+    shown = capsys.readouterr().err
+    assert "33.3 dB" not in shown
+    assert "1.23x" in shown
+    assert "1.01x" in shown
+    assert shown.count("taken") == 1
+    assert "12 more; see --report" in shown
+    terminal.print_report(replace(report, frontier=tuple(quiet)))
+    assert capsys.readouterr().err.count("33.3 dB") == 8

@@ -1,0 +1,418 @@
+"""Ranges to parameters, values to codes and back: against published vectors, onnxruntime and algebra."""
+
+from __future__ import annotations
+
+import tracemalloc
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxq.numbers.formats import FORMATS, Format
+from onnxq.numbers.numerics import (
+    Parameters,
+    dequantize,
+    parameters_from_range,
+    quantize,
+    signal_to_noise,
+    weight_range,
+)
+from onnxq.numbers.packing import pack
+from onnxq.runtime import Session, open_session, run
+
+UINT8 = FORMATS["uint8"]
+NARROW = FORMATS["int8-narrow"]
+TINY = np.finfo(np.float32).tiny
+LARGEST = float(np.finfo(np.float32).max)
+
+# onnxruntime has no QuantizeLinear to int32, and numpy no arrays of the smaller codes that it gives.
+QUANTIZED = [format for format in FORMATS.values() if not format.is_float and format.bits in (8, 16)]
+INTEGERS = [format for format in FORMATS.values() if not format.is_float]
+every_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=lambda format: format.name)
+
+finite = st.floats(-LARGEST, LARGEST, width=32)
+formats = st.sampled_from(INTEGERS)
+signed_formats = st.sampled_from([format for format in FORMATS.values() if format.signed])
+
+
+# --- published values -----------------------------------------------------------------------------------------------
+
+
+def test_burn_symmetric_8_bit_vector() -> None:
+    values = np.array([-1.7999999523162842, -1.0, 0.0, 0.5], np.float32)
+    parameters = parameters_from_range(values.min(), values.max(), NARROW, symmetric=True)
+    assert parameters.scale == np.float32(0.014173228293657303)
+    assert parameters.zero_point is None
+    quantized = quantize(values, parameters, NARROW)
+    assert quantized.codes.tolist() == [-127, -71, 0, 35]
+    expected = np.array([-1.7999999523162842, -1.0062992572784424, 0.0, 0.4960629940032959], np.float32)
+    np.testing.assert_array_equal(quantized.dequantize(), expected)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "scale", "zero_point"),
+    [
+        (-1.0, 2.0, 0.011764705882352941, 85),
+        (0.0, 6.0, 0.023529411764705882, 0),
+        (-3.0, -1.0, 0.011764705882352941, 255),
+        (1.0, 4.0, 0.01568627450980392, 0),
+    ],
+)
+def test_torch_affine_8_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
+    parameters = parameters_from_range(minimum, maximum, UINT8, symmetric=False)
+    assert parameters.scale == np.float32(scale)
+    assert parameters.zero_point == zero_point
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "scale", "zero_point"),
+    [(-1.0, 2.0, 0.023622047244094488, 42), (0.0, 6.0, 0.047244094488188976, 0), (-3.0, -1.0, 0.02362204724409, 127)],
+)
+def test_torch_affine_7_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
+    parameters = parameters_from_range(minimum, maximum, FORMATS["uint8-7bit"], symmetric=False)
+    assert parameters.scale == np.float32(scale)
+    assert parameters.zero_point == zero_point
+
+
+def test_torch_min_max_observer_vector() -> None:
+    parameters = parameters_from_range(-1.3974000215530396, 1.4707000255584717, UINT8, symmetric=False)
+    np.testing.assert_allclose(parameters.scale, 0.011247451417148113, rtol=1e-6)
+    assert parameters.zero_point == 124
+
+
+@pytest.mark.parametrize(("minimum", "maximum", "scale"), [(-0.5, 1.8, 1.8 / 127.5), (-1.8, 0.5, 1.8 / 127.5)])
+def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
+    minimum: float, maximum: float, scale: float
+) -> None:
+    parameters = parameters_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
+    assert parameters.scale == np.float32(scale)
+
+
+# --- onnxruntime, bit for bit ---------------------------------------------------------------------------------------
+
+
+@cache
+def session(op: str, onnx_type: int, axis: int | None) -> Session:
+    scale_shape = [] if axis is None else [None]
+    stored, real = helper.make_tensor_value_info, TensorProto.FLOAT
+    source, result = (real, onnx_type) if op == "QuantizeLinear" else (onnx_type, real)
+    node = helper.make_node(op, ["x", "scale", "zero"], ["y"], **({} if axis is None else {"axis": axis}))
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [stored("x", source, None), stored("scale", real, scale_shape), stored("zero", onnx_type, scale_shape)],
+        [stored("y", result, None)],
+    )
+    return open_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+
+
+def onnxruntime_codes(
+    values: NDArray[np.float32],
+    scale: NDArray[np.float32],
+    zero_point: NDArray[np.generic],
+    format: Format,
+    **axis: int,
+) -> NDArray[np.int64]:
+    """Quantize with onnxruntime, which knows whole types only, and clip to the codes that the format uses."""
+    feeds = {"x": values, "scale": scale, "zero": zero_point.astype(format.dtype)}
+    codes = run(session("QuantizeLinear", format.onnx_type, axis.get("axis")), feeds)[0]
+    return np.clip(codes.astype(np.int64), format.minimum, format.maximum)
+
+
+def edge_values(scale: float) -> NDArray[np.float32]:
+    """Return ties and their neighbours, all codes, values beyond them, and infinities."""
+    codes = np.arange(-300, 300, dtype=np.float64)
+    ties = (np.concatenate([codes, codes + 0.5]) * scale).astype(np.float32)
+    near = np.concatenate([np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
+    rest = np.array([0.0, -0.0, 1e-40, -1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, 7e4 * scale, -7e4 * scale], np.float32)
+    return np.concatenate([ties, near, rest])
+
+
+@every_quantized
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 0.0235294122248888, 3.1e-5, 1e30])
+def test_codes_are_those_of_onnxruntime(format: Format, scale: float) -> None:
+    values = edge_values(scale)
+    for zero_point in {0, format.minimum, format.maximum, (format.minimum + format.maximum) // 3}:
+        zero = np.array(zero_point, format.dtype)
+        with np.errstate(over="ignore"):
+            ours = quantize(values, Parameters(np.array(scale, np.float32), zero), format).codes
+        np.testing.assert_array_equal(ours, onnxruntime_codes(values, np.array(scale, np.float32), zero, format))
+
+
+@every_quantized
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_codes_per_axis_are_those_of_onnxruntime(format: Format, axis: int) -> None:
+    generator = np.random.default_rng(axis)
+    values = generator.normal(0, 3, (4, 5, 6)).astype(np.float32)
+    extent = values.shape[axis]
+    scale = generator.uniform(0.001, 0.1, extent).astype(np.float32)
+    zero = generator.integers(format.minimum, format.maximum, extent).astype(format.dtype)
+    shape = [extent if index == axis else 1 for index in range(3)]
+    ours = quantize(values, Parameters(scale.reshape(shape), zero.reshape(shape)), format)
+    np.testing.assert_array_equal(ours.codes, onnxruntime_codes(values, scale, zero, format, axis=axis))
+    feeds = {"x": ours.codes, "scale": scale, "zero": zero}
+    decoded = run(session("DequantizeLinear", format.onnx_type, axis), feeds)[0]
+    np.testing.assert_array_equal(ours.dequantize(), decoded)
+
+
+@every_quantized
+def test_every_code_decodes_as_in_onnxruntime(format: Format) -> None:
+    codes = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
+    for scale in (1.0, 0.1, 1.1754944e-38, 1e33):
+        for zero_point in {0, format.minimum, format.maximum}:
+            zero = np.array(zero_point, format.dtype)
+            feeds = {"x": codes, "scale": np.array(scale, np.float32), "zero": zero}
+            expected = run(session("DequantizeLinear", format.onnx_type, None), feeds)[0]
+            parameters = Parameters(np.array(scale, np.float32), zero)
+            np.testing.assert_array_equal(dequantize(codes, parameters), expected)
+
+
+def test_int32_biases_decode_as_in_onnxruntime() -> None:
+    codes = np.array([-(2**31), -(2**30) - 1, -1, 0, 1, 2**24 + 1, 2**31 - 1], np.int32)
+    scale = np.array(3.7e-5, np.float32)
+    feeds = {"x": codes, "scale": scale, "zero": np.zeros((), np.int32)}
+    expected = run(session("DequantizeLinear", TensorProto.INT32, None), feeds)[0]
+    np.testing.assert_array_equal(dequantize(codes, Parameters(scale, None)), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(QUANTIZED))
+def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Format) -> None:
+    values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
+    scale = np.array(data.draw(st.floats(2.0**-13, 2.0**13, width=32)), np.float32)
+    zero = np.array(data.draw(st.integers(format.minimum, format.maximum)), format.dtype)
+    ours = quantize(values, Parameters(scale, zero), format).codes
+    np.testing.assert_array_equal(ours, onnxruntime_codes(values, scale, zero, format))
+
+
+# --- algebra --------------------------------------------------------------------------------------------------------
+
+
+@given(finite, finite, signed_formats)
+def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, format: Format) -> None:
+    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=True)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+    assert one.scale.dtype == np.float32
+    assert one.zero_point is None
+
+
+@given(finite, finite, formats)
+def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: float, format: Format) -> None:
+    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=False)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+    assert one.zero_point is not None
+    assert format.minimum <= int(one.zero_point) <= format.maximum
+    assert one.zero_point.dtype == format.dtype
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0.0, 0.0),
+        (0.0, 1e-45),
+        (-1e-45, 1e-45),
+        (-1e-310, 0.0),
+        (-LARGEST, LARGEST),
+        (0.0, LARGEST),
+        (-1e300, 1e300),
+        (-1.7e308, 1.7e308),
+    ],
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+@every_quantized
+def test_extreme_ranges_give_usable_scales(low: float, high: float, symmetric: bool, format: Format) -> None:
+    with np.errstate(over="ignore"):
+        one = parameters_from_range(low, high, format, symmetric=symmetric)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+
+
+def test_an_empty_range_gives_scale_one() -> None:
+    one = parameters_from_range([0.0, -1.0], [0.0, 1.0], NARROW, symmetric=True)
+    assert one.scale[0] == 1.0
+    assert one.scale[1] == np.float32(1 / 127)
+
+
+@given(finite, finite, formats, st.booleans())
+def test_zero_is_exact(a: float, b: float, format: Format, symmetric: bool) -> None:
+    assume(not symmetric or format.signed)
+    parameters = parameters_from_range(min(a, b), max(a, b), format, symmetric=symmetric)
+    assert quantize(np.zeros(3, np.float32), parameters, format).dequantize().tolist() == [0.0, 0.0, 0.0]
+
+
+ranges = st.floats(2.0**-100, 2.0**100, width=32)
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(INTEGERS[:-1]), st.booleans())
+def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: Format, symmetric: bool) -> None:
+    assume(not symmetric or format.signed)
+    magnitude = data.draw(ranges)
+    values = magnitude * data.draw(arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-1, 1, width=32)))
+    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=symmetric)
+    error = np.abs(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
+    # Dividing in float32 moves ties by parts in 2**24 of the largest code.
+    codes = format.maximum - format.minimum
+    assert error.max() <= float(parameters.scale) * (0.5 + codes * 2.0**-23)
+
+
+@settings(deadline=None)
+@given(arrays.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.sampled_from(QUANTIZED))
+def test_quantizing_keeps_order(values: NDArray[np.float32], format: Format) -> None:
+    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=False)
+    codes = quantize(np.sort(values), parameters, format).codes.astype(np.int64)
+    assert (np.diff(codes) >= 0).all()
+
+
+@settings(deadline=None)
+@given(st.sampled_from(QUANTIZED), st.integers(0, 2**32 - 1))
+def test_what_was_quantized_is_quantized_to_the_same_codes(format: Format, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    codes = generator.integers(format.minimum, format.maximum, 50).astype(format.dtype)
+    zero = np.array(generator.integers(format.minimum, format.maximum), format.dtype)
+    parameters = Parameters(np.array(generator.uniform(1e-3, 10), np.float32), zero)
+    np.testing.assert_array_equal(quantize(dequantize(codes, parameters), parameters, format).codes, codes)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 2**32 - 1)
+)
+def test_a_blocked_scale_equals_the_repeated_one(
+    rows: int, columns: int, height: int, width: int, symmetric: bool, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    values = generator.normal(0, 5, (rows * height, columns * width)).astype(np.float32)
+    low, high = generator.uniform(-9, -1, (rows, columns)), generator.uniform(1, 9, (rows, columns))
+    format = NARROW if symmetric else UINT8
+    blocked = parameters_from_range(low, high, format, symmetric=symmetric)
+
+    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
+        return np.kron(parameter, np.ones((height, width), parameter.dtype))
+
+    zero = None if blocked.zero_point is None else spread(blocked.zero_point)
+    repeated = Parameters(spread(blocked.scale), zero)
+    one, other = quantize(values, blocked, format), quantize(values, repeated, format)
+    np.testing.assert_array_equal(one.codes, other.codes)
+    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+
+
+@pytest.mark.parametrize("format", [one for one in FORMATS.values() if one.bits <= 8], ids=lambda one: one.name)
+@pytest.mark.parametrize("scale", [1.0, 0.1, 3.0, 1e-30, 1e30])
+def test_every_code_of_a_small_format_comes_back(format: Format, scale: float) -> None:
+    finite = (format.values >= format.minimum) & (format.values <= format.maximum)
+    codes = format.round(format.values[finite])
+    parameters = Parameters(np.full((1,), scale, np.float32), None)
+    values = dequantize(codes, parameters)
+    np.testing.assert_array_equal(values, format.values[finite] * np.float32(scale))
+    assert quantize(values, parameters, format).codes.tobytes() == codes.tobytes()
+
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+
+
+@settings(deadline=None, max_examples=150)
+@given(shapes, st.data(), st.sampled_from(list(FORMATS.values())), st.integers(0, 2**32 - 1))
+def test_partial_blocks_equal_the_repeated_scale(
+    shape: tuple[int, ...], data: st.DataObject, format: Format, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    block = tuple(data.draw(st.integers(1, extent + 1)) for extent in shape)
+    grid = tuple(-(-extent // length) for extent, length in zip(shape, block, strict=True))
+    values = generator.normal(0, 5, shape).astype(np.float32)
+    scale = generator.uniform(0.01, 2, grid).astype(np.float32)
+    level = np.float32(generator.uniform(0.5, 2)) if data.draw(st.booleans()) else None
+    zero = None
+    if not format.is_float and data.draw(st.booleans()):
+        zero = generator.integers(format.minimum, format.maximum, grid).astype(format.dtype)
+
+    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
+        return parameter[np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))]
+
+    repeated = Parameters(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
+    one = quantize(values, Parameters(scale, zero, level, block), format)
+    other = quantize(values, repeated, format)
+    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+    plain = format.round(values / repeated.scale) if zero is None else one.codes
+    np.testing.assert_array_equal(one.codes.view(np.uint8), plain.view(np.uint8))
+
+
+BLOCKED = [name for name in FORMATS if name != "int32" and name[:6] not in ("float4", "float6")]
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+@pytest.mark.parametrize(("axis", "length"), [(0, 4), (1, 3), (1, 4)])
+def test_blocks_decode_as_in_onnxruntime(name: str, axis: int, length: int) -> None:
+    format, generator = FORMATS[name], np.random.default_rng(length)
+    values = generator.normal(0, 3, (8, 10)).astype(np.float32)
+    block = tuple(length if index == axis else 1 for index in range(2))
+    grid = tuple(-(-extent // size) for extent, size in zip(values.shape, block, strict=True))
+    scale = generator.uniform(0.01, 0.9, grid).astype(np.float32)
+    ours = quantize(values, Parameters(scale, None, block=block), format)
+    codes = helper.make_tensor("codes", format.onnx_type, values.shape, pack(ours.codes, format).tobytes(), raw=True)
+    node = helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], axis=axis, block_size=length)
+    graph = helper.make_graph(
+        [node],
+        "blocked",
+        [helper.make_tensor_value_info("scale", TensorProto.FLOAT, grid)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)],
+        [codes],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(format.opset, 21))], ir_version=11)
+    np.testing.assert_array_equal(ours.dequantize(), run(open_session(model), {"scale": scale})[0])
+
+
+def test_a_large_tensor_is_quantized_in_little_memory() -> None:
+    values = np.ones((1024, 2048), np.float32)
+    parameters = Parameters(np.ones((1024, 64), np.float32), None, block=(1, 32))
+    tracemalloc.start()
+    tensor = quantize(values, parameters, FORMATS["int4"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The codes themselves and what one piece takes.
+    assert peak < values.nbytes // 4 + 2**20
+    tracemalloc.start()
+    tensor.dequantize()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < values.nbytes + 2**20
+
+
+def test_a_range_per_channel_keeps_the_rank() -> None:
+    weight = np.arange(-12, 12, dtype=np.float32).reshape(2, 3, 4)
+    low, high = weight_range(weight, (0, 2))
+    assert low.shape == high.shape == (1, 3, 1)
+    assert low.reshape(-1).tolist() == [-12, -8, -4]
+    low, high = weight_range(weight, None)
+    assert (low.shape, float(low), float(high)) == ((), -12.0, 11.0)
+
+
+def test_float64_and_float16_values_are_quantized_in_float32() -> None:
+    parameters = Parameters(np.array(0.1, np.float32), None)
+    for dtype in (np.float16, np.float64):
+        values = np.array([0.05, 0.25, -12.6], dtype)
+        expected = quantize(values.astype(np.float32), parameters, NARROW).codes
+        np.testing.assert_array_equal(quantize(values, parameters, NARROW).codes, expected)
+
+
+def test_signal_to_noise_at_its_ends() -> None:
+    assert signal_to_noise(1.0, 0.0) == np.inf
+    assert signal_to_noise(0.0, 0.0) == np.inf
+    assert signal_to_noise(0.0, 1.0) == -np.inf
+    assert signal_to_noise(1000.0, 1.0) == pytest.approx(30.0)
+
+
+def test_the_reference_opset_reads_every_format() -> None:
+    for format in FORMATS.values():
+        schema = onnx.defs.get_schema("DequantizeLinear", format.opset)
+        name = f"tensor({format.name.split('-')[0]})"
+        assert name in next(one.allowed_type_strs for one in schema.type_constraints if one.type_param_str[0] == "T")

@@ -1,0 +1,137 @@
+"""Which nodes stay integer together, and which clamps vanish."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convolutions import KERNEL, PADS, between_convolutions, groups, modes
+from onnx import ModelProto, TensorProto, helper
+
+from onnxq.planning import islands
+from onnxq.scheme import Mode, Rule, Scheme, Spec
+from onnxq.verify import count_kernels
+
+STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("clamp", "limits", "vanishes"),
+    [
+        ("Relu(a)", {}, True),
+        ("Clip(a, lo, hi)", {"lo": 0, "hi": 6}, True),
+        ("Clip(a, lo)", {"lo": 0}, True),
+        ("Clip(a, lo, hi)", {"lo": -1, "hi": 1}, False),
+        ("Clip(a, lo, hi)", {"lo": 1, "hi": 6}, False),
+        ("Clip(a, , hi)", {"hi": 6}, False),
+        ("Clip(a)", {}, False),
+    ],
+)
+def test_only_a_clamp_that_starts_at_zero_vanishes(
+    clamp: str, limits: dict[str, float], vanishes: bool, build, plan_of
+) -> None:
+    constants = {name: np.array(value, np.float32) for name, value in limits.items()}
+    plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
+    expected = (
+        "vanishes into the quantizer behind first" if vanishes else "Clip has no integer kernel on onnxruntime-cpu"
+    )
+    assert plan.by_node["clamp"].reason == expected
+    assert ("a" in groups(plan)) is not vanishes
+
+
+def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
+    text = f"""(float[1,8,8,8] x, float hi) => (float[1,8,8,8] y) {{
+        [first] a = Conv {PADS} (x, w0) [clamp] b = Clip(a, lo, hi) [last] y = Conv {PADS} (b, w1)
+    }}"""
+    plan = plan_of(build(text, w0=KERNEL, w1=KERNEL, lo=np.array(0, np.float32)))
+    assert plan.by_node["clamp"].mode is FLOAT
+
+
+def test_a_clamp_stays_when_others_read_what_is_in_front_of_it(build, plan_of) -> None:
+    plan = plan_of(between_convolutions(build, "[clamp] c = Relu(a) [sum] b = Add(a, c)"))
+    assert modes(plan)["clamp"] is FLOAT
+    assert modes(plan)["sum"] is FLOAT
+    assert "a" in groups(plan)
+
+
+def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan_of) -> None:
+    text = (
+        f"(float[1,8,8,8] x) => (float[1,8,8,8] a, float[1,8,8,8] b) {{ [c] a = Conv {PADS} (x, w) [r] b = Relu(a) }}"
+    )
+    assert modes(plan_of(build(text, w=KERNEL))) == {"c": STATIC, "r": FLOAT}
+
+
+def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
+    scheme = Scheme((Rule(STATIC, activation=Spec("int8", symmetric=True)),))
+    assert modes(plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme))["clamp"] is FLOAT
+
+
+@pytest.mark.parametrize(
+    ("text", "floats"),
+    [
+        ("[c] a = Conv(x, w) [add] y = Add(a, a)", {"add"}),
+        ("[pool] a = MaxPool <kernel_shape = [1,1]> (x) [c] y = Conv(a, w)", {"pool"}),
+        ("[c] a = Conv(x, w) [t] b = Tanh(a) [add] d = Add(a, b) [e] y = Conv(d, w)", {"t", "add"}),
+        (
+            "[c] a = Conv(x, w) [p] b = MaxPool <kernel_shape = [1,1]> (a) [s] d = Sigmoid(b) [t] y = Tanh(d)",
+            {"p", "s", "t"},
+        ),
+        ("[c] a = Conv(x, w) [k] b = Add(a, k) [m] m = Mul(b, a) [e] y = Conv(m, w)", {"k", "m"}),
+    ],
+)
+def test_companions_of_float_nodes_stay_in_float(
+    text: str, floats: set[str], build, plan_of, quantize_to, lonely_pairs, tmp_path: Path
+) -> None:
+    model = build(f"(float[1,8,8,8] x) => (float[1,8,8,8] y) {{ {text} }}", w=(8, 8, 1, 1), k=(8, 8))
+    plan = plan_of(model)
+    assert {name for name, mode in modes(plan).items() if mode is FLOAT} == floats
+    assert all(decision.reason for decision in plan.decisions)
+    quantize_to(model, tmp_path / "q.onnx")
+    assert lonely_pairs(tmp_path / "q.onnx") == []
+    assert count_kernels(tmp_path / "q.onnx").heavy_float == 0
+
+
+def test_a_carrier_behind_a_matrix_product_stays_in_float(build, plan_of) -> None:
+    text = "(float[4,32] x) => (float[32,16] y) { [m] a = MatMul(x, w0) [t] b = Reshape(a, s) [n] y = MatMul(b, w1) }"
+    plan = plan_of(build(text, w0=(32, 32), w1=(4, 16), s=np.array([32, 4])))
+    assert modes(plan) == {"m": STATIC, "t": FLOAT, "n": STATIC}
+    assert plan.by_node["t"].reason == "integer nodes do not stand both before and behind it"
+
+
+def chain(count: int) -> ModelProto:
+    """Return ``count`` pooling nodes behind a convolution, which nothing integer follows."""
+    names = ["c", *(f"t{index}" for index in range(count))]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv")]
+    nodes += [helper.make_node("MaxPool", [one], [other], other, kernel_shape=[1, 1]) for one, other in pairwise(names)]
+    value = helper.make_tensor_value_info
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [value("x", TensorProto.FLOAT, [1, 1, 2, 2])],
+        [value(names[-1], TensorProto.FLOAT, None)],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_chain_that_falls_like_dominoes_takes_a_linear_number_of_steps(plan_of, monkeypatch) -> None:
+    steps = Counter()
+    original = islands._before
+
+    def counted(node, absorbed):
+        steps["before"] += 1
+        return original(node, absorbed)
+
+    monkeypatch.setattr(islands, "_before", counted)
+    found = []
+    for count in (500, 2_000):
+        steps.clear()
+        plan = plan_of(chain(count))
+        assert plan.count(FLOAT) == count
+        found.append(steps["before"])
+    assert found[0] >= 500
+    assert found[1] <= 4 * found[0] + 8

@@ -1,0 +1,304 @@
+"""Decisions and their reasons on small models, and that onnxruntime runs what the plan promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convolutions import between_convolutions, groups, modes
+from onnx import ModelProto
+
+from onnxq.errors import SchemeError
+from onnxq.graph import read_model
+from onnxq.operators import OPERATORS
+from onnxq.planning import planner
+from onnxq.planning.plan import Decision, Demotion
+from onnxq.preparation import prepare
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.verify import count_kernels
+
+STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+
+
+# --- whole networks -------------------------------------------------------------------------------------------------
+
+
+def test_a_residual_block_is_integer_throughout(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual)
+    assert set(modes(plan).values()) == {STATIC}
+    assert [activation.tensor for activation in plan.activations] == ["x", "b", "d", "e", "g", "y"]
+    assert plan.taps == ("x", "b", "d", "e", "g", "y")
+    assert plan.left_in_float() == ()
+
+
+def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> None:
+    decision = plan_of(residual).by_node["stem"]
+    assert (decision.op_type, decision.reason, decision.bias, decision.data) == ("Conv", "integer kernel", 2, "x")
+    (weight,) = decision.weights
+    assert (weight.index, weight.tensor, weight.axis) == (1, "w0", 0)
+    assert weight.spec == Spec("int8-narrow", Granularity.CHANNEL)
+    assert plan_of(residual).by_node["right"].bias is None
+
+
+def test_the_stem_reads_a_quantized_graph_input(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual)
+    first = plan.activations[0]
+    assert (first.tensor, first.group, first.every_consumer) == ("x", "x", False)
+    assert first.spec == Spec("uint8", symmetric=False)
+
+
+def test_a_matrix_product_gives_floats_to_float_nodes(build, plan_of) -> None:
+    model = build(
+        "(float[4,32] x) => (float[4,16] y) { [g] a = MatMul(x, w0) [t] b = Tanh(a) [h] y = Gemm(b, w1) }",
+        w0=(32, 32),
+        w1=(32, 16),
+    )
+    plan = plan_of(model)
+    assert modes(plan) == {"g": STATIC, "t": FLOAT, "h": STATIC}
+    assert [activation.tensor for activation in plan.activations] == ["x", "b"]
+
+
+def test_recurrent_and_embedding_weights_are_stored(build, plan_of) -> None:
+    model = build(
+        """(int64[5,2] i) => (float[5,1,2,16] y, float[1,2,16] h) {
+        [embed] e = Gather(table, i)
+        [gru] y, h = GRU <hidden_size = 16> (e, w, r)
+        }""",
+        table=(40, 8),
+        w=(1, 48, 8),
+        r=(1, 48, 16),
+    )
+    plan = plan_of(model)
+    assert modes(plan) == {"embed": STORAGE, "gru": STORAGE}
+    assert [weight.tensor for weight in plan.by_node["gru"].weights] == ["w", "r"]
+    assert plan.taps == ()
+
+
+def test_float16_weights_are_stored(build, plan_of) -> None:
+    weight = np.ones((32, 32), np.float16)
+    model = build("(float16[4,32] x) => (float16[4,32] y) { [n] y = MatMul(x, w) }", w=weight)
+    decision = plan_of(model).by_node["n"]
+    assert decision.mode is STORAGE
+    assert "computes in float from int8-narrow weights" in decision.reason
+
+
+def test_weights_too_small_to_pay_are_left(build, plan_of) -> None:
+    model = build("(float[4,4,15] x) => (float[4,4,17] y) { [n] y = MatMul(x, w) }", w=(1, 15, 17))
+    assert plan_of(model).by_node["n"].mode is FLOAT
+    model = build("(float[4,4,16] x) => (float[4,4,16] y) { [n] y = MatMul(x, w) }", w=(1, 16, 16))
+    assert plan_of(model).by_node["n"].mode is STORAGE
+
+
+# --- every row of the table -----------------------------------------------------------------------------------------
+
+I64 = np.int64
+# What stands between two convolutions, the decision on the node [n], and constants.
+ROWS = {
+    "Conv": ("[n] b = Conv(a, k)", STATIC, {"k": (8, 8, 1, 1)}),
+    "ConvTranspose": ("[n] b = ConvTranspose(a, k)", STORAGE, {"k": (8, 8, 2, 2)}),
+    "Gemm": (
+        "[f] f = Flatten(a) [n] g = Gemm(f, k) [r] b = Reshape(g, s)",
+        STATIC,
+        {"k": (512, 8), "s": np.array([1, 8, 1, 1])},
+    ),
+    "MatMul": ("[n] b = MatMul(a, k)", STATIC, {"k": (8, 8)}),
+    "LSTM": (
+        "[r] f = Reshape(a, s) [n] g, h = LSTM <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 32, 64), "l": (1, 32, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "GRU": (
+        "[r] f = Reshape(a, s) [n] g, h = GRU <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 24, 64), "l": (1, 24, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "RNN": (
+        "[r] f = Reshape(a, s) [n] g, h = RNN <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 8, 64), "l": (1, 8, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "Gather": ("[n] b = Gather <axis = 2> (a, k)", STATIC, {"k": np.array([0, 2])}),
+    "Add": ("[n] b = Add(a, a)", STATIC, {}),
+    "Mul": ("[n] b = Mul(a, a)", STATIC, {}),
+    "AveragePool": ("[n] b = AveragePool <kernel_shape = [2,2]> (a)", STATIC, {}),
+    "GlobalAveragePool": ("[n] b = GlobalAveragePool(a)", STATIC, {}),
+    "LeakyRelu": ("[n] b = LeakyRelu(a)", STATIC, {}),
+    "Sigmoid": ("[n] b = Sigmoid(a)", STATIC, {}),
+    "HardSigmoid": ("[n] b = HardSigmoid(a)", FLOAT, {}),
+    "Softmax": ("[n] b = Softmax(a)", STATIC, {}),
+    "Tanh": ("[n] b = Tanh(a)", FLOAT, {}),
+    "Concat": ("[n] b = Concat <axis = 2> (a, a)", STATIC, {}),
+    "DepthToSpace": ("[n] d = DepthToSpace <blocksize = 2> (a) [c] b = Concat <axis = 1> (d, d, d, d)", STATIC, {}),
+    "Expand": ("[n] b = Expand(a, k)", STATIC, {"k": np.array([2, 8, 8, 8])}),
+    "Flatten": ("[n] f = Flatten(a) [r] b = Reshape(f, k)", STATIC, {"k": np.array([1, 8, 8, 8])}),
+    "MaxPool": ("[n] b = MaxPool <kernel_shape = [2,2]> (a)", STATIC, {}),
+    "Pad": ("[n] b = Pad(a, k)", FLOAT, {"k": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "ReduceMax": ("[n] b = ReduceMax <axes = [2, 3]> (a)", STATIC, {}),
+    "Reshape": (
+        "[n] f = Reshape(a, k) [r] b = Reshape(f, l)",
+        STATIC,
+        {"k": np.array([8, 64]), "l": np.array([1, 8, 8, 8])},
+    ),
+    "Resize": ('[n] b = Resize <mode = "nearest"> (a, , k)', STATIC, {"k": np.array([1, 1, 2, 2], np.float32)}),
+    "Slice": ("[n] b = Slice(a, k, l, l)", STATIC, {"k": np.array([0]), "l": np.array([2])}),
+    "SpaceToDepth": ("[n] d = SpaceToDepth <blocksize = 2> (a) [s] b = DepthToSpace <blocksize = 2> (d)", FLOAT, {}),
+    "Split": ("[n] p, q = Split <axis = 1> (a, k) [c] b = Concat <axis = 1> (q, p)", STATIC, {"k": np.array([4, 4])}),
+    "Squeeze": ("[u] u = Unsqueeze(a, k) [n] b = Squeeze(u, k)", STATIC, {"k": np.array([1])}),
+    "Tile": ("[n] b = Tile(a, k)", STATIC, {"k": np.array([1, 1, 2, 2])}),
+    "Transpose": ("[n] b = Transpose <perm = [0,1,3,2]> (a)", STATIC, {}),
+    "Unsqueeze": ("[n] u = Unsqueeze(a, k) [s] b = Squeeze(u, k)", STATIC, {"k": np.array([1])}),
+    "Clip": ("[n] b = Clip(a, k, l)", STATIC, {"k": np.array(0, np.float32), "l": np.array(6, np.float32)}),
+    "Relu": ("[n] b = Relu(a)", STATIC, {}),
+}
+
+
+def test_the_rows_are_those_of_the_table() -> None:
+    assert set(ROWS) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("op", list(ROWS))
+def test_each_operator_between_convolutions_is_decided(
+    op: str, build, plan_of, quantize_to, lonely_pairs, tmp_path: Path
+) -> None:
+    middle, mode, weights = ROWS[op]
+    model = between_convolutions(build, middle, **weights)
+    plan = plan_of(model)
+    assert plan.by_node["n"].mode is mode
+    assert plan.by_node["n"].op_type == op
+    assert plan.by_node["first"].mode is plan.by_node["last"].mode is STATIC
+    assert all(decision.reason for decision in plan.decisions)
+    quantize_to(model, tmp_path / "q.onnx")
+    assert lonely_pairs(tmp_path / "q.onnx") == []
+    heavy = Counter(
+        one.op_type for one in plan.decisions if one.mode is not STATIC and one.op_type in ("ConvTranspose",)
+    )
+    assert count_kernels(tmp_path / "q.onnx").heavy_float == heavy["ConvTranspose"]
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["residual", "perceptron"])
+def test_static_nodes_run_as_integer_kernels_without_lonely_pairs(
+    name: str, request, plan_of, quantize_to, lonely_pairs, tmp_path: Path
+) -> None:
+    model = request.getfixturevalue(name)
+    heavy = [one for one in plan_of(model).decisions if one.op_type in ("Conv", "MatMul", "Gemm")]
+    assert all(one.mode is STATIC for one in heavy)
+    quantize_to(model, tmp_path / "q.onnx")
+    kernels = count_kernels(tmp_path / "q.onnx")
+    assert kernels.heavy_float == 0
+    assert kernels.integer >= len(heavy)
+    assert lonely_pairs(tmp_path / "q.onnx") == []
+
+
+# --- wishes ---------------------------------------------------------------------------------------------------------
+
+
+def test_demoted_nodes_store_their_weights_and_say_why(build, plan_of) -> None:
+    model = between_convolutions(build, "[n] b = Relu(a)")
+    plan = plan_of(model, demotions={"first": Demotion(STORAGE, "alone it leaves 3.0 dB")})
+    assert modes(plan) == {"first": STORAGE, "n": FLOAT, "last": STATIC}
+    assert plan.by_node["first"].reason == "computes in float from int8-narrow weights: alone it leaves 3.0 dB"
+    assert groups(plan) == {"b": "b", "y": "y"}
+
+
+def test_nodes_demoted_to_float_keep_their_weights(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual, demotions={"left": Demotion(FLOAT, "it hurts")})
+    assert plan.by_node["left"] == Decision("left", "Conv", FLOAT, "it hurts")
+
+
+def test_demoting_what_the_scheme_leaves_in_float_changes_nothing(residual: ModelProto, plan_of) -> None:
+    scheme = Scheme((Rule(FLOAT, nodes=("left",)), Rule(STATIC)), name="mine")
+    plan = plan_of(residual, scheme=scheme)
+    assert plan == plan_of(residual, scheme=scheme, demotions={"left": Demotion(STORAGE, "measured")})
+    assert plan.by_node["left"].reason == "the scheme mine asks for float"
+    assert plan.scheme == "mine"
+
+
+def test_nodes_of_a_storage_scheme_can_be_demoted_to_float(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual, scheme="int8-storage", demotions={"left": Demotion(FLOAT, "it hurts")})
+    assert plan.by_node["left"] == Decision("left", "Conv", FLOAT, "it hurts")
+    assert plan.by_node["right"].mode is STORAGE
+
+
+def test_a_storage_scheme_plans_no_activations(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual, scheme="int8-storage")
+    assert plan.activations == plan.taps == ()
+    assert {mode for name, mode in modes(plan).items() if plan.by_node[name].op_type == "Conv"} == {STORAGE}
+    assert plan.by_node["stem"].reason.endswith("the scheme int8-storage asks for storage")
+
+
+def test_rules_choose_specs_by_node(residual: ModelProto, plan_of) -> None:
+    per_tensor = Rule(STATIC, nodes=("l*",), weight=Spec("int8-7bit"))
+    plan = plan_of(residual, scheme=Scheme((per_tensor, Rule(STATIC))))
+    formats = {one.node: one.weights[0].spec.format for one in plan.decisions if one.weights}
+    assert formats == {"stem": "int8-narrow", "left": "int8-7bit", "right": "int8-narrow", "last": "int8-7bit"}
+
+
+def test_rules_may_select_by_tensor(residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual, scheme=Scheme((Rule(FLOAT, tensors=("w2",)), Rule(STATIC))))
+    assert modes(plan)["right"] is FLOAT
+    assert modes(plan)["sum"] is FLOAT
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            Rule(STATIC, activation=Spec("int16")),
+            "activations as int16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
+        ),
+        (
+            Rule(STATIC, activation=Spec("uint8", Granularity.CHANNEL, symmetric=False)),
+            "activations as uint8 per channel have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
+        ),
+        (
+            Rule(STATIC, weight=Spec("uint8", symmetric=False)),
+            "weights as affine uint8 per tensor have no fast integer kernel on onnxruntime-cpu; "
+            "use symmetric int8 per tensor or channel, or mode weight-only",
+        ),
+        (
+            Rule(STATIC, weight=Spec("int16")),
+            "weights as symmetric int16 per tensor have no fast integer kernel on onnxruntime-cpu; "
+            "use symmetric int8 per tensor or channel, or mode weight-only",
+        ),
+        (Rule(STATIC, nodes=("stemm",)), "node pattern 'stemm' matches nothing in the model; did you mean 'stem'?"),
+    ],
+)
+def test_wishes_that_no_kernel_fulfils_are_errors(rule: Rule, message: str, residual: ModelProto, plan_of) -> None:
+    with pytest.raises(SchemeError) as caught:
+        plan_of(residual, scheme=Scheme((rule,)))
+    assert str(caught.value) == message
+
+
+# --- bodies, and size -----------------------------------------------------------------------------------------------
+
+
+def test_weights_in_control_flow_are_stored(build, plan_of) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+        [first] a = MatMul(x, w)
+        [branch] y = If (c) <
+            then_branch = t () => (float[4,32] u) { [inner] u = MatMul(a, w) },
+            else_branch = e () => (float[4,32] v) { [idle] v = Tanh(a) }>
+        }""",
+        w=(32, 32),
+    )
+    plan = plan_of(model)
+    assert modes(plan) == {"first": STATIC, "branch": FLOAT, "inner": STORAGE, "idle": FLOAT}
+    assert "stands in a control-flow body, where activations are not calibrated" in plan.by_node["inner"].reason
+    assert [one.node for one in plan.decisions] == ["first", "branch", "inner", "idle"]
+
+
+def test_planning_edits_nothing(residual: ModelProto) -> None:
+    from onnxq.graph import to_model
+    from onnxq.presets import PRESETS
+    from onnxq.targets import TARGETS
+
+    graph = prepare(read_model(residual))
+    before = to_model(graph).SerializeToString(deterministic=True)
+    planner.make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    assert to_model(graph).SerializeToString(deterministic=True) == before

@@ -1,0 +1,295 @@
+"""What becomes of the weights of one node, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxq.errors import SchemeError
+from onnxq.graph import Node, Variable, constant
+from onnxq.lowering import Emit
+from onnxq.planning.plan import Decision, Plan
+from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_at, weight_opset, weight_spec
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
+from onnxq.targets import TARGETS
+
+TARGET = TARGETS["onnxruntime-cpu"]
+INT4 = Spec("int4", (32,))
+FLOAT = np.dtype(np.float32)
+
+
+def call(op: str, weight: Any, *, index: int = 1, bias: Any = None, dtype: Any = FLOAT, **attributes: object) -> Node:
+    """A node that reads ``x`` and a weight of this shape."""
+    held = constant("w", np.zeros(weight, dtype)) if isinstance(weight, tuple) else weight
+    data = Variable("x", FLOAT, [3, 4])
+    inputs = [held, data] if index == 0 else [data, held]
+    return Node(op, "node", attributes, inputs + ([] if bias is None else [bias]), [Variable("y", FLOAT)])
+
+
+def decide(node: Node, spec: Spec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *, in_body: bool = False) -> Decision:
+    return decide_weights(node, mode, spec, "it was asked for", in_body=in_body)
+
+
+# --- multiplied, looked up, stored, left ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (call("MatMul", (32, 16)), "multiplies int4 codes"),
+        (call("Gemm", (16, 32), transB=1), "multiplies int4 codes"),
+        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies int4 codes"),
+        (call("Gather", (50, 32), index=0), "looks up int4 codes"),
+    ],
+)
+def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: str) -> None:
+    decision = decide(node)
+    assert (decision.mode, decision.reason) == (Mode.WEIGHT_ONLY, reason)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (call("Conv", (16, 8, 3, 3)), "nothing multiplies codes in Conv"),
+        (call("ConvTranspose", (16, 8, 3, 3)), "nothing multiplies codes in ConvTranspose"),
+        (call("LSTM", (1, 64, 16)), "nothing multiplies codes in LSTM"),
+        (call("MatMul", (4, 32, 16)), "codes are multiplied only as a second factor of rank 2"),
+        (call("MatMul", (32, 16), index=0), "codes are multiplied only as a second factor of rank 2"),
+        (call("Gemm", (32, 16), alpha=2.0), "no Gemm with alpha, beta or transA multiplies codes"),
+        (
+            call("Gemm", (32, 16), bias=constant("b", np.zeros((1, 16), np.float32))),
+            "its bias is not a vector of 16 values",
+        ),
+        (call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16), "nothing multiplies codes with bfloat16 data"),
+        (call("Gather", (50, 32), index=0, axis=1), "only rows of a table of rank 2 are looked up as codes"),
+        (call("Gather", (50, 4, 8), index=0), "only rows of a table of rank 2 are looked up as codes"),
+    ],
+)
+def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: str) -> None:
+    decision = decide(node)
+    assert (decision.mode, decision.reason) == (Mode.STORAGE, f"computes in float from int4 weights: {reason}")
+    assert decision.weights
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (Spec("float8e4m3fn", (32,)), "nothing multiplies float8e4m3fn codes"),
+        (Spec("int16", (32,)), "nothing multiplies int16 codes"),
+        (Spec("int4", (8,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [8]"),
+        (Spec("int4", (48,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [48]"),
+        (Spec("int4", (2, 16)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [2, 16]"),
+    ],
+)
+def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: Spec, reason: str) -> None:
+    decision = decide(call("MatMul", (64, 16)), spec)
+    assert (decision.mode, decision.reason) == (
+        Mode.STORAGE,
+        f"computes in float from {spec.format} weights: {reason}",
+    )
+
+
+def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
+    decision = decide(call("Gather", (50, 32), index=0), Spec("int4", (2, 16)))
+    assert (decision.mode, decision.reason.split(": ")[1]) == (
+        Mode.STORAGE,
+        "blocks of several rows are not looked up as codes",
+    )
+
+
+def test_indices_of_unknown_rank_are_no_obstacle_to_storage() -> None:
+    node = call("Gather", (50, 32), index=0)
+    node.inputs[1].shape = None
+    assert decide(node).reason.endswith("the rank of its indices is unknown")
+
+
+def test_a_product_in_a_body_is_stored() -> None:
+    assert decide(call("MatMul", (32, 16)), in_body=True).mode is Mode.STORAGE
+    assert decide(call("Gather", (50, 32), index=0), in_body=True).mode is Mode.WEIGHT_ONLY
+
+
+def test_a_weight_of_two_products_is_stored() -> None:
+    shared = constant("w", np.zeros((32, 16), np.float32))
+    one, other = call("MatMul", shared), call("MatMul", shared)
+    assert {decide(one).mode, decide(other).mode} == {Mode.STORAGE}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        call("MatMul", (8, 8)),
+        call("MatMul", Variable("w", FLOAT, [32, 16])),
+        call("MatMul", (32, 16), dtype=np.float64),
+        call("Add", (32, 16)),
+        call("Gemm", (512,)),
+    ],
+)
+def test_nodes_without_large_float_weights_stay_float(node: Node) -> None:
+    assert (decide(node).mode, decide(node).reason) == (Mode.FLOAT, "it was asked for")
+
+
+def test_small_tables_stay_float() -> None:
+    node = call("Gather", (2, 384), index=0)
+    assert decide(node).reason == "a table of 768 values saves nothing as codes"
+    assert decide(node, mode=Mode.STORAGE).mode is Mode.STORAGE
+
+
+def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
+    decision = decide(call("MatMul", (32, 16)), Spec("int4", (2, 4, 8)), Mode.STORAGE)
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, "its weight of rank 2 has no blocks of 3 axes")
+    assert decide(call("MatMul", (32, 16)), Spec("int4", (1, 4, 8)), Mode.STORAGE).mode is Mode.STORAGE
+
+
+@pytest.mark.parametrize(
+    ("shape", "per"),
+    [
+        ((64, 32, 3, 3), (32,)),
+        ((64, 16, 3, 3), (32,)),
+        ((64, 15, 3, 3), Granularity.CHANNEL),
+        ((64, 1, 3, 3), Granularity.CHANNEL),
+    ],
+)
+def test_kernels_that_sum_over_few_channels_have_a_scale_for_each_output(shape: tuple[int, ...], per: Any) -> None:
+    (weight,) = decide(call("Conv", shape)).weights
+    assert weight.spec.per == per
+
+
+def test_short_rows_of_matrices_keep_their_blocks() -> None:
+    (weight,) = decide(call("MatMul", (8, 64))).weights
+    assert weight.spec == INT4
+
+
+# --- float16 --------------------------------------------------------------------------------------------------------
+
+
+def test_multiplied_float16_weights_get_float16_scales() -> None:
+    (weight,) = decide(call("MatMul", (32, 16), dtype=np.float16)).weights
+    assert weight.spec == Spec("int4", (32,), scale="float16")
+    (weight,) = decide(call("Gather", (50, 32), index=0, dtype=np.float16)).weights
+    assert weight.spec == INT4
+
+
+@pytest.mark.parametrize(
+    "spec", [Spec("int4", (32,), scale="e8m0"), Spec("int4", (32,), scale="ue4m3", two_level=True)]
+)
+def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: Spec) -> None:
+    decision = decide(call("MatMul", (32, 16), dtype=np.float16), spec)
+    assert decision.mode is Mode.STORAGE
+    assert decision.reason.endswith("float16 data is multiplied by codes with float16 scales only")
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_knows_its_channels_and_what_is_summed_over() -> None:
+    weight = weight_at(call("Gemm", (16, 32), transB=1), 1, INT4)
+    assert (weight.tensor, weight.axis, weight.reduction_axis, weight.elements) == ("w", 0, 1, 512)
+
+
+def test_a_rule_without_weights_takes_those_of_the_target() -> None:
+    assert weight_spec(Rule(Mode.STORAGE), TARGET) == Spec(TARGET.weight, per=Granularity.CHANNEL)
+    assert weight_spec(Rule(Mode.STORAGE, weight=INT4), TARGET) is INT4
+
+
+@pytest.mark.parametrize("mode", [Mode.STATIC, Mode.DYNAMIC])
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (INT4, "symmetric int4 per block of [32]"),
+        (Spec("int8", scale="float16"), "symmetric int8 per tensor"),
+        (Spec("int8", Granularity.CHANNEL, symmetric=False), "affine int8 per channel"),
+        (Spec("uint8", symmetric=False), "affine uint8 per tensor"),
+        (Spec("int8", storage=Storage.WORDS), "symmetric int8 per tensor"),
+    ],
+)
+def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: Spec, told: str) -> None:
+    with pytest.raises(SchemeError, match="fast integer kernel") as caught:
+        check_weight_spec(Rule(mode, weight=spec), TARGET)
+    assert str(caught.value).startswith(f"weights as {told} have no")
+    check_weight_spec(Rule(Mode.WEIGHT_ONLY, weight=spec), TARGET)
+
+
+def test_codes_as_wide_as_floats_save_nothing() -> None:
+    with pytest.raises(SchemeError, match=r"^weights as int32 are no smaller than floats; use int16 or fewer bits$"):
+        check_weight_spec(Rule(Mode.STORAGE, weight=Spec("int32")), TARGET)
+
+
+# --- opset ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
+    stored = decide(call("Conv", (16, 8, 3, 3)), Spec("int8", Granularity.CHANNEL))
+    multiplied = decide(call("MatMul", (32, 16)))
+    assert weight_opset(Plan((stored,), (), "", ""), Emit.QDQ) == 7
+    assert weight_opset(Plan((stored, multiplied), (), "", ""), Emit.QDQ) == 21
+    assert weight_opset(Plan((stored, multiplied), (), "", ""), Emit.ORT) == 7
+    assert weight_opset(Plan((), (), "", ""), Emit.QDQ) == 0
+
+
+@pytest.mark.parametrize("columns", [1, 6, 7])
+def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongly(columns: int) -> None:
+    assert decide(call("MatMul", (512, columns)), Spec("int2", (32,))).reason.endswith(
+        "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
+    )
+    assert decide(call("MatMul", (512, columns)), Spec("int4", (32,))).mode is Mode.WEIGHT_ONLY
+    assert decide(call("MatMul", (512, 4 * columns)), Spec("int2", (32,))).mode is Mode.WEIGHT_ONLY
+
+
+# --- every parameter, as Burn does --------------------------------------------------------------------------------
+
+BURN = Spec("int8-narrow", method=Method.BURN)
+
+
+def burned(node: Node) -> list[tuple[int, str]]:
+    decision = decide_weights(node, Mode.STORAGE, BURN, "so", in_body=False)
+    assert decision.mode is (Mode.STORAGE if decision.weights else Mode.FLOAT)
+    assert all((weight.spec, weight.axis, weight.reduction_axis) == (BURN, 0, -1) for weight in decision.weights)
+    return [(weight.index, weight.tensor) for weight in decision.weights]
+
+
+def operands(op: str, *arrays: NDArray[Any]) -> Node:
+    data = Variable("x", np.dtype(np.float32), [2, 4])
+    return Node(op, "n", {}, [data, *(constant(f"p{i}", array) for i, array in enumerate(arrays))], [Variable("y")])
+
+
+def test_burn_takes_biases_norms_and_the_weights_of_operators_that_onnxq_does_not_know() -> None:
+    weight, bias = np.ones((4, 4), np.float32), np.ones(4, np.float32)
+    assert burned(operands("Gemm", weight, bias)) == [(1, "p0"), (2, "p1")]
+    assert burned(operands("LayerNormalization", bias, bias)) == [(1, "p0"), (2, "p1")]
+    assert burned(operands("Mystery", weight.astype(np.float16), np.ones((1, 1, 3)).astype(np.float32))) == [
+        (1, "p0"),
+        (2, "p1"),
+    ]
+
+
+def test_settings_numbers_masks_and_integers_are_no_parameters() -> None:
+    sizes = np.array([1, 1, 2, 2], np.float32)
+    assert burned(operands("Resize", np.zeros(0, np.float32), sizes)) == []
+    assert burned(operands("Pow", np.array(2, np.float32))) == []
+    assert burned(operands("Add", np.array([[0, -np.inf]], np.float32))) == []
+    assert burned(operands("Gather", np.arange(4))) == []
+    assert burned(operands("Mul", np.zeros((0, 4), np.float32))) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "spec", "message"),
+    [
+        (Mode.STATIC, BURN, 'method = "burn" computes in float, so it has no mode static; say mode = "storage"'),
+        (Mode.WEIGHT_ONLY, BURN, 'method = "burn" computes in float, so it has no mode weight-only'),
+        (Mode.STORAGE, Spec("int8", Granularity.CHANNEL, method=Method.BURN), "Burn has no scales per channel"),
+        (Mode.STORAGE, Spec("int4", (256,), method=Method.BURN), "Burn has no blocks longer than 255"),
+    ],
+)
+def test_what_burn_does_not_do_is_told(mode: Mode, spec: Spec, message: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        check_weight_spec(Rule(mode, weight=spec), TARGET)
+    assert str(caught.value).startswith(message)
+
+
+def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
+    spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
+    check_weight_spec(Rule(Mode.STATIC, weight=spec), TARGET)

@@ -1,0 +1,175 @@
+"""The search finds the fastest plan that is faithful enough, given what a laboratory measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from onnx import ModelProto
+
+from onnxq.graph import Graph, read_model
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.scheme import Mode
+from onnxq.searching.frontier import find_fastest
+from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.measures import EFFORTS
+from onnxq.searching.search import Outcome
+from onnxq.targets import target_named
+
+CONVOLUTIONS = ("c0", "c1", "c2", "c3", "c4", "c5")
+BORDER = 10_000.0
+
+
+@dataclass
+class Table:
+    """A laboratory whose results are looked up: times in nanoseconds and noise-to-signal ratios by node."""
+
+    graph: Graph
+    floats: Mapping[str, float]
+    static: Mapping[str, float]
+    noise: Mapping[str, float]
+    stored: Mapping[str, float] = field(default_factory=dict)
+    seen: set[object] = field(default_factory=set)
+
+    @property
+    def measured(self) -> int:
+        return len(self.seen)
+
+    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
+        return make_plan(self.graph, preset_named("int8"), target_named("onnxruntime-cpu"), demotions)
+
+    def sqnr(self, plan: Plan) -> float:
+        self.seen.add(plan.effect)
+        ratio = 1e-9
+        for decision in plan.decisions:
+            if decision.mode is Mode.STATIC:
+                ratio += self.noise.get(decision.node, 0.0)
+            elif decision.mode is Mode.STORAGE:
+                ratio += self.stored.get(decision.node, 0.0)
+        return -10 * math.log10(ratio)
+
+    def times(self, plan: Plan | None) -> NodeTimes:
+        modes = {} if plan is None else {one.node: one.mode for one in plan.decisions}
+        nodes = {
+            name: self.static[name] if modes.get(name) is Mode.STATIC else time for name, time in self.floats.items()
+        }
+        activations = () if plan is None else plan.activations
+        readers = {tensor.name: tensor.outputs for node in self.graph.nodes for tensor in (*node.inputs, *node.outputs)}
+        makers = {tensor.name: node.name for node in self.graph.nodes for tensor in node.outputs}
+        borders = {}
+        for activation in activations:
+            name = activation.tensor
+            made = modes.get(makers.get(name, "")) is Mode.STATIC
+            read = [modes.get(node.name) is Mode.STATIC for node in readers[name]]
+            if made != all(read) or not read:
+                borders[name] = BORDER
+        return NodeTimes(nodes, borders, dict.fromkeys(self.floats, 1_000.0), 0.0)
+
+    def speed(self, plan: Plan) -> float:
+        return self.times(None).total / self.times(plan).total
+
+
+@pytest.fixture
+def chain(build: Callable[..., ModelProto]) -> Graph:
+    names = ["x", "t0", "t1", "t2", "t3", "t4", "y"]
+    nodes = " ".join(
+        f"[{name}] {names[i + 1]} = Conv <pads = [1,1,1,1]> ({names[i]}, w{i})" for i, name in enumerate(CONVOLUTIONS)
+    )
+    weights = {f"w{i}": (8, 8, 3, 3) for i in range(len(CONVOLUTIONS))}
+    return prepare(read_model(build(f"(float[1,8,8,8] x) => (float[1,8,8,8] y) {{ {nodes} }}", **weights)))
+
+
+def search(table: Table, goal: float = 20.0) -> Outcome:
+    effort = EFFORTS["fast"]
+    assert effort is not None
+    return find_fastest(table, table.graph, target_named("onnxruntime-cpu"), goal, effort, silent)
+
+
+def static(outcome: Outcome) -> list[str]:
+    return [one.node for one in outcome.plan.decisions if one.mode is Mode.STATIC]
+
+
+def test_what_is_faster_and_quiet_is_all_taken(chain: Graph) -> None:
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 3e5), {})
+    outcome = search(table)
+    assert static(outcome) == list(CONVOLUTIONS)
+    assert [point.chosen for point in outcome.frontier] == [True]
+    assert outcome.frontier[0].speed == pytest.approx(2.97, abs=0.05)
+    assert outcome.sensitivities == ()
+    assert outcome.measured == 1
+    (region,) = outcome.regions
+    assert (region.first, region.nodes, region.mode) == ("c0", 6, Mode.STATIC)
+    assert region.float_milliseconds == pytest.approx(5.4)
+    assert region.milliseconds == pytest.approx(1.82)
+
+
+def test_nothing_is_taken_where_integers_are_slower(chain: Graph) -> None:
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 3e5), dict.fromkeys(CONVOLUTIONS, 9e5), {})
+    outcome = search(table)
+    assert static(outcome) == []
+    decision = outcome.plan.by_node["c0"]
+    assert decision.mode is Mode.STORAGE
+    assert "with integers the model is hardly faster than in float on this machine" in decision.reason
+
+
+def test_a_slow_node_stays_float_only_where_that_pays_for_the_borders(chain: Graph) -> None:
+    times = dict.fromkeys(CONVOLUTIONS, 3e5)
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), {**times, "c0": 2e6}, {})
+    assert static(search(table)) == list(CONVOLUTIONS[1:])
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), {**times, "c2": 9e5 + 5e3}, {})
+    assert static(search(table)) == list(CONVOLUTIONS)
+
+
+def test_the_noisy_node_stays_float_and_the_others_do_not(chain: Graph) -> None:
+    noise = {**dict.fromkeys(CONVOLUTIONS, 1e-4), "c2": 0.5}
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 3e5), noise)
+    outcome = search(table)
+    assert static(outcome) == ["c0", "c1", "c3", "c4", "c5"]
+    assert table.sqnr(outcome.plan) >= 20
+    assert outcome.sensitivities[0].node == "c2"
+    assert outcome.sensitivities[0].sqnr == pytest.approx(3.0, abs=0.1)
+    assert outcome.plan.by_node["c2"].figures.endswith("3.0 dB alone")
+
+
+def test_of_two_noisy_nodes_the_one_that_gains_less_time_goes(chain: Graph) -> None:
+    noise = {**dict.fromkeys(CONVOLUTIONS, 1e-5), "c0": 6e-3, "c5": 6e-3}
+    times = {**dict.fromkeys(CONVOLUTIONS, 3e5), "c0": 8.5e5}
+    outcome = search(Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), times, noise))
+    assert static(outcome) == ["c1", "c2", "c3", "c4", "c5"]
+
+
+def test_weights_whose_codes_are_too_coarse_stay_float(chain: Graph) -> None:
+    noise = dict.fromkeys(CONVOLUTIONS, 0.5)
+    stored = {**dict.fromkeys(CONVOLUTIONS, 1e-6), "c3": 0.4}
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 3e5), noise, stored)
+    outcome = search(table)
+    assert outcome.plan.by_node["c3"].mode is Mode.FLOAT
+    assert outcome.plan.count(Mode.STORAGE) == 5
+    assert table.sqnr(outcome.plan) >= 20
+
+
+def test_when_nothing_is_faithful_the_most_faithful_is_returned(chain: Graph) -> None:
+    noise = dict.fromkeys(CONVOLUTIONS, 0.5)
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 3e5), noise)
+    outcome = search(table, goal=500.0)
+    assert static(outcome) == []
+
+
+def test_the_same_measurements_give_the_same_plan(chain: Graph) -> None:
+    noise = {name: 1e-3 * (index + 1) for index, name in enumerate(CONVOLUTIONS)}
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 3e5), noise)
+    assert search(table).plan == search(table).plan
+
+
+def test_integers_that_hardly_gain_are_not_worth_their_bytes(chain: Graph) -> None:
+    table = Table(chain, dict.fromkeys(CONVOLUTIONS, 9e5), dict.fromkeys(CONVOLUTIONS, 8.8e5), {})
+    outcome = search(table)
+    assert static(outcome) == []
+    assert outcome.plan.count(Mode.STORAGE) == 6
+    assert "hardly faster than in float" in outcome.plan.by_node["c0"].reason

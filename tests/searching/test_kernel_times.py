@@ -1,0 +1,127 @@
+"""Profiles are traced back to the nodes they stand for, whatever the runtime made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from convolutions import KERNEL, between_convolutions
+from onnx import ModelProto
+
+from onnxq.graph import as_graph, load, save
+from onnxq.preparation import prepare
+from onnxq.searching.kernel_times import Kernel, _kernels, profile_kernels, trace_kernels
+
+
+def kernel(name: str, op: str, inputs: str, outputs: str, nanoseconds: float) -> Kernel:
+    return Kernel(name, op, tuple(inputs.split()), tuple(outputs.split()), nanoseconds, 512.0)
+
+
+@pytest.fixture
+def conv_relu(build: Callable[..., ModelProto]) -> ModelProto:
+    return between_convolutions(build, "[clamp] b = Relu(a)")
+
+
+def test_a_fused_kernel_counts_at_the_node_with_the_weight(conv_relu: ModelProto) -> None:
+    graph = prepare(as_graph(conv_relu))
+    times = trace_kernels(
+        [
+            kernel("b_nchwc", "Conv", "x w0", "reorder", 7.0),
+            kernel("last_token_3", "Conv", "reorder w1", "y", 5.0),
+        ],
+        graph,
+    )
+    assert times.nodes == {"first": 7.0, "last": 5.0}
+    assert times.rest == 0
+    assert times.elements["first"] == 512
+
+
+def test_borders_and_layouts_count_at_their_tensor(conv_relu: ModelProto) -> None:
+    graph = prepare(as_graph(conv_relu))
+    times = trace_kernels(
+        [
+            kernel("x.quantize", "QuantizeLinear", "x s z", "x.codes", 1.0),
+            kernel("Transpose_token_1", "Transpose", "x.codes", "t1", 2.0),
+            kernel("first_token_2", "QLinearConv", "t1 w", "first_out", 10.0),
+            kernel("b.dequantize/duplicated", "DequantizeLinear", "first_out s z", "d1", 3.0),
+            kernel("b.share", "Sum", "d1", "b.copy", 4.0),
+            kernel("mystery", "Gelu", "q", "q2", 0.5),
+        ],
+        graph,
+    )
+    assert times.borders == {"x": 3.0, "b": 7.0}
+    assert times.nodes == {"first": 10.0}
+    assert times.rest == 0.5
+    assert times.total == 20.5
+
+
+def test_every_kernel_of_a_real_run_is_found(conv_relu: ModelProto, tmp_path: Path) -> None:
+    graph = prepare(as_graph(conv_relu))
+    save(graph, tmp_path / "m.onnx")
+    sample = {"x": np.ones((1, 8, 8, 8), np.float32)}
+    kernels = profile_kernels(tmp_path / "m.onnx", [sample, sample], tmp_path, repeats=3)
+    times = trace_kernels(kernels, load(tmp_path / "m.onnx"))
+    assert {"first", "last"} <= times.nodes.keys()
+    assert times.rest == 0
+    assert times.nodes["first"] > 0
+    assert times.elements["last"] == 512
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_branches_that_ran_for_some_samples_only_are_left_out(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    model = build(
+        """(float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {
+            [first] a = Conv <pads = [1,1,1,1]> (x, w0)
+            [choose] b = If (c) <
+                then_branch = yes () => (float[1,8,8,8] u) { [inner] u = Sin(a) },
+                else_branch = no () => (float[1,8,8,8] v) { [other] v = Cos(a) }>
+            [last] y = Conv <pads = [1,1,1,1]> (b, w1)
+        }""",
+        w0=KERNEL,
+        w1=KERNEL,
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    samples = [{"x": np.ones((1, 8, 8, 8), np.float32), "c": np.array(flag)} for flag in (True, False)]
+    kernels = profile_kernels(tmp_path / "m.onnx", samples, tmp_path, repeats=2)
+    times = trace_kernels(kernels, load(tmp_path / "m.onnx"))
+    assert {"first", "last"} <= times.nodes.keys()
+    assert not {"inner", "other", "choose"} & times.nodes.keys()
+
+
+def test_quantizing_shared_data_anew_counts_evenly_at_the_products_that_share_it(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        "(float[4,8] x) => (float[4,8] y, float[4,8] z) { [a] y = MatMul(x, w0) [b] z = MatMul(x, w1) }",
+        w0=(8, 8),
+        w1=(8, 8),
+    )
+    quantizer = kernel("x.quantize", "DynamicQuantizeLinear", "x", "x.codes x.scale x.zero_point", 6.0)
+    products = [
+        kernel("a.1", "MatMulIntegerToFloat", "x.codes w0.codes x.scale", "y", 10.0),
+        kernel("b.1", "MatMulIntegerToFloat", "x.codes w1.codes x.scale", "z", 20.0),
+    ]
+    graph = prepare(as_graph(model))
+    times = trace_kernels([quantizer, *products], graph)
+    assert times.nodes == {"a": 13.0, "b": 23.0}
+    assert times.rest == 0
+    assert trace_kernels([quantizer], graph).rest == 6.0
+
+
+def test_coders_that_the_runtime_moves_count_at_their_tensor(conv_relu: ModelProto) -> None:
+    times = trace_kernels(
+        [
+            kernel("b_q", "QuantizeLinear", "b_pre_q s z", "b_q_to_dq", 2.0),
+            kernel("b_dq_token_4", "DequantizeLinear", "b_q_to_dq s z", "b_post_dq", 3.0),
+            kernel("first_q", "QuantizeLinear", "unknown s z", "known_to_nobody", 1.0),
+        ],
+        prepare(as_graph(conv_relu)),
+    )
+    assert times.borders == {"b": 5.0}
+
+
+def test_a_profile_without_a_finished_run_has_no_kernels(conv_relu: ModelProto) -> None:
+    assert list(_kernels(conv_relu.graph, [], 5)) == []

@@ -1,0 +1,37 @@
+"""Regions are joined by codes, and their borders count with them."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from onnxq.graph import read_model
+from onnxq.planning.plan import Demotion
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
+from onnxq.presets import preset_named
+from onnxq.scheme import Mode
+from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.regions import Region, find_regions
+from onnxq.targets import target_named
+
+
+def test_a_float_node_parts_two_regions(residual: ModelProto) -> None:
+    graph = prepare(read_model(residual))
+    names = [node.name for node in graph.nodes]
+    demotions = {name: Demotion(Mode.STORAGE, "why") for name in ("sum", "sum_relu")}
+    plan = make_plan(graph, preset_named("int8"), target_named("onnxruntime-cpu"), demotions)
+    floats = NodeTimes(dict.fromkeys(names, 2e6), {}, {}, 0.0)
+    integers = NodeTimes(dict.fromkeys(names, 1e6), {"x": 5e5, "e": 25e4, "g": 1e6}, {}, 0.0)
+    assert find_regions(graph, plan, floats, integers) == (
+        Region("stem", 5, Mode.STATIC, 10.0, 5.75),
+        Region("last", 1, Mode.STATIC, 2.0, 2.0),
+    )
+
+
+def test_dynamic_nodes_are_regions_of_their_own(perceptron: ModelProto) -> None:
+    graph = prepare(read_model(perceptron))
+    demotions = {node.name: Demotion(Mode.DYNAMIC, "why") for node in graph.nodes}
+    plan = make_plan(graph, preset_named("int8"), target_named("onnxruntime-cpu"), demotions)
+    times = NodeTimes({"first": 1e6, "second": 2e6}, {}, {}, 0.0)
+    found = find_regions(graph, plan, times, times)
+    assert [(region.first, region.mode) for region in found] == [("second", Mode.DYNAMIC), ("first", Mode.DYNAMIC)]

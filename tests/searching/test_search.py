@@ -1,0 +1,174 @@
+"""The search for what to leave in float, on plans whose noise is known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from onnx import ModelProto
+
+from onnxq.planning.plan import Decision, Demotion, Plan, Weight
+from onnxq.progress import silent
+from onnxq.scheme import Mode, Spec
+from onnxq.searching.search import FINER, Outcome, as_stored, leave_what_hurts, slower, without_integers
+
+# Noise of each node as an integer kernel, and with its weight stored.
+NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}
+WEIGHT = (Weight(1, "w", Spec("int8"), 0, elements=100),)
+
+
+def planner(demotions: Mapping[str, Demotion]) -> Plan:
+    """Return a plan of four weighted nodes and one without weights."""
+    decisions = [
+        Decision(
+            name,
+            "Conv",
+            demotions[name].mode if name in demotions else Mode.STATIC,
+            demotions[name].reason if name in demotions else "integer kernel",
+            () if name in demotions and demotions[name].mode is Mode.FLOAT else WEIGHT,
+        )
+        for name in NOISE
+    ]
+    return Plan((*decisions, Decision("relu", "Relu", Mode.STATIC, "vanishes")), (), "int8", "onnxruntime-cpu")
+
+
+def noise(plan: Plan) -> float:
+    """Return minus the noise of all nodes, as if it were decibels."""
+    costs = {Mode.STATIC: 0, Mode.STORAGE: 1}
+    return -sum(NOISE[one.node][costs[one.mode]] for one in plan.decisions if one.weights)
+
+
+def search(goal: float) -> Outcome:
+    return leave_what_hurts(planner, noise, goal, silent)
+
+
+def modes(outcome: Outcome) -> str:
+    return "".join(one.mode[:2] + " " for one in outcome.plan.decisions if one.node in NOISE).strip()
+
+
+def test_a_plan_that_is_good_enough_is_measured_once() -> None:
+    outcome = search(goal=-200)
+    assert outcome == Outcome(planner({}), (), 1)
+
+
+def test_only_the_noisiest_node_is_demoted_when_that_is_enough() -> None:
+    outcome = search(goal=-12)
+    assert modes(outcome) == "st st st st"
+    assert [one.mode for one in outcome.plan.decisions] == [Mode.STATIC, Mode.STORAGE] + [Mode.STATIC] * 3
+    assert noise(outcome.plan) >= -12
+    assert [(one.node, one.sqnr) for one in outcome.sensitivities] == [("b", -100), ("c", -10), ("a", -1), ("d", -0.5)]
+
+
+def test_a_demotion_has_a_reason() -> None:
+    demoted = search(goal=-12).plan.by_node["b"]
+    assert demoted.mode is Mode.STORAGE
+    assert "static" in demoted.reason
+
+
+def test_the_shortest_prefix_of_the_noisiest_is_demoted() -> None:
+    outcome = search(goal=-9.8)
+    assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
+
+
+def test_coarse_codes_are_left_in_float_and_what_is_quiet_enough_stays_integer() -> None:
+    outcome = search(goal=-1.0)
+    assert {one.node: one.mode for one in outcome.plan.decisions if one.node in NOISE} == {
+        "a": Mode.STORAGE,
+        "b": Mode.STORAGE,
+        "c": Mode.FLOAT,
+        "d": Mode.STATIC,
+    }
+    assert {one.mode for one in outcome.sensitivities} == {Mode.STATIC, Mode.STORAGE}
+    assert [one.sqnr for one in outcome.sensitivities] == sorted(one.sqnr for one in outcome.sensitivities)
+
+
+def test_the_most_faithful_plan_is_kept_when_the_goal_is_out_of_reach() -> None:
+    outcome = search(goal=1.0)
+    assert {one.mode for one in outcome.plan.decisions if one.node in NOISE} == {Mode.FLOAT}
+    assert noise(outcome.plan) == 0
+
+
+def test_the_first_plan_is_kept_when_demoting_makes_it_worse() -> None:
+    outcome = leave_what_hurts(
+        planner, lambda plan: -float(plan.count(Mode.STORAGE) + plan.count(Mode.FLOAT)), 1, silent
+    )
+    assert outcome.plan == planner({})
+
+
+@pytest.mark.parametrize("goal", [-12, -9.8, -1.0])
+def test_a_node_is_measured_with_every_other_weight_in_float(goal: float) -> None:
+    seen: list[Plan] = []
+
+    def measure(plan: Plan) -> float:
+        seen.append(plan)
+        return noise(plan)
+
+    outcome = leave_what_hurts(planner, measure, goal, silent)
+    assert outcome.measured == len(seen)
+    for index, name in enumerate(NOISE):
+        alone = seen[1 + index]
+        assert [one.node for one in alone.decisions if one.weights] == [name]
+
+
+def test_the_number_of_trials_grows_with_the_nodes_and_not_with_their_square() -> None:
+    names = [f"n{index}" for index in range(64)]
+
+    def wide(demotions: Mapping[str, Demotion]) -> Plan:
+        found = [demotions.get(name, Demotion(Mode.STATIC, "")) for name in names]
+        decisions = [
+            Decision(name, "Conv", one.mode, "why", () if one.mode is Mode.FLOAT else WEIGHT)
+            for name, one in zip(names, found, strict=True)
+        ]
+        return Plan(tuple(decisions), (), "", "")
+
+    outcome = leave_what_hurts(wide, lambda plan: -float(plan.count(Mode.STATIC)), -20, silent)
+    assert outcome.plan.count(Mode.STATIC) == 20
+    assert outcome.measured <= 1 + len(names) + 1 + 7
+
+
+def test_progress_never_goes_beyond_its_end() -> None:
+    told: list[tuple[str, int, int]] = []
+    outcome = leave_what_hurts(planner, noise, -1.0, lambda *what: told.append(what))
+    assert [done for _, done, _ in told] == list(range(1, outcome.measured + 1))
+    assert all(stage == "search" and done <= total for stage, done, total in told)
+
+
+def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so() -> None:
+    left = Demotion(Mode.FLOAT, "it hurts")
+    decisions = without_integers(planner, planner({}), 0.5)({"b": left}).by_node
+    assert decisions["a"].mode is Mode.STORAGE
+    assert decisions["b"].mode is Mode.FLOAT
+
+
+def test_a_small_node_that_hurts_keeps_its_weights_in_float() -> None:
+    def with_a_large_node(demotions: Mapping[str, Demotion]) -> Plan:
+        plan = planner(demotions)
+        large = Decision("large", "MatMul", Mode.STATIC, "integer kernel", (Weight(1, "v", Spec("int8"), 0, 50_000),))
+        return Plan((*plan.decisions, large), (), "int8", "onnxruntime-cpu")
+
+    outcome = leave_what_hurts(
+        with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent
+    )
+    assert {one.node: one.mode for one in outcome.plan.decisions}["b"] is Mode.FLOAT
+
+
+def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
+    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER)
+    full = plan_of(residual, scheme="int4-block32")
+    plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
+    stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
+    assert not stored.decodes
+    assert stored.by_node["right"].mode is Mode.FLOAT
+    assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
+    assert stored.by_node["stem"].weights == plan.by_node["stem"].weights
+
+
+def test_coarse_codes_become_finer_where_nothing_is_timed(residual: ModelProto, plan_of) -> None:
+    def planner(demotions):
+        return plan_of(residual, scheme="int4-block32", demotions=demotions)
+
+    def measure(plan) -> float:
+        return 30.0 if all(weight.spec == FINER for one in plan.decisions for weight in one.weights) else 10.0
+
+    found = leave_what_hurts(planner, measure, 20.0, silent).plan
+    assert measure(found) == 30.0
