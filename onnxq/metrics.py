@@ -139,7 +139,8 @@ def _module_named(name: str, text: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}") from error
+        hint = nearest(name, [_TOP1])
+        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}{hint}") from error
 
 
 def _module_of_file(path: Path, text: str) -> ModuleType:

@@ -42,6 +42,7 @@ class Operator:
         weights: input index of each weight to the axis that indexes its output channels, given the node.
         reductions: input index of each weight to the axis that is summed over, or that a looked-up row lies along.
         bias: input index of a bias added in the accumulator.
+        channels: axis of the data's channels where the mean of each is what the mean of the output follows from.
         fixed_range: range the output can never leave, whatever the input.
     """
 
@@ -50,6 +51,7 @@ class Operator:
     weights: Mapping[int, Callable[[Node], int]] = field(default_factory=dict)
     reductions: Mapping[int, Callable[[Node], int]] = field(default_factory=dict)
     bias: int | None = None
+    channels: int | None = None
     fixed_range: tuple[float, float] | None = None
 
 
@@ -77,10 +79,10 @@ _COMPUTE, _ARITHMETIC, _CARRIER, _CLAMP, _WEIGHTED = Role
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
-        "Conv": Operator(_COMPUTE, weights={1: _axis(0)}, reductions={1: _axis(1)}, bias=2),
+        "Conv": Operator(_COMPUTE, weights={1: _axis(0)}, reductions={1: _axis(1)}, bias=2, channels=1),
         "ConvTranspose": Operator(_COMPUTE, weights={1: _axis(1)}, reductions={1: _axis(0)}, bias=2),
-        "Gemm": Operator(_COMPUTE, weights={1: _gemm_axis}, reductions={1: _gemm_reduction}, bias=2),
-        "MatMul": Operator(_COMPUTE, (0, 1), {0: _axis(-2), 1: _axis(-1)}, {0: _axis(-1), 1: _axis(-2)}),
+        "Gemm": Operator(_COMPUTE, weights={1: _gemm_axis}, reductions={1: _gemm_reduction}, bias=2, channels=-1),
+        "MatMul": Operator(_COMPUTE, (0, 1), {0: _axis(-2), 1: _axis(-1)}, {0: _axis(-1), 1: _axis(-2)}, channels=-1),
         "LSTM": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),
         "GRU": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),
         "RNN": Operator(_WEIGHTED, weights={1: _axis(1), 2: _axis(1)}, reductions={1: _axis(2), 2: _axis(2)}),

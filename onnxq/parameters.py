@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxq.calibration.statistics import Statistics, TensorStatistics
 from onnxq.errors import DataError
 from onnxq.numbers.formats import format_named
@@ -40,6 +43,12 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
         )
         for activation in plan.activations
     }
+
+
+def channel_means(plan: Plan, statistics: Statistics) -> Mapping[str, NDArray[np.float64]]:
+    """Return the mean of each channel of the tensors that a plan's corrections rest on, where calibration kept them."""
+    known = {tensor: statistics.tensors[tensor].means for tensor in plan.means if tensor in statistics.tensors}
+    return {tensor: means for tensor, means in known.items() if len(means)}
 
 
 def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Parameters:

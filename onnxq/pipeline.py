@@ -31,6 +31,7 @@ from onnxq.publish import check_output, data_file, publish, staging, stored_byte
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Scheme
 from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
+from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.measures import effort_named
 from onnxq.targets import DEFAULT_TARGET, Target, target_named
 from onnxq.verify import loads_in_onnxruntime
@@ -69,6 +70,7 @@ def quantize(
     ranges: RangeMethod | None = None,
     statistics: Statistics | None = None,
     collection: Collection | None = None,
+    costs: str | Path | None = None,
     chain: Mapping[str, str] | None = None,
     min_sqnr: float = MINIMUM_SQNR,
     search: str = "fast",
@@ -95,6 +97,7 @@ def quantize(
             range method has that one.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
         collection: where samples run, and which earlier statistics are used; None runs all in this process.
+        costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
         chain: inputs by the output that they take from the sample before, for stateful models.
         min_sqnr: fidelity in decibels that the worst output must have.
         search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
@@ -116,7 +119,7 @@ def quantize(
 
     Raises:
         ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
-        DataError: the samples do not fit the model.
+        DataError: the samples do not fit the model, or the file of node times is none.
         SchemeError: the scheme, target or a pattern is wrong.
         OutputError: the output cannot be written.
         FidelityError: the result is below ``min_sqnr`` and ``force`` is not set; nothing was written.
@@ -131,6 +134,7 @@ def quantize(
         check_output(output, source)
     if math.isnan(min_sqnr):
         raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+    known = CostCache.opened(Path(costs) if costs is not None else None)
     graph = as_graph(model)
     refuse_quantized(graph)
     if output is not None:
@@ -145,9 +149,12 @@ def quantize(
         if ranges is not None and not needs_histogram(ranges):
             collection = replace(collection or Collection(), histogram_elements=0)
         statistics = statistics or bench.calibrate(plan, samples, progress, collection)
+        if replay is None:
+            bench = bench.without_idle_bodies(plan, statistics)
+            plan = bench.plan({})
         staged = folder / (output.name if output is not None else "model.onnx")
         runnable = replace(bench, emit=Emit.QDQ) if bench.emit is Emit.STRICT else bench
-        chooser = Chooser(runnable, reference, samples, statistics, staged, external > 0, seconds, progress)
+        chooser = Chooser(runnable, reference, samples, statistics, staged, external > 0, seconds, progress, known)
         effort = effort_named(search) if replay is None else None
         wish = Wish(min_sqnr, metric, max_drop)
         if effort is None:
@@ -224,13 +231,14 @@ def calibrate(
         return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
 
 
-def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_TARGET) -> Plan:
+def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_TARGET, emit: str = Emit.QDQ) -> Plan:
     """Say what quantize() would try first, without calibrating or measuring anything.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
+        emit: a value of Emit, see quantize().
 
     Returns:
         The plan before any node is left in float for its noise.
@@ -239,7 +247,7 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_T
     with staging(None) as folder:
         graph = as_graph(model)
         refuse_quantized(graph)
-        bench = _workbench(graph, scheme, runtime, folder)
+        bench = _workbench(graph, scheme, runtime, folder, emit_named(emit))
         found = bench.plan({})
         check_plan(found, bench.graph)
     return found

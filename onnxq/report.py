@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from onnxq.errors import FidelityError, ModelError, OutputError
-from onnxq.evaluate import Agreement
+from onnxq.evaluate import Agreement, OutputAgreement, share_at
 from onnxq.planning.plan import Plan
 from onnxq.searching.choosing import Scores, Wish
 from onnxq.searching.regions import Region
@@ -94,6 +94,9 @@ class Report:
 def check_fidelity(report: Report, wish: Wish) -> None:
     """Refuse a model that is less faithful than was wished.
 
+    Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
+    of values that differ; see OutputAgreement.decibels.
+
     Raises:
         FidelityError: it is, or an output is not finite or of another shape.
         ModelError: no node is worth quantizing, so that the model is the float model.
@@ -126,13 +129,30 @@ def check_fidelity(report: Report, wish: Wish) -> None:
                 report,
             )
     elif agreement.worst_sqnr < min_sqnr:
-        worst = min(agreement.outputs, key=lambda output: output.sqnr if output.sqnr is not None else float("-inf"))
-        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
-        raise FidelityError(
-            f"output {worst.name} has {agreement.worst_sqnr:.1f} dB, expected {min_sqnr:g} dB or more; nothing was "
-            + (f"written; the nodes that hurt most are {hurt}" if hurt else "written; let the search leave nodes out"),
-            report,
+        worst = min(agreement.outputs, key=lambda output: output.decibels)
+        raise FidelityError(f"{_shortfall(worst, min_sqnr)}; nothing was written; {_remedy(report, worst)}", report)
+
+
+def _shortfall(worst: OutputAgreement, min_sqnr: float) -> str:
+    """Say what an output is and what it should be."""
+    if worst.sqnr is not None:
+        return f"output {worst.name} has {worst.sqnr:.1f} dB, expected {min_sqnr:g} dB or more"
+    return (
+        f"output {worst.name} differs in {worst.differing} of {worst.compared} values "
+        f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(min_sqnr):.2%} that "
+        f"{min_sqnr:g} dB stand for, with 95 % confidence"
+    )
+
+
+def _remedy(report: Report, worst: OutputAgreement) -> str:
+    """Say what to do about an output that is not faithful enough."""
+    if report.sensitivities:
+        return "the nodes that hurt most are " + ", ".join(
+            f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3]
         )
+    searched = "" if report.measured else "let the search leave nodes out, "
+    metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
+    return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"
 
 
 def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:

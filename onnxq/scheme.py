@@ -90,11 +90,13 @@ class Scheme:
         name: how reports call the scheme.
         ranges: the range method for activations, as parse_range takes it, where the user names none; empty leaves the
             choice to measuring.
+        correct_biases: whether biases make up for the mean error of rounded weights.
     """
 
     rules: tuple[Rule, ...]
     name: str = "custom"
     ranges: str = ""
+    correct_biases: bool = True
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""
@@ -150,7 +152,7 @@ def load_scheme(path: str | Path) -> Scheme:
 
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
     fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
-    range method for activations, by default that of the base.
+    range method for activations, by default that of the base, and ``correct_biases = false`` leaves biases as they are.
 
     Args:
         path: the file.
@@ -173,7 +175,7 @@ def load_scheme(path: str | Path) -> Scheme:
 
 
 def _parse_scheme(document: Mapping[str, object]) -> Scheme:
-    _check_keys("scheme", document, {"base", "ranges", "rule"})
+    _check_keys("scheme", document, {"base", "correct_biases", "ranges", "rule"})
     entries = document.get("rule", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SchemeError("rules are written as [[rule]] tables")
@@ -186,7 +188,11 @@ def _parse_scheme(document: Mapping[str, object]) -> Scheme:
         rules += base.rules
     if not rules:
         raise SchemeError('it has no rules; add [[rule]] tables or base = "int8"')
-    return Scheme(rules, ranges=str(document.get("ranges", base.ranges)))
+    return Scheme(
+        rules,
+        ranges=str(document.get("ranges", base.ranges)),
+        correct_biases=_switch("correct_biases", document.get("correct_biases", base.correct_biases)),
+    )
 
 
 def _parse_rule(entry: Mapping[str, object]) -> Rule:

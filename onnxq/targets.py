@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
+from onnxq.numbers.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Target:
         dynamic: op types that multiply integers fast when the scale of their data is computed in each run.
         symmetric: whether activations have no zero point.
         integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
+        own_dynamic: op types that multiply integers so, but only as operators of the runtime's own, which are written
+            on wish.
+        multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
+        fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
     """
 
     name: str
@@ -36,7 +41,16 @@ class Target:
     dynamic: frozenset[str]
     symmetric: bool = False
     integer_bias: bool = True
+    own_dynamic: frozenset[str] = frozenset()
+    multiplied: tuple[Spec, ...] = ()
+    fuses_in_bodies: bool = False
 
+
+# Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
+# that take 5. Their kernels in MLAS round each block of data to 8 bits (ONNX Runtime contrib operators, MatMulNBits,
+# accuracy_level 4; session option session.qdq_matmulnbits_accuracy_level). The least squared error would make 4 bits a
+# little finer, but takes sixty times as long to find, for every model that a search builds.
+_MULTIPLIED = (Spec("int8-narrow", per=(128,)), Spec("int4", per=(32,)))
 
 # Read off the optimised graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; int8 activations
 # fuse the same operators, uint8 is chosen because MaxPool and Clip fuse with it since the oldest supported release.
@@ -76,6 +90,10 @@ _ONNXRUNTIME_CPU = Target(
     float_output=frozenset({"Gemm", "MatMul"}),
     clamps=frozenset({"Clip", "Relu"}),
     dynamic=frozenset({"Gemm", "MatMul"}),
+    own_dynamic=frozenset({"LSTM"}),
+    multiplied=_MULTIPLIED,
+    # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
+    fuses_in_bodies=True,
 )
 
 # Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
@@ -87,8 +105,9 @@ _ONNXRUNTIME_CPU_AVX2 = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", w
 _ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation="int8")
 
 # The CPU's own kernels compiled to WebAssembly ("ONNX Runtime Web" README); their products widen to 16 bits first and
-# add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime).
-_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web")
+# add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime). How fast it multiplies
+# blocks of codes was not looked at.
+_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", multiplied=())
 
 # Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
 # them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
@@ -114,6 +133,9 @@ _OPENVINO = replace(
     name="openvino",
     fused=_ONNXRUNTIME_CPU.fused - {"Expand", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
+    own_dynamic=frozenset(),
+    multiplied=(),
+    fuses_in_bodies=False,
 )
 
 # Activations are uint8, or uint16, which is not planned for; its MatMul wants uint8 weights as well, which have a zero
@@ -125,6 +147,9 @@ _QNN = replace(
     fused=(_ONNXRUNTIME_CPU.fused - {"MatMul"}) | {"SpaceToDepth", "Tanh"},
     float_output=frozenset(),
     dynamic=frozenset(),
+    own_dynamic=frozenset(),
+    multiplied=(),
+    fuses_in_bodies=False,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics as statistics_module
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,28 +16,36 @@ from onnxq.calibration.inputs import Sample, model_inputs
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
-from onnxq.evaluate import agreement_of, output_names
+from onnxq.errors import ModelError, SchemeError
+from onnxq.evaluate import output_names
 from onnxq.graph import Graph, Variable, load, save, scopes, skeleton, spilling
 from onnxq.lowering import Emit
-from onnxq.parameters import RangeMethod, activation_parameters
+from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes import (
+    CorrectBiases,
     DecodeWeights,
     InsertQuantizeDequantize,
     IsolateProducts,
     Pipeline,
     QuantizeDynamically,
+    QuantizeRecurrentCells,
     QuantizeWeights,
     RemoveUnused,
     ReplaceWithContrib,
     ShareInitializers,
     StoreWeights,
 )
+from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
+from onnxq.planning.plan_file import check_fits
 from onnxq.planning.planner import make_plan
+from onnxq.planning.weight_plan import weight_opset
+from onnxq.preparation import prepare
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, run
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
+from onnxq.trust import Trust, trust
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Workbench:
         scheme: the user's rules.
         target: the runtime.
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
-        emit: which operators decode weights.
+        emit: what the built models may hold besides standard ONNX.
+        idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
     """
 
     prepared: Path
@@ -59,6 +66,7 @@ class Workbench:
     target: Target
     declared: frozenset[str] = frozenset()
     emit: Emit = Emit.QDQ
+    idle: Mapping[str, Demotion] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> Graph:
@@ -72,7 +80,11 @@ class Workbench:
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
-        return make_plan(self.graph, self.scheme, self.target, demotions)
+        return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.idle}, self.emit)
+
+    def without_idle_bodies(self, plan: Plan, statistics: Statistics) -> Workbench:
+        """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
+        return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, statistics)) else self
 
     def samples(
         self,
@@ -97,23 +109,28 @@ class Workbench:
         def told(done: int, total: int) -> None:
             progress("calibrate", done, total)
 
-        if not plan.taps:
+        # Means would need runs of the float model, which a large one's weights alone make expensive.
+        means = {} if self.is_large else plan.means
+        tensors = tuple(dict.fromkeys((*plan.taps, *means)))
+        if not tensors:
             return Statistics(0, {})
         if collection is None:
-            return collect(self.prepared, samples, plan.taps, progress=told)
-        return calibrate_tensors(self.prepared, samples, plan.taps, collection, progress=told)
+            return collect(self.prepared, samples, tensors, progress=told, means=means)
+        return calibrate_tensors(self.prepared, samples, tensors, collection, progress=told, means=means)
 
     def build(
         self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool
     ) -> Graph:
         """Write the model that a plan describes to ``path`` and return its graph."""
-        graph = load(self.prepared)
+        graph = load(self._prepared_for(plan))
         parameters = activation_parameters(plan, statistics, ranges)
         pipeline = Pipeline(
             (
+                CorrectBiases(plan, channel_means(plan, statistics)),
                 QuantizeWeights(plan, parameters),
                 InsertQuantizeDequantize(plan, parameters),
                 QuantizeDynamically(plan),
+                QuantizeRecurrentCells(plan),
                 *((ReplaceWithContrib(plan),) if self.emit is Emit.ORT else ()),
                 IsolateProducts(plan),
                 DecodeWeights(plan, self.emit),
@@ -130,6 +147,26 @@ class Workbench:
                 tensor.dtype = tensor.shape = tensor.source = None
         save(graph, path, external_data=external_data)
         return graph
+
+    def expresses(self, plan: Plan) -> bool:
+        """Whether a plan's model can be built: at the opset that is there, or at a later one that it fits as well."""
+        try:
+            path = self._prepared_for(plan)
+            if path != self.prepared:
+                check_fits(plan, load(path))
+        except (ModelError, SchemeError):
+            return False
+        return True
+
+    def _prepared_for(self, plan: Plan) -> Path:
+        """Return the prepared model at an opset that can decode a plan's weights, made when it is first asked for."""
+        needed = weight_opset(plan, self.emit)
+        if needed <= self.graph.opset:
+            return self.prepared
+        path = self.prepared.with_name(f"prepared.{needed}.onnx")
+        if not path.exists():
+            save(prepare(load(self.prepared), opset=needed), path, external_data=True)
+        return path
 
     def trials(self, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
         """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
@@ -150,7 +187,7 @@ class Trials:
         samples: the samples that every candidate runs.
         names: of the outputs.
         expected: the float model's outputs for each sample.
-        measured: what sqnr() found.
+        measured: what was found of plans so far.
     """
 
     bench: Workbench
@@ -158,22 +195,17 @@ class Trials:
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
-    measured: dict[object, float] = field(default_factory=dict)
+    measured: dict[object, Trust] = field(default_factory=dict)
 
     def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
-        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
+        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
+        return self.trust(plan, ranges).sqnr
 
-        This is the worst output's over all samples, or the lower confidence bound of the samples' own SQNRs where that
-        is less: few samples that differ much prove little. It is -inf when an output is not finite. What was measured
-        before is remembered.
-        """
+    def trust(self, plan: Plan, ranges: RangeMethod) -> Trust:
+        """Build and run a plan's model; what was measured before is remembered."""
         key = plan.effect, repr(ranges)
         if key not in self.measured:
-            alone = self._outputs(plan, ranges)
-            agreement = agreement_of(self.names, alone)
-            each = [agreement_of(self.names, [pair]).worst_sqnr for pair in alone]
-            trusted = min(agreement.worst_sqnr, lower_bound(each))
-            self.measured[key] = trusted if agreement.sound else float("-inf")
+            self.measured[key] = trust(self._outputs(plan, ranges))
         return self.measured[key]
 
     def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
@@ -187,31 +219,6 @@ class Trials:
         path = self.bench.prepared.with_name("candidate.onnx")
         self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
         return path
-
-
-# One-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-# Outputs that are equal, or nearly, must not make the ratio zero.
-_LARGEST_SQNR = 150.0
-
-
-def lower_bound(values: Sequence[float]) -> float:
-    """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from those of a few.
-
-    The bound is taken of the mean noise-to-signal ratio, which the worst samples dominate as they dominate the noise of
-    all. A sample twice as noisy as the worst is counted besides, since a few samples seldom hold the rare answer
-    that a little noise turns over, and a plan was chosen because they did not. Infinite for a single value.
-
-    >>> round(lower_bound([28.0, 17.8, 25.9]), 1)
-    15.1
-    """
-    if len(values) < 2:
-        return float("inf")
-    ratios = [10 ** (-min(value, _LARGEST_SQNR) / 10) for value in values]
-    ratios.append(2 * max(ratios))
-    quantile = _STUDENT[min(len(ratios) - 1, len(_STUDENT)) - 1]
-    highest = statistics_module.fmean(ratios) + quantile * statistics_module.stdev(ratios) / math.sqrt(len(ratios))
-    return -10 * math.log10(highest)
 
 
 def inner_variables(graph: Graph) -> Iterator[Variable]:

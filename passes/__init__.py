@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from onnxq.passes.base import Changes, Pass, Pipeline
+from onnxq.passes.correct_biases import CorrectBiases
 from onnxq.passes.decode_weights import DecodeWeights
 from onnxq.passes.dequantize_weights import DequantizeWeights
 from onnxq.passes.drop_no_ops import DropNoOps
@@ -15,6 +16,7 @@ from onnxq.passes.isolate_products import IsolateProducts
 from onnxq.passes.lift_constants import LiftConstants
 from onnxq.passes.name_nodes import NameNodes
 from onnxq.passes.quantize_dynamically import QuantizeDynamically
+from onnxq.passes.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.quantize_weights import QuantizeWeights
 from onnxq.passes.remove_quantize_dequantize import RemoveQuantizeDequantize
 from onnxq.passes.remove_unused import RemoveUnused
@@ -31,6 +33,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
     {
         step.__name__: step
         for step in (
+            CorrectBiases,
             DecodeWeights,
             DequantizeWeights,
             DropNoOps,
@@ -41,6 +44,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             LiftConstants,
             NameNodes,
             QuantizeDynamically,
+            QuantizeRecurrentCells,
             QuantizeWeights,
             RemoveQuantizeDequantize,
             RemoveUnused,
@@ -61,6 +65,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
 __all__ = [
     "PASSES",
     "Changes",
+    "CorrectBiases",
     "DecodeWeights",
     "DequantizeWeights",
     "DropNoOps",
@@ -74,6 +79,7 @@ __all__ = [
     "Pass",
     "Pipeline",
     "QuantizeDynamically",
+    "QuantizeRecurrentCells",
     "QuantizeWeights",
     "RemoveQuantizeDequantize",
     "RemoveUnused",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Constant, Graph, Names, Node, insert_nodes, onnx_dtype, remove_nodes, scopes
+from onnxq.graph import Constant, Graph, Names, Node, onnx_dtype
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, decode_rows, is_linear, transposed
-from onnxq.numbers.weights import encode
-from onnxq.passes.base import Changes, Pass
+from onnxq.passes.base import Changes, Pass, Rewrite, encoded, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -30,35 +29,18 @@ class DecodeWeights(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
-        changed, left = [], []
-        replaced: list[Node] = []
-        for scope in scopes(graph):
-            first: list[Node] = []
-            behind: dict[Node, list[Node]] = {}
-            for node in scope.nodes:
-                decision = self.plan.by_node.get(node.name)
-                if decision is None or decision.mode is not Mode.WEIGHT_ONLY:
-                    continue
-                weight = decision.weights[0]
-                source = node.inputs[weight.index]
-                if not isinstance(source, Constant):
-                    left.append((node.name, "its weight is codes already"))
-                elif node.op == "Gather" and self.emit is not Emit.STRICT:
-                    behind[node] = _rows(node, source, weight, names)
-                    changed.append(node.name)
-                else:
-                    first.extend(self._multiplied(node, source, weight, names))
-                    changed.append(node.name)
-            insert_nodes(scope, after=behind, first=first)
-            replaced.extend(behind)
-        remove_nodes(graph, replaced)
-        return Changes(tuple(changed), tuple(left))
+
+        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+            if node.op == "Gather" and self.emit is not Emit.STRICT:
+                return Rewrite(instead=_rows(node, source, weight, names))
+            return Rewrite(first=self._multiplied(node, source, weight, names))
+
+        return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
         """Make the node read a DequantizeLinear of codes, and return the nodes that compute it."""
         turned = bool(node.op == "Gemm" and node.attrs.pop("transB", 0))
-        quantized = encode(source.values, weight.spec, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
-        quantized = transposed(quantized) if turned else quantized
+        quantized = transposed(encoded(source, weight)) if turned else encoded(source, weight)
         chain = Chain(source.name, names)
         decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=self.emit is Emit.STRICT)
@@ -70,7 +52,7 @@ class DecodeWeights(Pass):
 def _rows(node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
     """Take the output away from a Gather and return the nodes that compute it from codes."""
     indices, output = node.inputs[1], node.outputs[0]
-    quantized = encode(source.values, weight.spec, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    quantized = encoded(source, weight)
     chain = Chain(source.name, names)
     decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
     node.outputs.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.dequantizing.decoding import is_small
+from onnxq.dequantizing.steps import is_small
 from onnxq.errors import OnnxqError
 from onnxq.graph import ArrayPayload, Constant, Graph, Node, Variable, become_constant, remove_nodes, scopes, to_model
 from onnxq.passes.base import Changes, Pass

@@ -1,4 +1,4 @@
-"""Keep what follows weight-only products apart from them."""
+"""Keep what follows products of codes apart from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.graph import Graph, Names, Node, Tensor, Variable, constant, insert_nodes, scopes
+from onnxq.graph import Graph, Names, Node, Tensor, Variable, constant, insert_nodes, replace_uses, scopes
 from onnxq.passes.base import Changes, Pass
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
@@ -17,11 +17,13 @@ _CLAMPS = frozenset({"Clip", "Relu"})
 
 @dataclass(frozen=True, eq=False)
 class IsolateProducts(Pass):
-    """Write what follows a weight-only product in operators that onnxruntime does not take for something else.
+    """Write what follows a product of codes in operators that onnxruntime does not take for something else.
 
-    It takes a Relu or Clip behind a product, with or without a bias between them, for the beginning of a quantizer, and
-    merges an Add of matrices into the product; either way it does not multiply the codes. Such clamps become Max and
-    Min, and such an Add becomes a Sum. Leaves clamps whose limits are attributes, as models below opset 11 have them.
+    Then it decodes the codes in each run: it takes a Relu or Clip behind a product, with or without a bias between
+    them, for the beginning of a quantizer, and a QuantizeLinear behind a weight-only product for the end of a static
+    one; it merges an Add of matrices into a product, and one of a bias into a static product that gives floats. Such
+    clamps become Max and Min, such an Add becomes a Sum, and the QuantizeLinear reads a copy, as it does where others
+    read a static product besides. Leaves clamps whose limits are attributes, as models below opset 11 have them.
 
     Attributes:
         plan: names the products.
@@ -30,25 +32,35 @@ class IsolateProducts(Pass):
     plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; a Clip between two limits becomes two nodes."""
+        """Replace; a Clip between two limits becomes two nodes, and copies are called ``t.copy``."""
         names = Names(graph)
         changed = []
         for scope in scopes(graph):
             before: dict[Node, list[Node]] = {}
+            after: dict[Node, list[Node]] = {}
             for node in scope.nodes:
-                decision = self.plan.by_node.get(node.name)
-                if decision is None or decision.mode is not Mode.WEIGHT_ONLY or node.op not in _PRODUCTS:
+                mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
+                if node.op not in _PRODUCTS or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
                     continue
-                reader = _only_reader(node.outputs[0])
-                if reader is not None and _is_merged(reader, node.outputs[0]):
-                    reader.op = "Sum"
-                    changed.append(reader.name)
-                elif reader is not None and reader.op == "Add":
-                    reader = _only_reader(reader.outputs[0])
-                if reader is not None and (ends := _ends(reader, names)):
+                product, reader = node.outputs[0], _only_reader(node.outputs[0])
+                static = mode is Mode.STATIC
+                if reader is not None and reader.op == "Add" and not reader.domain:
+                    if _is_merged(reader, product) or (static and not _is_quantized(reader.outputs[0])):
+                        reader.op = "Sum"
+                        changed.append(reader.name)
+                        continue
+                    product, reader = reader.outputs[0], _only_reader(reader.outputs[0])
+                if _quantizers(product) and not (static and reader is not None):
+                    after[product.inputs[0]] = [_copied(product, names)]
+                    changed.append(product.inputs[0].name)
+                elif (
+                    reader is not None
+                    and not (static and _quantizers(reader.outputs[0]))
+                    and (ends := _ends(reader, names))
+                ):
                     before[reader] = _replace(reader, ends, names)
                     changed.append(reader.name)
-            insert_nodes(scope, before=before)
+            insert_nodes(scope, before=before, after=after)
         return Changes(tuple(changed))
 
 
@@ -56,15 +68,30 @@ def _only_reader(tensor: Variable) -> Node | None:
     return tensor.outputs[0] if len(tensor.outputs) == 1 and not tensor.returned_by else None
 
 
+def _quantizers(tensor: Variable) -> list[Node]:
+    return [node for node in tensor.outputs if node.op == "QuantizeLinear"]
+
+
+def _is_quantized(tensor: Variable) -> bool:
+    """Return whether only a quantizer reads a tensor, a clamp between them aside."""
+    reader = _only_reader(tensor)
+    if reader is not None and reader.op in _CLAMPS:
+        reader = _only_reader(reader.outputs[0])
+    return reader is not None and reader.op == "QuantizeLinear"
+
+
+def _copied(product: Variable, names: Names) -> Node:
+    """Let the quantizers of a product read a copy, and return the node that makes it."""
+    copy = Variable(names.fresh(f"{product.name}.copy"), product.dtype, product.shape)
+    replace_uses(product, copy, set(_quantizers(product)))
+    # A Sum of one tensor is what onnxruntime does not remove.
+    return Node("Sum", names.fresh(f"{product.name}.share"), {}, [product], [copy])
+
+
 def _is_merged(reader: Node, product: Variable) -> bool:
     """Return whether onnxruntime merges the Add that reads a product into it, a vector aside."""
     others = [tensor for tensor in reader.inputs if tensor is not product]
-    return (
-        reader.op == "Add"
-        and not reader.domain
-        and _may_have_rank_2(product)
-        and any(_may_have_rank_2(tensor) for tensor in others)
-    )
+    return _may_have_rank_2(product) and any(_may_have_rank_2(tensor) for tensor in others)
 
 
 def _may_have_rank_2(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Granularity, Mode
 
 _FLOAT = np.dtype(np.float32)
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class QuantizeDynamically(Pass):
             behind: dict[Node, list[Node]] = {}
             for node in scope.nodes:
                 decision = self.plan.by_node.get(node.name)
-                if decision is None or decision.mode is not Mode.DYNAMIC:
+                if decision is None or decision.mode is not Mode.DYNAMIC or node.op not in _PRODUCTS:
                     continue
                 if not isinstance(node.inputs[1], Constant):
                     left.append((node.name, "its weight is codes already"))

@@ -11,7 +11,7 @@ from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor
 from onnxq.numbers.weights import quantize_weight, quantize_weight_with_bias
-from onnxq.passes.base import Changes, Pass
+from onnxq.passes.base import Changes, Pass, planned_nodes
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Granularity, Mode
 
@@ -20,7 +20,9 @@ from onnxq.scheme import Granularity, Mode
 class QuantizeWeights(Pass):
     """Replace the constant weight and bias of each static node by codes and a DequantizeLinear.
 
-    Leaves nodes whose weight is codes already. The float initializer goes when no other node uses it.
+    The DequantizeLinear stands in the graph of the node, bodies included, since runtimes fuse nodes of one graph only;
+    what it reads may be declared in a graph around it. Leaves nodes whose weight is codes already. The float
+    initializer goes when no other node uses it.
 
     Attributes:
         plan: names the nodes, their weights and biases.
@@ -33,19 +35,19 @@ class QuantizeWeights(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
         names = Names(graph)
-        decoders: list[Node] = []
+        decoders: dict[Graph, list[Node]] = {}
         changed, left = [], []
-        for node in graph.nodes:
-            decision = self.plan.by_node.get(node.name)
-            if decision is None or decision.mode is not Mode.STATIC or not decision.weights:
+        for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
+            if not decision.weights:
                 continue
             if not isinstance(node.inputs[decision.weights[0].index], Constant):
                 left.append((node.name, "its weight is codes already"))
                 continue
-            decoders.extend(self._quantize(node, decision, names))
+            decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
             changed.append(node.name)
-        # In front of the graph: onnxruntime takes quadratic time to load nodes without data spread among the others.
-        insert_nodes(graph, first=decoders)
+        for scope, nodes in decoders.items():
+            # In front: onnxruntime takes quadratic time to load nodes without data spread among the others.
+            insert_nodes(scope, first=nodes)
         return Changes(tuple(changed), tuple(left))
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:

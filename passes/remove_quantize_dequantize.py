@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.dequantizing.clamps import Intervals
 from onnxq.dequantizing.code_ports import code_range, decode_codes, encode_codes
+from onnxq.dequantizing.coded import Coded
 from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import (
@@ -62,49 +63,13 @@ class RemoveQuantizeDequantize(Pass):
         return rewriting.finish(graph)
 
 
-@dataclass(frozen=True, eq=False)
-class _Coded:
-    """What codes stand for.
-
-    Attributes:
-        value: the floats.
-        scale: as a tensor.
-        zero_point: as a tensor, or None.
-        layout: axis and block size of the scale; empty for a single number.
-    """
-
-    value: Tensor
-    scale: Tensor
-    zero_point: Tensor | None
-    layout: tuple[int, ...] = ()
-
-    @classmethod
-    def by(cls, node: Node, value: Tensor) -> _Coded:
-        """Return what a QuantizeLinear or DequantizeLinear says about codes."""
-        scale = node.inputs[1]
-        if isinstance(scale, Constant):
-            single = math.prod(scale.shape) == 1
-        else:
-            single = any(maker.op == "DynamicQuantizeLinear" for maker in scale.inputs)
-        layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
-        return cls(value, scale, _optional(node, 2), layout)
-
-    def agrees(self, other: _Coded) -> bool:
-        """Whether the same codes mean the same floats."""
-        return (
-            self.layout == other.layout
-            and _equal(self.scale, other.scale)
-            and _equal(self.zero_point, other.zero_point)
-        )
-
-
 @dataclass(eq=False)
 class _Rewriting:
     """One walk over all nodes in an order of execution; nodes are put in and taken out when it ends."""
 
     names: Names
     opset: int
-    coded: dict[Tensor, _Coded] = field(default_factory=dict)
+    coded: dict[Tensor, Coded] = field(default_factory=dict)
     owner: dict[Node, Graph] = field(default_factory=dict)
     intervals: Intervals = field(default_factory=Intervals)
     clamped: dict[tuple[Tensor, float], Tensor] = field(default_factory=dict)
@@ -161,19 +126,19 @@ class _Rewriting:
     def _quantizer(self, node: Node, scope: Graph) -> None:
         value, codes = node.inputs[0], node.outputs[0]
         if node.op == "DynamicQuantizeLinear":
-            self.coded[codes] = _Coded(value, node.outputs[1], node.outputs[2])
+            self.coded[codes] = Coded(value, node.outputs[1], node.outputs[2])
             self._drop(node)
             return
-        coded = _Coded.by(node, value)
+        coded = Coded.by(node, value)
         zero_point = self._zero_point(coded, codes)
         clamped = self._clamp(node, scope, coded, zero_point)
-        self.coded[codes] = _Coded(clamped, coded.scale, coded.zero_point, coded.layout)
+        self.coded[codes] = Coded(clamped, coded.scale, coded.zero_point, coded.layout)
         self._drop(node)
         if codes.returned_by:
             node.outputs.clear()
             self._return(self.coded[codes], zero_point, codes, node, scope)
 
-    def _clamp(self, node: Node, scope: Graph, coded: _Coded, zero_point: Tensor) -> Tensor:
+    def _clamp(self, node: Node, scope: Graph, coded: Coded, zero_point: Tensor) -> Tensor:
         if coded.layout or not isinstance(zero_point, Constant) or math.prod(zero_point.shape) != 1:
             return coded.value
         limits = code_range(zero_point.dtype)
@@ -189,7 +154,7 @@ class _Rewriting:
                 self._put(scope, node, [clamp])
         return self.clamped[key]
 
-    def _return(self, coded: _Coded, zero_point: Tensor, codes: Variable, node: Node, scope: Graph) -> None:
+    def _return(self, coded: Coded, zero_point: Tensor, codes: Variable, node: Node, scope: Graph) -> None:
         """Make the codes, which a graph returns, from floats."""
         if coded.layout or not isinstance(zero_point, Constant):
             raise ModelError(
@@ -199,7 +164,7 @@ class _Rewriting:
 
     def _dequantizer(self, node: Node, scope: Graph) -> None:
         codes, values = node.inputs[0], node.outputs[0]
-        wanted = _Coded.by(node, codes)
+        wanted = Coded.by(node, codes)
         known = self.coded.get(codes)
         if known is not None:
             if not known.agrees(wanted):
@@ -236,7 +201,7 @@ class _Rewriting:
         node.outputs.clear()
         self._put(scope, node, [Node(op, self.names.fresh(node.name), attributes, [value], [values])])
 
-    def _carrier(self, node: Node, scope: Graph, coded: _Coded) -> None:
+    def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
         """Let a node that moves codes move the floats that they stand for."""
         row = OPERATORS.get(node.op)
         indices = range(len(node.inputs)) if row is not None and row.data is None else [0]
@@ -257,13 +222,13 @@ class _Rewriting:
             node.inputs[index] = other.value if tensor in self.coded else self._decoded(tensor, coded)
         for codes in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
             values = Variable(value_name(codes.name, self.names), node.inputs[indices[0]].dtype, codes.shape)
-            self.coded[codes] = _Coded(values, coded.scale, coded.zero_point)
+            self.coded[codes] = Coded(values, coded.scale, coded.zero_point)
             node.outputs[node.outputs.index(codes)] = values
             if codes.returned_by:
                 self._return(self.coded[codes], self._zero_point(coded, codes), codes, node, scope)
         self.changed.append(node.name)
 
-    def _decoded(self, tensor: Constant, coded: _Coded) -> Constant:
+    def _decoded(self, tensor: Constant, coded: Coded) -> Constant:
         """Return the floats that constant codes stand for."""
         scale, zero_point = coded.scale, coded.zero_point
         if not isinstance(scale, Constant) or not isinstance(zero_point, Constant | None):
@@ -273,7 +238,7 @@ class _Rewriting:
         payload = dequantized(tensor.payload, scale.payload, zero_point and zero_point.payload)
         return Constant(value_name(tensor.name, self.names), payload)
 
-    def _ahead(self, node: Node) -> _Coded | None:
+    def _ahead(self, node: Node) -> Coded | None:
         """Return what the constant codes of a carrier mean: what the DequantizeLinear says that they reach."""
         source = node.inputs[0]
         if not isinstance(source, Constant) or code_range(source.dtype) is None:
@@ -282,13 +247,13 @@ class _Rewriting:
         while pending:
             for reader in pending.pop().outputs:
                 if reader.op == "DequantizeLinear":
-                    return _Coded.by(reader, source)
+                    return Coded.by(reader, source)
                 if reader.op in _CARRIERS:
                     pending.extend(tensor for tensor in reader.outputs if tensor not in seen)
                     seen.update(reader.outputs)
         return None
 
-    def _zero_point(self, coded: _Coded, codes: Variable) -> Tensor:
+    def _zero_point(self, coded: Coded, codes: Variable) -> Tensor:
         """Return the zero point, which carries the type of the codes; left out it is an unsigned zero."""
         return coded.zero_point or constant(self.names.fresh(f"{codes.name}.zero_point"), np.uint8(0))
 
@@ -300,17 +265,3 @@ class _Rewriting:
     def _drop(self, node: Node) -> None:
         self.gone.append(node)
         self.changed.append(node.name)
-
-
-def _optional(node: Node, index: int) -> Tensor | None:
-    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two scales or zero points are the same; a zero point that is left out is zero."""
-    if one is other:
-        return True
-    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
-        return False
-    left, right = (np.zeros(()) if tensor is None else tensor.values.squeeze() for tensor in (one, other))
-    return bool(np.array_equal(left, right)) or (None in (one, other) and not left.any() and not right.any())

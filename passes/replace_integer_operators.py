@@ -21,8 +21,7 @@ from onnxq.graph import (
     Tensor,
     Variable,
     constant,
-    insert_nodes,
-    remove_nodes,
+    replace_nodes,
     scopes,
 )
 from onnxq.operators import OPERATORS
@@ -49,21 +48,15 @@ class ReplaceIntegerOperators(Pass):
             ModelError: a node says what its codes mean in a way that is not known; the message names it.
         """
         replacing = _Replacing(Names(graph), graph.opset)
-        changed: list[str] = []
-        gone: list[Node] = []
-        for scope in scopes(graph):
-            behind: dict[Node, Sequence[Node]] = {}
-            for node in scope.nodes:
-                row = INTEGER_OPERATORS.get(node.op)
-                if row is not None:
-                    behind[node] = replacing.float_nodes(node, row)
-                elif node.op == "DynamicQuantizeLSTM":
-                    behind[node] = [replacing.recurrent(node)]
-            insert_nodes(scope, after=behind)
-            gone.extend(behind)
-            changed.extend(node.name for node in behind)
-        remove_nodes(graph, gone)
-        return Changes(tuple(changed))
+        instead: dict[Node, Sequence[Node]] = {}
+        for node in (node for scope in scopes(graph) for node in scope.nodes):
+            row = INTEGER_OPERATORS.get(node.op)
+            if row is not None:
+                instead[node] = replacing.float_nodes(node, row)
+            elif node.op == "DynamicQuantizeLSTM":
+                instead[node] = [replacing.recurrent(node)]
+        replace_nodes(graph, instead)
+        return Changes(tuple(node.name for node in instead))
 
 
 @dataclass(eq=False)
@@ -72,7 +65,7 @@ class _Replacing:
 
     names: Names
     opset: int
-    weights: dict[tuple[Tensor | None, ...], Constant] = field(default_factory=dict)
+    weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node, row: IntegerOperator) -> list[Node]:
         """Return the nodes that compute what ``node`` stands for, whose outputs they take over."""
@@ -186,10 +179,12 @@ class _Replacing:
         check_inputs(node, (0, 1, 2, *range(_LSTM_INPUTS, _LSTM_INPUTS + 4)))
         inputs = list(node.inputs[:_LSTM_INPUTS])
         for index, scale in ((1, _LSTM_INPUTS), (2, _LSTM_INPUTS + 2)):
-            codes = node.inputs[index]
-            parts = [_payload(node, tensor) for tensor in (codes, *node.inputs[scale : scale + 2])]
-            payload = computed(partial(_transposed, *parts))
-            inputs[index] = self._constant(codes, payload)
+            tensors = node.inputs[index], *node.inputs[scale : scale + 2]
+            key = node.op, *tensors
+            if key not in self.weights:
+                parts = [_payload(node, tensor) for tensor in tensors]
+                self.weights[key] = self._constant(tensors[0], computed(partial(_transposed, *parts)))
+            inputs[index] = self.weights[key]
         while not inputs[-1].name:
             inputs.pop()
         outputs = list(node.outputs)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Constant, Graph, Names, Node, insert_nodes, onnx_dtype, place_constants, replace_uses, scopes
+from onnxq.graph import Constant, Graph, Names, Node, insert_nodes, onnx_dtype, place_constants, replace_uses
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
-from onnxq.numbers.weights import encode
-from onnxq.passes.base import Changes, Pass
+from onnxq.passes.base import Changes, Pass, encoded, planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -31,13 +30,11 @@ class StoreWeights(Pass):
         """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
         wanted: dict[tuple[Constant, Weight], list[Node]] = {}
-        for scope in scopes(graph):
-            for node in scope.nodes:
-                decision = self.plan.by_node.get(node.name)
-                for weight in decision.weights if decision and decision.mode is Mode.STORAGE else ():
-                    source = node.inputs[weight.index]
-                    if isinstance(source, Constant):
-                        wanted.setdefault((source, weight.of_rank(len(source.shape))), []).append(node)
+        for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
+            for weight in decision.weights:
+                source = node.inputs[weight.index]
+                if isinstance(source, Constant):
+                    wanted.setdefault((source, weight.of_rank(len(source.shape))), []).append(node)
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}
         for (source, weight), consumers in wanted.items():
@@ -49,7 +46,7 @@ class StoreWeights(Pass):
         return Changes(tuple(source.name for source, _ in wanted))
 
     def _decoder(self, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        quantized = encode(source.values, weight.spec, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+        quantized = encoded(source, weight)
         chain, strict = Chain(source.name, names), self.emit is Emit.STRICT
         decode = decode_linear if strict and is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=strict)

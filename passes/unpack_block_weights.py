@@ -12,7 +12,7 @@ import numpy as np
 from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, value_name
 from onnxq.dequantizing.integer_operators import check_inputs
 from onnxq.errors import ModelError
-from onnxq.graph import Constant, Graph, Names, Node, Payload, Tensor, Variable, insert_nodes, remove_nodes, scopes
+from onnxq.graph import Constant, Graph, Names, Node, Payload, Tensor, Variable, replace_nodes, scopes
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
 from onnxq.numbers.packing import unpack_rows
 from onnxq.passes.base import Changes, Pass
@@ -42,13 +42,10 @@ class UnpackBlockWeights(Pass):
             ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
         """
         unpacking = _Unpacking(Names(graph))
-        gone: list[Node] = []
-        for scope in scopes(graph):
-            behind = {node: unpacking.float_nodes(node) for node in scope.nodes if node.op in _OPERATORS}
-            insert_nodes(scope, after=behind)
-            gone.extend(behind)
-        remove_nodes(graph, gone)
-        return Changes(tuple(node.name for node in gone))
+        nodes = (node for scope in scopes(graph) for node in scope.nodes if node.op in _OPERATORS)
+        instead = {node: unpacking.float_nodes(node) for node in nodes}
+        replace_nodes(graph, instead)
+        return Changes(tuple(node.name for node in instead))
 
 
 @dataclass(eq=False)

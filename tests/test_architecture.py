@@ -17,15 +17,11 @@ LONGEST_FILE = 350
 UNTESTED = {"__init__", "__main__"}
 # The model layer shows its inner modules only through these.
 INNER = {
-    "onnxq.graph.data_types": "payload",
     "onnxq.graph.declarations": "shapes",
-    "onnxq.graph.elements": "model",
     "onnxq.graph.emit": "writer",
-    "onnxq.graph.placement": "writer",
     "onnxq.graph.protos": "preservation",
     "onnxq.graph.sidecar": "writer",
     "onnxq.graph.stored": "payload",
-    "onnxq.graph.versions": "opset",
 }
 
 

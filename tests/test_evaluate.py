@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from onnxq.errors import DataError
-from onnxq.evaluate import Agreement, OutputAgreement, agreement_of, compare, compare_files
-from onnxq.runtime import open_session
+from onnxq.evaluate import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
+from onnxq.runtime import open_session, run
+
+MODELS = Path(__file__).parents[1] / "models"
 
 
 def agree(expected: Any, found: Any) -> OutputAgreement:
@@ -129,17 +131,52 @@ def test_sequences_and_maps_are_compared_element_by_element() -> None:
     assert agree(None, floats(1)).agreement == 0.0
 
 
-def output(sqnr: float | None, agreement: float | None = None) -> OutputAgreement:
-    return OutputAgreement("y", sqnr, agreement, 0.0, same_shapes=True, finite=True)
+def output(sqnr: float | None, agreement: float | None = None, compared: int = 200) -> OutputAgreement:
+    return OutputAgreement("y", sqnr, agreement, 0.0, same_shapes=True, finite=True, compared=compared)
 
 
 def test_the_worst_output_counts() -> None:
     assert Agreement(1, (output(30.0), output(20.0, 0.9), output(math.inf, 0.95))).worst_sqnr == 20.0
     assert Agreement(1, (output(30.0), output(20.0, 0.9), output(math.inf, 0.95))).worst_agreement == 0.9
     assert Agreement(1, (output(30.0), output(None, 1.0))).worst_sqnr == 30.0
-    assert Agreement(1, (output(30.0), output(None, 0.5))).worst_sqnr == -math.inf
+    assert Agreement(1, (output(30.0), output(None, 0.5))).worst_sqnr < 0
+    assert Agreement(1, (output(12.0), output(None, 0.98))).worst_sqnr == 12.0
     assert Agreement(1, (output(30.0),)).worst_agreement is None
     assert Agreement(1, ()).worst_sqnr == math.inf
+
+
+@pytest.mark.parametrize(
+    ("differing", "compared", "decibels"),
+    [
+        *((0, 64, math.inf), (1, 64, math.inf), (1, 1, math.inf), (2, 64, 25.37), (3, 64, 17.95), (64, 64, -18.10)),
+        # Where there are many, chance matters little.
+        *((1000, 100_000, 20.46), (100_000, 1_000_000, 0.05)),
+    ],
+)
+def test_labels_count_as_the_noise_that_makes_as_many_differ(differing: int, compared: int, decibels: float) -> None:
+    expected = np.arange(compared)
+    one = agree(expected, np.where(expected < differing, -1, expected))
+    assert (one.differing, one.compared) == (differing, compared)
+    assert one.decibels == pytest.approx(decibels, abs=0.01)
+
+
+@pytest.mark.parametrize(("seen", "least"), [(2, 0.355), (3, 0.818), (5, 1.970), (10, 5.425), (50, 38.965)])
+def test_the_share_counts_that_can_be_told_from_chance(seen: int, least: float) -> None:
+    """The exact lower bounds of a Poisson variable are half the 5 % quantiles of chi squared, as tables have them."""
+    one = output(None, 1 - seen / 10_000, compared=10_000)
+    assert share_at(one.decibels) * 10_000 == pytest.approx(least, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["gru", "resnet"])
+def test_noise_on_the_scores_of_trained_models_makes_about_as_many_labels_differ(name: str) -> None:
+    session = open_session(MODELS / f"{name}.onnx")
+    images = np.load(MODELS / "data" / "test.npz")["image"]
+    scores = np.concatenate([run(session, {"image": image[None]})[0] for image in images]).astype(np.float64)
+    noise = np.random.default_rng(0).normal(size=(20, *scores.shape))
+    noise *= np.sqrt(np.square(scores).mean() / np.square(noise).mean())
+    for decibels in (20, 30, 40):
+        share = np.mean(scores.argmax(-1) != (scores + noise * 10 ** (-decibels / 20)).argmax(-1))
+        assert share_at(decibels) / 2 < share < 2 * share_at(decibels)
 
 
 def test_plain_values_are_valid_json() -> None:

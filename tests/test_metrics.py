@@ -161,6 +161,7 @@ def test_a_file_without_the_function_is_told(body: str, sentence: str, tmp_path:
         ("module:", "is not written as"),
         (":function", "is not written as"),
         ("nowhere_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("top:labels.npy", "cannot be imported: .*; did you mean 'top1'"),
         ("nowhere.py:f", "cannot be imported: there is no file nowhere.py"),
     ],
 )

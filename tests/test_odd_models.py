@@ -107,6 +107,26 @@ def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) 
     assert onnx.load(tmp_path / "quantized.onnx").ir_version >= ir
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int8-storage"])
+def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: str, tmp_path: Path) -> None:
+    steps = "".join(
+        f"""a{step} = Gemm(x, w, b)  c{step} = Gemm(h{step}, r)  d{step} = Add(a{step}, c{step})
+            e{step} = Sigmoid(d{step})  f{step} = Tanh(d{step})  h{step + 1} = Mul(e{step}, f{step})"""
+        for step in range(4)
+    )
+    made = model(
+        f"(float[4,32] x, float[4,32] h0) => (float[4,32] h4) {{ {steps} }}",
+        w=weight(32, 32), r=weight(32, 32), b=weight(32),
+    )  # fmt: skip
+    source, output = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
+    onnx.save(made, source)
+    done = quantize(source, samples_of(made), output, scheme=scheme, search="off", seconds=0)
+    mode = {"int8": Mode.STATIC, "int8-dynamic": Mode.DYNAMIC, "int8-storage": Mode.STORAGE}[scheme]
+    assert sum(one.mode is mode for one in done.report.plan.decisions if one.op_type == "Gemm") == 8
+    stored = [tensor for tensor in onnx.load(output).graph.initializer if list(tensor.dims) == [32, 32]]
+    assert [tensor.data_type for tensor in stored] == [TensorProto.INT8] * 2
+
+
 CASES: dict[str, Case] = {
     "initializers that are inputs": lambda: with_overridable_initializers(product("y = Relu(a)")),
     "an input that is an output": lambda: product(

@@ -40,6 +40,13 @@ def test_a_float_model_is_not_refused_and_a_quantized_one_is() -> None:
         refuse_quantized(graph)
 
 
+def test_a_model_with_recurrent_cells_of_integers_is_quantized_already() -> None:
+    graph = load(MODELS / "gru.onnx")
+    graph.nodes[0].op, graph.nodes[0].domain = "DynamicQuantizeLSTM", "com.microsoft"
+    with pytest.raises(ModelError, match=r"is quantized already: node .* is DynamicQuantizeLSTM"):
+        refuse_quantized(graph)
+
+
 def test_data_that_the_model_reads_is_not_overwritten(tmp_path: Path) -> None:
     source = tmp_path / "in.onnx"
     onnx.save(onnx.load(MODELS / "gru.onnx"), source, save_as_external_data=True, location="out.onnx.data")

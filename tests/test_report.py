@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Build, QuantizeTo, Samples
+from onnx import ModelProto
 
-from onnxq.errors import OutputError
+from onnxq.errors import FidelityError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
-from onnxq.report import Report
+from onnxq.presets import PRESETS
+from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Spec
+from onnxq.searching.choosing import Wish
 from onnxq.searching.search import Sensitivity
 from onnxq.verify import Kernels, Latency
 
@@ -30,7 +35,7 @@ REPORT = Report(
         "onnxruntime-cpu",
     ),
     ranges="MinMax()",
-    agreement=Agreement(3, (OutputAgreement("y", math.inf, None, 0.0, same_shapes=True, finite=True),)),
+    agreement=Agreement(3, (OutputAgreement("y", math.inf, None, 0.0, same_shapes=True, finite=True, compared=0),)),
     kernels=Kernels(integer=1, quantize=2, heavy_float=0),
     latency=Latency(reference=2.0, candidate=1.0, threads=1, runs=5),
     sensitivities=(Sensitivity("a", Mode.STATIC, -math.inf), Sensitivity("b", Mode.STORAGE, math.nan)),
@@ -69,6 +74,79 @@ def test_infinities_and_nan_become_null() -> None:
     plain = strict(REPORT.to_json())
     assert plain["agreement"]["outputs"][0]["sqnr"] is None
     assert [one["sqnr"] for one in plain["sensitivities"]] == [None, None]
+
+
+def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64) -> OutputAgreement:
+    share = 1 - differing / compared
+    return OutputAgreement(name, sqnr, share, 0.0, same_shapes=True, finite=True, compared=compared)
+
+
+def refusal(*outputs: OutputAgreement, measured: int = 0) -> str:
+    """What a model of these outputs is told at 20 dB; nothing when it is faithful enough."""
+    report = dataclasses.replace(REPORT, agreement=Agreement(64, outputs), measured=measured, sensitivities=())
+    try:
+        check_fidelity(report, Wish(20.0))
+    except FidelityError as error:
+        return str(error)
+    return ""
+
+
+def test_labels_may_differ_in_a_few_values_and_probabilities_still_count() -> None:
+    assert refusal(output("label", None, 2), output("probabilities", 25.0)) == ""
+    assert refusal(output("label", None, 5, 200), output("probabilities", 25.0)) == ""
+    assert "output probabilities has 18.0 dB" in refusal(output("label", None, 0), output("probabilities", 18.0))
+    assert "output label differs in 3 of 64" in refusal(output("label", None, 3), output("probabilities", 45.0))
+
+
+def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
+    labels = output("label", None, 3)
+    assert refusal(labels, measured=12) == (
+        "output label differs in 3 of 64 values (4.69%), which is more than the 1.00% that 20 dB stand for, with 95 % "
+        "confidence; nothing was written; judge by --metric and --max-drop, ask for a lower --min-sqnr, or --force it"
+    )
+    assert "; let the search leave nodes out, judge by" in refusal(labels)
+
+
+def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
+    floats = output("y", 12.0)
+    told = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
+    assert refusal(floats) == told + "let the search leave nodes out, ask for a lower --min-sqnr, or --force it"
+    assert refusal(floats, measured=12) == told + "ask for a lower --min-sqnr, or --force it"
+
+
+@pytest.fixture
+def classifier(build: Build) -> ModelProto:
+    """Labels and probabilities, as converters of scikit-learn write them, of scores that lie close together."""
+    return build(
+        """(float[1,32] x) => (int64[1] label, float[1,10] probabilities) {
+        hidden = MatMul(x, w0) active = Relu(hidden) scores = MatMul(active, w1)
+        probabilities = Softmax(scores) label = ArgMax <axis = 1, keepdims = 0> (scores)
+        }""",
+        w0=(32, 64),
+        w1=(64, 10),
+    )
+
+
+def test_a_classifier_of_labels_and_probabilities_is_quantized(
+    classifier: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples = samples_for(classifier, 200)
+    done = quantize_to(classifier, tmp_path / "a.onnx", force=False, samples=samples)
+    label, probabilities = done.report.agreement.outputs
+    assert (label.sqnr, label.compared) == (None, 64)
+    assert 20 < done.report.agreement.worst_sqnr <= (probabilities.sqnr or 0)
+
+
+def test_a_classifier_whose_labels_differ_too_often_is_refused(
+    classifier: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples = samples_for(classifier, 200)
+    options = {"force": False, "samples": samples, "scheme": PRESETS["int4-block32"], "min_sqnr": 20}
+    del classifier.graph.output[1]
+    with pytest.raises(FidelityError, match=r"output label differs in \d+ of 64 values .* more than the 1.00%"):
+        quantize_to(classifier, tmp_path / "a.onnx", **options)
+    assert not (tmp_path / "a.onnx").exists()
+    assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "min_sqnr": -20}).report.output
 
 
 def test_json_sums_up_size_fidelity_and_speed() -> None:

@@ -23,6 +23,26 @@ def test_a_quantized_model_shows_its_kernels(residual: ModelProto, quantize_to, 
     assert count_kernels(tmp_path / "q.onnx") == Kernels(integer=5, quantize=2, heavy_float=0)
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int8-per-tensor"])
+def test_recurrent_cells_run_as_integer_kernels_where_the_runtimes_own_may_be_written(
+    scheme: str, build, quantize_to, tmp_path: Path
+) -> None:
+    model = build(
+        """(float[8,2,32] x) => (float[8,2,2,24] y, float[2,2,24] h) {
+        [cell] y, h = LSTM <hidden_size = 24, direction = "bidirectional"> (x, w, r, b)
+        }""",
+        w=(2, 96, 32),
+        r=(2, 96, 24),
+        b=(2, 192),
+    )
+    for emit, integer in (("qdq", 0), ("ort", 1)):
+        done = quantize_to(model, tmp_path / f"{emit}.onnx", scheme=scheme, emit=emit)
+        assert done.report.agreement.worst_sqnr >= 30
+        assert done.report.kernels == count_kernels(tmp_path / f"{emit}.onnx")
+        assert done.report.kernels == Kernels(integer=integer, quantize=0, heavy_float=0)
+        assert done.report.bytes < 0.4 * done.report.float_bytes
+
+
 def test_stored_weights_leave_a_float_model(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
     quantize_to(residual, tmp_path / "q.onnx", scheme="int8-storage")
     kernels = count_kernels(tmp_path / "q.onnx")

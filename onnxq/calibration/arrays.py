@@ -25,6 +25,10 @@ from onnxq.errors import DataError
 
 ARRAY_LIMIT = 2 * 1024**3
 """Most bytes that one array may take in memory, or one compressed array may unpack to."""
+PACKED_LIMIT = 64 * 1024**2
+"""Bytes that a compressed array may unpack to however small it is; constant data of this size is nothing odd."""
+HIGHEST_RATIO = 1000
+"""Most times its compressed size that a larger one may unpack to; deflate packs only constant data more tightly."""
 
 # RuntimeError is what zipfile raises for encrypted members, the others are what hostile bytes make the parsers raise.
 _UNREADABLE = (
@@ -109,7 +113,8 @@ def npz_arrays(path: Path) -> dict[str, StoredArray]:
 
     Raises:
         DataError: The archive is damaged, holds anything but ``.npy`` members or pickled objects, or a compressed
-            array that declares more than `ARRAY_LIMIT` bytes.
+            array that unpacks to more than `ARRAY_LIMIT` bytes, or to more than `PACKED_LIMIT` and `HIGHEST_RATIO`
+            times its size.
     """
     with _readable(str(path)), zipfile.ZipFile(path) as archive:
         return {
@@ -126,6 +131,13 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Stor
     if info.compress_type != zipfile.ZIP_STORED and info.file_size > ARRAY_LIMIT:
         raise DataError(
             f"{where} unpacks to {info.file_size} bytes, expected at most {ARRAY_LIMIT}; split it or save uncompressed"
+        )
+    # What the archive says of the compressed size may be wrong.
+    packed = min(info.compress_size, path.stat().st_size)
+    if info.compress_type != zipfile.ZIP_STORED and info.file_size > max(PACKED_LIMIT, HIGHEST_RATIO * packed):
+        raise DataError(
+            f"{where} unpacks from {packed} to {info.file_size} bytes, expected at most {HIGHEST_RATIO} times as many; "
+            "if the data is meant so, save it uncompressed with numpy.savez"
         )
     with _readable(where), archive.open(info) as stream:
         return _stored(stream, info.file_size, where, partial(_open_member, path, info.filename))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.calibration.body_taps import with_body_taps
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.segments import Segment
 from onnxq.calibration.taps import tap_outputs, tapped_bytes
 from onnxq.errors import DataError, SchemeError
-from onnxq.runtime import open_session, run
+from onnxq.runtime import open_session, run, serialized
 
 
 def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
@@ -21,13 +22,13 @@ def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, 
     Args:
         model: The float model.
         sample: Decides dimensions that the model leaves open.
-        tensors: Tensors of the main graph; inputs, which are in memory anyway, count as nothing.
+        tensors: Tensors of the model; inputs, which are in memory anyway, count as nothing.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
         DataError: The sample does not run.
     """
-    proto = onnx.load(model, load_external_data=False)
+    proto = with_body_taps(onnx.load(model, load_external_data=False), tensors)
     own = {value.name for value in proto.graph.output}
     computed = [name for name in tensors if name not in sample]
     declared = {value.name: value for value in (*proto.graph.output, *tap_outputs(proto, computed))}
@@ -35,7 +36,7 @@ def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, 
         name: onnx.helper.tensor_dtype_to_np_dtype(declared[name].type.tensor_type.elem_type).itemsize
         for name in computed
     }
-    session = open_session(tapped_bytes(model.read_bytes(), (), computed), threads=1, external_folder=model.parent)
+    session = open_session(tapped_bytes(serialized(proto), (), computed), threads=1, external_folder=model.parent)
     sizes = run(session, sample, [f"{name}/size" for name in computed])
     found = {name: int(size) * widths[name] for name, size in zip(computed, sizes, strict=True)}
     # Outputs of the model are made in any case.

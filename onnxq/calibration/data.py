@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,12 @@ from onnxq.calibration.files import Part, npz_part, suffixes, walk
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import Input, Sample, StoredSample, check_sample, loaded, model_inputs
 from onnxq.errors import DataError
+from onnxq.publish import staging
 
 __all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
+
+MOST_SAMPLES = 1_000_000
+"""How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
 
 
 class Samples:
@@ -98,33 +101,37 @@ def open_samples(
         limit: Use only the first `limit` samples.
 
     Raises:
-        DataError: Nothing usable was found, or names, dtypes or shapes in a header do not fit. Values are checked, and
-            samples without headers too, when they are iterated.
+        DataError: Nothing usable was found, or more than `MOST_SAMPLES`, or names, dtypes or shapes in a header do not
+            fit. Values are checked, and samples without headers too, when they are iterated.
+        OutputError: There is no room for the temporary folder.
     """
     if limit is not None and limit < 1:
         raise DataError(f"Sample limit is {limit}, expected at least 1")
     if not inputs:
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
-    spool: Path | None = None
-    if isinstance(source, str | Path):
-        where, parts = str(source), _file_parts(Path(source), inputs, images, limit)
-    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise DataError(
-            f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
-            "wrap a single sample as [sample]"
-        )
-    elif iter(source) is source:
-        spool = Path(tempfile.mkdtemp(prefix="onnxq-samples-"))
-        where, parts = "The iterator of samples", _spool(source, inputs, spool, limit)
-    else:
-        count = len(source) if isinstance(source, Sized) else sum(1 for _ in islice(source, limit))
-        iterable = source
-        where, parts = "The iterable of samples", [Part("samples", count, lambda: iterable)]
-    samples = Samples(parts, inputs, limit)
-    if spool:
-        weakref.finalize(samples, shutil.rmtree, spool, ignore_errors=True)
-    if not len(samples):
-        raise DataError(f"{where} holds no samples, expected at least one; add samples")
+    with ExitStack() as held:
+        if isinstance(source, str | Path):
+            where, parts = str(source), _file_parts(Path(source), inputs, images, limit)
+        elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+            raise DataError(
+                f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
+                "wrap a single sample as [sample]"
+            )
+        elif iter(source) is source:
+            where, parts = "The iterator of samples", _spool(source, inputs, held.enter_context(staging(None)), limit)
+        else:
+            count = len(source) if isinstance(source, Sized) else sum(1 for _ in islice(source, limit))
+            iterable = source
+            where, parts = "The iterable of samples", [Part("samples", count, lambda: iterable)]
+        samples = Samples(parts, inputs, limit)
+        if not len(samples):
+            raise DataError(f"{where} holds no samples, expected at least one; add samples")
+        if len(samples) > MOST_SAMPLES:
+            raise DataError(
+                f"{where} holds {len(samples)} samples, expected at most {MOST_SAMPLES}; check which axis counts the "
+                "samples, or use the first ones, such as --limit 500"
+            )
+        weakref.finalize(samples, held.pop_all().close)
     return samples
 
 
@@ -132,19 +139,15 @@ def _spool(
     source: Iterable[Mapping[str, NDArray[Any]]], inputs: Sequence[Input], folder: Path, limit: int | None
 ) -> list[Part]:
     parts = []
-    try:
-        for index, sample in enumerate(islice(source, limit)):
-            check_sample(sample, inputs, f"samples, sample {index}")
-            path = folder / f"{index}.npz"
-            with zipfile.ZipFile(path, "w") as archive:
-                for name, value in sample.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                        plain = value.astype(str) if value.dtype.hasobject else value
-                        np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
-            parts.append(npz_part(path, inputs))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    for index, sample in enumerate(islice(source, limit)):
+        check_sample(sample, inputs, f"samples, sample {index}")
+        path = folder / f"{index}.npz"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, value in sample.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    plain = value.astype(str) if value.dtype.hasobject else value
+                    np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
+        parts.append(npz_part(path, inputs))
     return parts
 
 

@@ -61,6 +61,7 @@ def calibrate_tensors(
     *,
     progress: Callable[[int, int], None] | None = None,
     axes: Mapping[str, int] | None = None,
+    means: Mapping[str, int] | None = None,
 ) -> Statistics:
     """Return the statistics of the named tensors in all samples, with their provenance, running only what is missing.
 
@@ -71,6 +72,7 @@ def calibrate_tensors(
         collection: Where and from what it starts.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
         axes: See `collect`.
+        means: See `collect`.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
@@ -81,7 +83,7 @@ def calibrate_tensors(
     """
     names = tuple(dict.fromkeys(tensors))
     digest = model_digest(model)
-    known = _Known(digest, collection, samples, axes or {})
+    known = _Known(digest, collection, samples, axes or {}, means or {})
     earlier = known.fitting(collection.reuse, names) if collection.reuse else Statistics()
     workers, passes = _passes(model, samples, names, earlier, collection)
     kept = tuple(name for name in names if name in earlier.tensors)
@@ -90,7 +92,9 @@ def calibrate_tensors(
     for group, base in groups:
         if not group:
             continue
-        partial = _partial(collection.checkpoint, group, (names, sorted((axes or {}).items())))
+        partial = _partial(
+            collection.checkpoint, group, (names, sorted((axes or {}).items()), sorted((means or {}).items()))
+        )
         if partial and partial.exists():
             base = known.continued(partial, group, base)
         if base.samples < len(samples):
@@ -104,6 +108,7 @@ def calibrate_tensors(
                 histogram_elements=known.elements,
                 observer=known.observer,
                 axes=axes,
+                means=means,
                 others=names,
                 ledger=ledger,
             )
@@ -173,13 +178,20 @@ def _beside(checkpoint: Path) -> Iterator[Path]:
 class _Known:
     """What statistics must be of to be used; the samples are only read for it when there is a file to compare."""
 
-    def __init__(self, model: str, collection: Collection, samples: SampleSource, axes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        model: str,
+        collection: Collection,
+        samples: SampleSource,
+        axes: Mapping[str, int],
+        means: Mapping[str, int],
+    ) -> None:
         self.elements = collection.histogram_elements
         self.observer = collection.observer
         self._model = model
         self._source = samples
         self._notice = collection.notice
-        self._axes = axes
+        self._axes, self._means = axes, means
         self._digests: frozenset[tuple[int, str]] | None = None
 
     def fitting(self, path: Path, names: Sequence[str]) -> Statistics:
@@ -214,7 +226,10 @@ class _Known:
         return found.select(names)
 
     def _has(self, found: Statistics, name: str) -> bool:
-        return name in found.tensors and (name not in self._axes or len(found.tensors[name].channels) > 0)
+        tensor = found.tensors.get(name)
+        return tensor is not None and not (
+            (name in self._axes and not len(tensor.channels)) or (name in self._means and not len(tensor.sums))
+        )
 
     def _misfit(self, found: Statistics) -> str:
         """Say what statistics are not of, or nothing when they fit."""

@@ -70,6 +70,7 @@ def collect(
     others: Sequence[str] = (),
     observer: str = "",
     axes: Mapping[str, int] | None = None,
+    means: Mapping[str, int] | None = None,
     ledger: Ledger | None = None,
 ) -> Statistics:
     """Run every sample once and return the statistics of the named tensors: the same bits whatever the workers.
@@ -79,7 +80,8 @@ def collect(
     Args:
         model: The float model; a path for models whose weights are in external files.
         samples: Checked samples, see `onnxq.calibration.data.open_samples`.
-        tensors: Float tensors of the main graph: node outputs, graph inputs or initializers.
+        tensors: Float tensors: node outputs, graph inputs, or initializers of the main graph. Those of bodies have
+            names of their own, and all their values of a sample count as one array of one axis.
         progress: Called with (samples done, samples in all) after each sample.
         workers: Where samples run; None runs them in threads of this process, one for each core.
         histogram_elements: How many evenly spaced elements of a larger tensor its histogram counts in each sample;
@@ -89,6 +91,7 @@ def collect(
             as those of one run for all tensors.
         observer: Name of an observer that a package registers, see `observer_named`; the empty name is our own.
         axes: For tensors whose channels are told apart, the axis of the channels; their extremes are kept too.
+        means: For tensors whose channels' means are wanted, the axis of the channels.
         ledger: Continues earlier statistics, and gives the returned ones a provenance; None does neither.
 
     Raises:
@@ -99,7 +102,7 @@ def collect(
     """
     tapped = tap(model, tensors, histogram_elements, others)
     observer_named(observer)
-    tapped = replace(tapped, observer=observer, axes=dict(axes or {}))
+    tapped = replace(tapped, observer=observer, axes=dict(axes or {}), means=dict(means or {}))
     if ledger:
         origin = Provenance(ledger.model, (), histogram_elements, runtime_version(), observer)
         tapped = replace(tapped, origin=origin)

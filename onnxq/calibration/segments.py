@@ -8,6 +8,7 @@ from itertools import chain
 
 import onnx
 
+from onnxq.calibration.body_taps import with_body_taps
 from onnxq.calibration.taps import tap_outputs, tapped_bytes
 from onnxq.runtime import serialized
 
@@ -40,15 +41,17 @@ def segments(model: onnx.ModelProto, observed: Iterable[str], others: Iterable[s
 
     Args:
         model: The model; its external data is not looked at.
-        observed: Tensors of the main graph that are given: outputs of nodes, or initializers.
-        others: Tensors of the main graph that are computed as if they were observed.
+        observed: Tensors that are given: outputs of nodes, or initializers of the main graph. Those of bodies are given
+            as `with_body_taps` carries them out.
+        others: Tensors that are computed as if they were observed.
 
     Raises:
-        ModelError: A name is no tensor of the main graph, its element type cannot be inferred, or the model is too
-            large for memory.
+        ModelError: A name is no tensor of the model or cannot be carried out of a body, its element type cannot be
+            inferred, or the model is too large for memory.
     """
-    graph = model.graph
     given, sized = frozenset(observed), frozenset(others)
+    model = with_body_taps(model, given, sized)
+    graph = model.graph
     own = {value.name: value for value in graph.output}
     types = own | {value.name: value for value in tap_outputs(model, sorted(given | sized))}
     needs = [_needs(node) for node in graph.node]

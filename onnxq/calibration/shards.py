@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +14,14 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from onnxq.calibration.channel_sums import ChannelSums
 from onnxq.calibration.inputs import Sample, StoredSample, loaded
 from onnxq.calibration.observer import Observer, observer_named
 from onnxq.calibration.provenance import Provenance, sample_digest
 from onnxq.calibration.segments import Segment
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError
+from onnxq.publish import staging
 from onnxq.runtime import Array, Session, open_session, release_shared_memory, run
 
 _FRUITLESS = 3
@@ -41,6 +42,7 @@ class Tapped:
         histogram_elements: see `observe`.
         observer: see `observer_named`.
         axes: the axis of its channels, for tensors of which their extremes are kept.
+        means: the axis of its channels, for tensors of which their sums are kept.
         mapped: see `open_session`.
         origin: the provenance of statistics but for their samples; None where nobody asked.
         weights: the external data by file name, where a worker may not see the folder.
@@ -53,6 +55,7 @@ class Tapped:
     histogram_elements: int | None
     observer: str = ""
     axes: Mapping[str, int] = field(default_factory=dict)
+    means: Mapping[str, int] = field(default_factory=dict)
     mapped: bool = False
     origin: Provenance | None = None
     weights: tuple[tuple[str, bytes], ...] = ()
@@ -98,8 +101,7 @@ def observe_shard(tapped: Tapped, shard: Shard) -> Statistics:
         DataError: A sample cannot be read or does not run, or a tensor is not float, or holds NaN or infinite values.
     """
     opened = _opened(tapped)
-    make = observer_named(tapped.observer)
-    observers = {name: make(name, tapped.histogram_elements, tapped.axes.get(name)) for name in tapped.observed}
+    observers = {name: _observer(tapped, name) for name in tapped.observed}
     digests = []
     for index in sorted(shard.samples):
         sample = loaded(shard.samples[index])
@@ -109,6 +111,11 @@ def observe_shard(tapped: Tapped, shard: Shard) -> Statistics:
             opened.observe(observers, index, sample)
     provenance = replace(tapped.origin, samples=tuple(digests)) if tapped.origin else Provenance()
     return Statistics(len(shard.samples), {name: one.statistics() for name, one in observers.items()}, provenance)
+
+
+def _observer(tapped: Tapped, name: str) -> Observer:
+    observer = observer_named(tapped.observer)(name, tapped.histogram_elements, tapped.axes.get(name))
+    return ChannelSums(observer, name, tapped.means[name]) if name in tapped.means else observer
 
 
 def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Iterator[tuple[Shard, Statistics]]:
@@ -245,7 +252,7 @@ def _sessions(tapped: Tapped) -> list[Session]:
 
     if not tapped.weights:
         return opened(tapped.folder)
-    with tempfile.TemporaryDirectory(prefix="onnxq-weights-") as folder:
+    with staging(None) as folder:
         for name, data in tapped.weights:
-            (Path(folder) / name).write_bytes(data)
-        return opened(Path(folder))
+            (folder / name).write_bytes(data)
+        return opened(folder)

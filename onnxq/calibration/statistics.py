@@ -20,6 +20,9 @@ from onnxq.errors import DataError
 MASK = 8192.0
 """Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
 
+SUM_BITS = 40
+"""Sums are whole numbers of 2**-40: added in any order they are the same, which sums of floats are not."""
+
 # Up to so many samples, what grows with them is small beside the histograms.
 _LEVEL = 1024
 
@@ -41,6 +44,8 @@ class TensorStatistics:
         extremes: Minimum and maximum of each of these, float64 of shape (samples, 2), for what depends on their order.
         channels: Minimum and maximum of each channel, float64 of shape (channels, 2); of shape (0, 2) where they were
             not asked for.
+        sums: Sum of each channel, rounded for each array, in whole numbers and 2**-40: int64 of shape (channels, 2);
+            of shape (0, 2) where they were not asked for.
     """
 
     count: int = 0
@@ -53,6 +58,15 @@ class TensorStatistics:
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     extremes: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     channels: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """The mean of each channel, float64 of shape (channels,); of shape (0,) where there are no sums."""
+        if not len(self.sums):
+            return np.zeros(0)
+        means = (self.sums[:, 0] + np.ldexp(self.sums[:, 1], -SUM_BITS)) / (self.count // len(self.sums))
+        return np.clip(means, self.minimum, self.maximum)
 
     @property
     def width(self) -> float:
@@ -74,6 +88,7 @@ class TensorStatistics:
             and np.array_equal(self.samples, other.samples)
             and np.array_equal(self.extremes, other.extremes)
             and np.array_equal(self.channels, other.channels)
+            and np.array_equal(self.sums, other.sums)
         )
 
     def __hash__(self) -> int:
@@ -136,8 +151,9 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
     core = None if a.core is None and b.core is None else merge(_core(a), _core(b))
     samples, extremes = _merged_extremes(a, b)
     channels = merged_channels(a.channels, b.channels)
+    sums = merged_sums(a.sums, b.sums)
     return TensorStatistics(
-        a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes, channels
+        a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes, channels, sums
     )
 
 
@@ -149,11 +165,27 @@ def merged_channels(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[n
     """
     if not len(a) or not len(b):
         return np.zeros((0, 2))
+    _check_channels(a, b)
+    return np.stack([np.minimum(a[:, 0], b[:, 0]), np.maximum(a[:, 1], b[:, 1])], 1)
+
+
+def merged_sums(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of channels that both saw a part of; none where one of them kept none.
+
+    Raises:
+        DataError: The numbers of channels differ.
+    """
+    if not len(a) or not len(b):
+        return np.zeros((0, 2), np.int64)
+    _check_channels(a, b)
+    return a + b
+
+
+def _check_channels(a: NDArray[Any], b: NDArray[Any]) -> None:
     if len(a) != len(b):
         raise DataError(
             f"A tensor has {len(a)} and {len(b)} channels, expected one number in all samples; observe it whole"
         )
-    return np.stack([np.minimum(a[:, 0], b[:, 0]), np.maximum(a[:, 1], b[:, 1])], 1)
 
 
 @dataclass(frozen=True)
@@ -246,6 +278,7 @@ def restored(
     samples: NDArray[np.int64],
     extremes: NDArray[np.float64],
     channels: NDArray[np.float64],
+    sums: NDArray[np.int64],
 ) -> TensorStatistics:
     """Return the statistics that these numbers were taken from.
 
@@ -254,7 +287,8 @@ def restored(
     """
     if not count:
         return EMPTY
-    found = replace(_statistics(count, minimum, maximum, counts), samples=samples, extremes=extremes, channels=channels)
+    found = _statistics(count, minimum, maximum, counts)
+    found = replace(found, samples=samples, extremes=extremes, channels=channels, sums=sums)
     last = bin_of(found.maximum, found.exponent)
     wrong = len(counts) != last - found.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count
     if count < 0 or (len(counts) and wrong):

@@ -22,7 +22,7 @@ from onnxq.calibration.sentinels import sentinels
 from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, restored
 from onnxq.errors import DataError, OutputError
 
-_FORMAT = "onnxq statistics 3"
+_FORMAT = "onnxq statistics 4"
 # Histograms are mostly small numbers, which the fastest level already packs well.
 _COMPRESSION = 1
 # The earliest date that a zip archive can hold; the time of writing would make equal statistics unequal bytes.
@@ -59,7 +59,7 @@ def load_statistics(path: Path) -> Statistics:
         header = json.loads(arrays["header"].read().tobytes())
         if header["format"] != _FORMAT:
             raise DataError(f"{path} has format {header['format']!r}, expected {_FORMAT!r}; calibrate again")
-        values = {name: arrays[name].read() for name in ("counts", "samples", "extremes", "channels")}
+        values = {name: arrays[name].read() for name in ("counts", "samples", "extremes", "channels", "sums")}
         return _unpacked(header, values)
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
@@ -128,7 +128,15 @@ def _packed(statistics: Statistics) -> bytes:
         "samples": statistics.samples,
         "tensors": {
             name: [
-                [one.count, one.minimum, one.maximum, len(one.counts), len(one.samples), len(one.channels)]
+                [
+                    one.count,
+                    one.minimum,
+                    one.maximum,
+                    len(one.counts),
+                    len(one.samples),
+                    len(one.channels),
+                    len(one.sums),
+                ]
                 for one in chain
             ]
             for name, chain in tensors.items()
@@ -141,6 +149,7 @@ def _packed(statistics: Statistics) -> bytes:
             "samples": np.concatenate([part.samples for part in parts]),
             "extremes": np.concatenate([part.extremes for part in parts]),
             "channels": np.concatenate([part.channels for part in parts]),
+            "sums": np.concatenate([part.sums for part in parts]),
         }
     )
 
@@ -162,12 +171,15 @@ def _parts(tensor: TensorStatistics) -> tuple[TensorStatistics, ...]:
 
 def _unpacked(header: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> Statistics:
     described = [numbers for chain in header["tensors"].values() for numbers in chain]
-    bins, samples, channels = (np.cumsum([one[field] for one in described], dtype=np.int64) for field in (3, 4, 5))
+    bins, samples, channels, sums = (
+        np.cumsum([one[field] for one in described], dtype=np.int64) for field in (3, 4, 5, 6)
+    )
     pieces = zip(
         np.split(values["counts"].astype(np.int64, casting="safe"), bins),
         np.split(values["samples"].astype(np.int64, casting="safe"), samples),
         np.split(values["extremes"].astype(np.float64, casting="safe").reshape(-1, 2), samples),
         np.split(values["channels"].astype(np.float64, casting="safe").reshape(-1, 2), channels),
+        np.split(values["sums"].astype(np.int64, casting="safe").reshape(-1, 2), sums),
         strict=True,
     )
     tensors = {name: _restored_chain(chain, pieces) for name, chain in header["tensors"].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -89,11 +90,14 @@ class Cluster:
         """Connect, and hand the model to every worker once."""
         try:
             from distributed import Client, KilledWorker
+            from distributed.comm.addressing import get_address_host_port, normalize_address
         except ImportError as error:
             raise SchemeError(
                 "Dask is not installed, expected it for a cluster; run pip install 'onnxq[dask]'"
             ) from error
         try:
+            # A client that cannot connect prints a traceback when it is collected, so a plain connection goes first.
+            socket.create_connection(get_address_host_port(normalize_address(self.address)), self.patience).close()
             connect: Any = Client
             client = connect(self.address, timeout=self.patience, set_as_default=False)
         except (OSError, ValueError) as error:

@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import image_options
+from onnxq.cli.options import READING_EXIT_CODES, image_options, two_models
 
 if TYPE_CHECKING:
     from onnxq.calibration.images import ImageOptions
 
-_EPILOG = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 
-
-@click.command(epilog=_EPILOG)
-@click.argument("reference", type=click.Path(path_type=Path))
-@click.argument("candidate", type=click.Path(path_type=Path))
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="Samples, as --calib takes them.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads inside an operator.  [default: all cores]")
+@click.command(short_help="Say which of two models is faster, and how certainly.", epilog=READING_EXIT_CODES)
+@two_models
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Time to spend, loading aside."
+    "--threads", type=click.IntRange(min=1), metavar="COUNT", help="Threads inside an operator.  [default: all cores]"
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="Time to spend, loading aside.",
+)
 @image_options
 def bench(
     reference: Path,

@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import collection_options, image_options
+from onnxq.cli.options import (
+    FILE,
+    READING_EXIT_CODES,
+    WRITING_EXIT_CODES,
+    collection_options,
+    image_options,
+    json_option,
+    limit_option,
+)
 
 if TYPE_CHECKING:
     from onnxq.calibration.images import ImageOptions
     from onnxq.calibration.resume import Collection
     from onnxq.scheme import Scheme
 
-_FILE = click.Path(path_type=Path)
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
 
 
-@click.command()
-@click.argument("model", type=_FILE)
-@click.option("--calib", required=True, type=_FILE, help="Samples, as quantize takes them.")
-@click.option("-o", "--output", type=_FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]")
-@click.option("--preset", help="The preset whose plan says which tensors count.  [default: int8]")
-@click.option("--scheme", "scheme_file", type=_FILE, help="TOML file of rules instead of a preset.")
-@click.option("--target", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
-@click.option("--limit", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.command(short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
+@click.option("--calib", required=True, type=FILE, help="Samples, as quantize takes them.")
+@click.option("-o", "--output", type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]")
+@click.option("--preset", metavar="NAME", help="The preset whose plan says which tensors count.  [default: int8]")
+@click.option("--scheme", "scheme_file", type=FILE, help="TOML file of rules instead of a preset.")
+@click.option("--target", metavar="NAME", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
+@limit_option
 @click.option(
     "--range",
     "range_method",
@@ -87,14 +94,14 @@ def calibrate(
     click.echo(chosen)
 
 
-@click.group()
+@click.group(epilog=WRITING_EXIT_CODES)
 def stats() -> None:
     """Merge or show files of statistics."""
 
 
-@stats.command()
-@click.argument("files", nargs=-1, required=True, type=_FILE)
-@click.option("-o", "--output", required=True, type=_FILE, help="File to write.")
+@stats.command(short_help="Merge statistics of different samples.", epilog=WRITING_EXIT_CODES)
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.option("-o", "--output", required=True, type=FILE, help="File to write.")
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
     from onnxq.calibration.storage import merged_files, save_statistics
@@ -103,9 +110,9 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
     click.echo(output)
 
 
-@stats.command()
-@click.argument("file", type=_FILE)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@stats.command(epilog=READING_EXIT_CODES)
+@click.argument("file", type=FILE)
+@json_option
 def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
     from onnxq.calibration.storage import described, load_statistics

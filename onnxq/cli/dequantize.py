@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-_EPILOG = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input (nothing written)."
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES
 
 
-@click.command(epilog=_EPILOG)
-@click.argument("model", type=click.Path(path_type=Path))
+@click.command(short_help="Turn a quantized model back into a float model.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="File to write.  [default: MODEL.float.onnx in the current folder]",
 )
 def dequantize(model: Path, output: Path | None) -> None:

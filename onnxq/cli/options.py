@@ -11,9 +11,34 @@ from typing import Any
 
 import click
 
+FILE = click.Path(path_type=Path)
+"""The type of arguments and options that name a file or folder."""
+
+READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
+WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."
+EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 below the wanted fidelity."
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
+)
+
 _IMAGE_OPTIONS = ("size", "mean", "std", "channels", "fit")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
+
+
+def two_models(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what a command takes that sets one model beside another: both, ``data``, ``limit`` and ``as_json``."""
+    for option in (
+        json_option,
+        limit_option,
+        click.option("--data", required=True, type=FILE, help="Samples, as --calib takes them."),
+        click.argument("candidate", type=FILE),
+        click.argument("reference", type=FILE),
+    ):
+        command = option(command)
+    return command
 
 
 def image_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,10 +118,12 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Most memory for calibration, such as 4GB; beyond it the samples run several times.",
         ),
         click.option("--cluster", metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."),
-        click.option("--jobs", type=click.IntRange(min=1), help="Calibrate in this many worker processes."),
+        click.option(
+            "--jobs", type=click.IntRange(min=1), metavar="COUNT", help="Calibrate in this many worker processes."
+        ),
         click.option(
             "--stats",
-            type=click.Path(path_type=Path),
+            type=FILE,
             help="Statistics from onnxq calibrate; what matches is not run again.",
         ),
     ):

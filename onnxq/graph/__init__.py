@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.graph.edit import insert_nodes, remove_nodes, remove_unused, replace_uses
+from onnxq.graph.edit import insert_nodes, remove_nodes, remove_unused, replace_nodes, replace_uses
 from onnxq.graph.elements import (
     Constant,
     Node,
@@ -56,6 +56,7 @@ __all__ = [
     "read_model",
     "remove_nodes",
     "remove_unused",
+    "replace_nodes",
     "replace_uses",
     "restore_classes",
     "save",

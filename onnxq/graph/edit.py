@@ -59,6 +59,21 @@ def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
     _detach(gone)
 
 
+def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> None:
+    """Put new nodes in the place of others, in a graph or its bodies, and detach the old ones as `remove_nodes` does.
+
+    Args:
+        graph: the graph that is searched with its bodies.
+        replacements: the new nodes for each old one, which already make the outputs that others read.
+    """
+    if not replacements:
+        return
+    for scope in scopes(graph):
+        if any(node in replacements for node in scope.nodes):
+            scope.nodes[:] = [new for node in scope.nodes for new in replacements.get(node, (node,))]
+    _detach(set(replacements))
+
+
 def replace_uses(
     old: Tensor,
     new: Tensor,

@@ -13,7 +13,7 @@ class Emit(StrEnum):
     QDQ = "qdq"
     """Standard ONNX that onnxruntime executes: a type without kernels is stored in another, value for value."""
     ORT = "ort"
-    """onnxruntime's own MatMulNBits and GatherBlockQuantized where they fit, else as QDQ."""
+    """onnxruntime's own MatMulNBits, GatherBlockQuantized and DynamicQuantizeLSTM where they fit, else as QDQ."""
     STRICT = "strict"
     """Standard ONNX in which each number has its own type and DequantizeLinear decodes it, runnable or not."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.graph import Graph, Node, Variable
+from onnxq.graph import Graph, Node, Variable, owner_graphs
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.groups import Groups
 from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, producer_of, quantized_outputs
@@ -21,7 +21,7 @@ def plan_activations(
     """Return the tensors of a graph that get a scale, in graph order, and which of them share one.
 
     Args:
-        graph: whose own nodes are looked at, not those of its bodies.
+        graph: the graph, bodies included.
         integer: its nodes that run as integer kernels.
         absorbed: clamps that a quantizer may stand for, with the node in front of each.
         specs: the wanted activation spec of each integer node.
@@ -30,7 +30,7 @@ def plan_activations(
     found: dict[Variable, Activation] = {}
     limits: dict[Variable, Limits | None] = {}
     groups = Groups[Variable]()
-    for node in graph.nodes:
+    for node in owner_graphs(graph):
         if node not in integer:
             continue
         operator = OPERATORS[node.op]

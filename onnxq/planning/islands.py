@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnxq.graph import Constant, Graph, Node, Variable
+from onnxq.graph import Constant, Graph, Node, Variable, owner_graphs, scopes
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
 from onnxq.scheme import Spec
@@ -18,14 +18,17 @@ UNLIMITED: Limits = (-math.inf, math.inf)
 def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, Node]:
     """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it.
 
+    Both stand in one graph, for a runtime does not look across the border of a body.
+
     Args:
-        graph: whose own nodes are looked at, not those of its bodies.
+        graph: the graph, bodies included.
         specs: the wanted activation spec of each node that may become an integer kernel.
         target: the runtime.
     """
-    outputs = set(graph.outputs)
+    homes = owner_graphs(graph)
+    outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
     found = {}
-    for node in graph.nodes:
+    for node in homes:
         if node.op not in target.clamps or node.domain or node not in specs:
             continue
         source = node.inputs[0]
@@ -34,6 +37,7 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         if (
             producer not in specs
             or producer is None
+            or homes[producer] is not homes[node]
             or len(source.outputs) != 1
             or source in outputs
             or limits is None
@@ -69,9 +73,14 @@ def clamp_limits(clamp: Node) -> Limits | None:
 def integer_nodes(
     graph: Graph, obstacles: Mapping[Node, str], absorbed: Mapping[Node, Node], target: Target
 ) -> set[Node]:
-    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it."""
-    integer = {node for node in graph.nodes if node not in obstacles and node not in absorbed}
-    pending = [node for node in graph.nodes if node in integer]
+    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it.
+
+    Codes pass into bodies, which read the tensors of the graphs around them, but neither out of them nor through what
+    they carry from iteration to iteration.
+    """
+    nodes = list(owner_graphs(graph))
+    integer = {node for node in nodes if node not in obstacles and node not in absorbed}
+    pending = [node for node in nodes if node in integer]
     while pending:
         node = pending.pop()
         if node not in integer or OPERATORS[node.op].role is Role.COMPUTE:

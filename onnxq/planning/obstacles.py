@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, Variable, onnx_dtype
+from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, Operator, Role
 from onnxq.targets import Target
 
@@ -41,10 +42,8 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     if problem := _type_obstacle(data):
         return problem
     weight = node.inputs[1]
-    if not isinstance(weight, Constant):
-        return "its weight is computed at run time"
-    if onnx_dtype(weight) != TensorProto.FLOAT:
-        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    if problem := _weight_obstacle(weight):
+        return problem
     rank = len(weight.shape)
     if node.op == "MatMul" and rank != 2:
         return f"a MatMul weight of rank {rank} has no integer kernel"
@@ -65,17 +64,17 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     return ""
 
 
-def dynamic_obstacle(node: Node, target: Target) -> str:
+def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
     """Return why a node cannot multiply integers whose scale is computed in each run, or an empty string."""
+    if node.op in target.own_dynamic and not node.domain:
+        return _own_obstacle(node, target, emit)
     if node.domain or node.op not in target.dynamic:
         return f"{node.op} has no dynamic integer kernel on {target.name}"
     if problem := _type_obstacle(node.inputs[0]):
         return problem
     weight = node.inputs[1]
-    if not isinstance(weight, Constant):
-        return "its weight is computed at run time"
-    if onnx_dtype(weight) != TensorProto.FLOAT:
-        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    if problem := _weight_obstacle(weight):
+        return problem
     if len(weight.shape) != 2 or 0 in weight.shape:
         return f"a {node.op} weight of shape {list(weight.shape)} has no dynamic integer kernel"
     if isinstance(node.inputs[0], Constant):
@@ -88,11 +87,36 @@ def dynamic_obstacle(node: Node, target: Target) -> str:
     return ""
 
 
+def _own_obstacle(node: Node, target: Target, emit: Emit) -> str:
+    """Return why an operator of the runtime's own cannot take the place of a recurrent cell, or an empty string."""
+    for index in OPERATORS[node.op].weights:
+        weight = node.inputs[index]
+        if problem := _weight_obstacle(weight):
+            return problem
+        if len(weight.shape) != 3 or 0 in weight.shape:
+            return f"its weight of shape {list(weight.shape)} has no dynamic integer kernel"
+        if weight.shape[-1] > 2 * _LONGEST_SUM:
+            return f"sums of {weight.shape[-1]} products can overflow an int32 accumulator"
+    if node.attrs.get("layout", 0):
+        return f"{node.op} with the batch first has no dynamic integer kernel on {target.name}"
+    if emit is not Emit.ORT:
+        return f"standard ONNX has no {node.op} of integers; with --emit ort it has an integer kernel on {target.name}"
+    return ""
+
+
 def scales_its_terms(node: Node) -> bool:
     """Whether a Gemm multiplies its terms by more than the weight."""
     return node.op == "Gemm" and bool(
         node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
     )
+
+
+def _weight_obstacle(weight: Variable | Constant) -> str:
+    if not isinstance(weight, Constant):
+        return "its weight is computed at run time"
+    if onnx_dtype(weight) != TensorProto.FLOAT:
+        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
+    return ""
 
 
 def _type_obstacle(tensor: Variable) -> str:

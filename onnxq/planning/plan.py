@@ -43,7 +43,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor of the main graph that passes through QuantizeLinear and DequantizeLinear.
+    """A tensor of any graph that passes through QuantizeLinear and DequantizeLinear.
 
     Attributes:
         tensor: its name.
@@ -62,6 +62,19 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """The mean of each channel of a tensor of the main graph.
+
+    Attributes:
+        tensor: its name.
+        axis: of the channels.
+    """
+
+    tensor: str
+    axis: int
+
+
+@dataclass(frozen=True)
 class Decision:
     """What happens to one node and why.
 
@@ -74,6 +87,7 @@ class Decision:
         weights: the constant inputs that become codes.
         bias: input index of a bias that becomes int32 codes.
         data: name of the activation that the weight of a static or dynamic node multiplies.
+        mean: of the data whose mean and the weight's rounding say how the bias is to be corrected, where it is.
     """
 
     node: str
@@ -84,6 +98,7 @@ class Decision:
     bias: int | None = None
     data: str = ""
     figures: str = ""
+    mean: Mean | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,15 @@ class Plan:
     def taps(self) -> tuple[str, ...]:
         """Names of the tensors whose range must be calibrated."""
         return tuple(activation.tensor for activation in self.activations if activation.fixed_range is None)
+
+    @property
+    def means(self) -> Mapping[str, int]:
+        """The axis of the channels by the tensor of which their means must be calibrated."""
+        found: dict[str, int] = {}
+        for decision in self.decisions:
+            if decision.mean is not None:
+                found.setdefault(decision.mean.tensor, decision.mean.axis)
+        return found
 
     def left_in_float(self) -> tuple[tuple[str, int], ...]:
         """The reasons why nodes do not run as integer kernels, with how many nodes each holds, most first."""

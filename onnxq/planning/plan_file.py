@@ -272,8 +272,10 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
 
 def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     # A dictionary keeps the order of the graph, in which suggestions are the same every time.
-    tensors = dict.fromkeys(tensor.name for tensor in graph.inputs)
-    tensors |= dict.fromkeys(tensor.name for node in graph.nodes for tensor in (*node.inputs, *node.outputs))
+    tensors: dict[str, None] = {}
+    for scope in scopes(graph):
+        tensors |= dict.fromkeys(tensor.name for tensor in scope.inputs)
+        tensors |= dict.fromkeys(tensor.name for node in scope.nodes for tensor in (*node.inputs, *node.outputs))
     for activation in plan.activations:
         for name in (activation.tensor, activation.group):
             if name not in tensors:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, Node, scopes
+from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import plan_activations
+from onnxq.planning.bodies import Bodies
+from onnxq.planning.corrections import with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.obstacles import dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
@@ -17,18 +20,27 @@ from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
 
-def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[str, Demotion] | None = None) -> Plan:
+def make_plan(
+    graph: Graph,
+    scheme: Scheme,
+    target: Target,
+    demotions: Mapping[str, Demotion] | None = None,
+    emit: Emit = Emit.QDQ,
+) -> Plan:
     """Decide for every node of a prepared graph.
 
     A node becomes static when the scheme asks for it, the target has an integer kernel for it as it stands, and, for
     operators that only pass integers on, when integers come in and an integer node takes what goes out, so that no
-    QuantizeLinear and DequantizeLinear stand alone. Any other node with large constant weights stores them as codes.
+    QuantizeLinear and DequantizeLinear stand alone. An LSTM that is wanted so becomes dynamic where an operator of the
+    runtime's own may be written, as there is no static one. Any other node with large constant weights stores them as
+    codes.
 
     Args:
         graph: with unique node names and inferred types.
         scheme: the user's rules.
         target: the runtime.
         demotions: nodes to take out of integer arithmetic, by name.
+        emit: what the written model may hold.
 
     Returns:
         The plan.
@@ -43,23 +55,23 @@ def make_plan(graph: Graph, scheme: Scheme, target: Target, demotions: Mapping[s
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
     absorbed = absorbed_clamps(graph, specs, target)
+    bodies = Bodies.of(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in nodes:
-        problem = wishes[node].reason or obstacle(node, target)
-        if not problem and scope is not graph:
-            problem = "stands in a control-flow body, where activations are not calibrated"
-        if problem:
+        if problem := wishes[node].reason or obstacle(node, target) or bodies.obstacle(scope, node):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     decisions = tuple(
         replace(
-            _decide(node, wishes[node], integer, vanished, obstacles, target, in_body=scope is not graph),
+            _decide(node, wishes[node], integer, vanished, obstacles, target, emit, in_body=scope is not graph),
             figures=wishes[node].figures,
         )
         for scope, node in nodes
     )
+    if scheme.correct_biases:
+        decisions = tuple(with_corrections(graph, decisions))
     return Plan(decisions, activations, scheme.name, target.name)
 
 
@@ -138,6 +150,7 @@ def _decide(
     vanished: Mapping[Node, Node],
     obstacles: Mapping[Node, str],
     target: Target,
+    emit: Emit,
     *,
     in_body: bool,
 ) -> Decision:
@@ -148,14 +161,22 @@ def _decide(
     reason = obstacles.get(node) or "integer nodes do not stand both before and behind it"
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
-    if wish.mode is Mode.DYNAMIC:
-        problem = dynamic_obstacle(node, target)
+    if wish.mode is Mode.DYNAMIC or (wish.mode is Mode.STATIC and node.op in target.own_dynamic):
+        problem = dynamic_obstacle(node, target, emit)
         if not problem:
-            weight = weight_at(node, 1, weight_spec(wish.rule, target))
-            reason = f"multiplies integers whose scale each run computes: {reason}"
-            return Decision(node.name, node.op, Mode.DYNAMIC, reason, (weight,), data=node.inputs[0].name)
+            return _dynamic_decision(node, wish, reason, target)
         reason = problem
     return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, in_body=in_body)
+
+
+def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
+    indices: Iterable[int] = (1,)
+    if node.op in target.own_dynamic:
+        indices = OPERATORS[node.op].weights
+        reason = wish.reason or f"no kernel of {node.op} has fixed scales"
+    weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
+    reason = f"multiplies integers whose scale each run computes: {reason}"
+    return Decision(node.name, node.op, Mode.DYNAMIC, reason, weights, data=node.inputs[0].name)
 
 
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:

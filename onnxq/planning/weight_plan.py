@@ -17,7 +17,7 @@ from onnxq.operators import OPERATORS
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
-from onnxq.targets import Target
+from onnxq.targets import Target, target_named
 
 # Below this a weight saves less than the nodes that decode it cost.
 _SMALLEST_STORED_WEIGHT = 256
@@ -111,7 +111,14 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
 
 
 def weight_opset(plan: Plan, emit: Emit) -> int:
-    """Return the lowest default-domain opset that can express how a plan's weights are decoded; 0 when none are."""
+    """Return the lowest default-domain opset that can express how a plan's weights are decoded; 0 when none are.
+
+    Raises:
+        SchemeError: no opset can: a dynamic node needs an operator that may not be written, or that nobody has.
+    """
+    for decision in plan.decisions:
+        if decision.mode is Mode.DYNAMIC:
+            _check_dynamic(decision, target_named(plan.target), emit)
     return max(
         (
             decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
@@ -121,6 +128,16 @@ def weight_opset(plan: Plan, emit: Emit) -> int:
         ),
         default=0,
     )
+
+
+def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
+    own = decision.op_type in target.own_dynamic
+    if decision.op_type not in target.dynamic and not (own and emit is Emit.ORT):
+        advice = "say --emit ort" if own else "give it another mode in the plan"
+        raise SchemeError(
+            f"node {decision.node} is dynamic, and {decision.op_type} has no dynamic integer kernel in "
+            f"{'standard ONNX' if own else target.name}; {advice}"
+        )
 
 
 def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from onnxq.parameters import RangeMethod
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
+from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
@@ -22,7 +23,7 @@ from onnxq.targets import DEFAULT_TARGET
 from onnxq.verify import Verification, evenly, verify
 from onnxq.workbench import Trials, Workbench
 
-FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), MeanSquaredError())
+FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
 """The range methods that are tried when the user names none; the first is taken where nothing is measured."""
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
@@ -30,7 +31,7 @@ _HEADROOM = 1.0
 # Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_GOAL = 150.0
 _LOWEST_GOAL = -100.0
-_SEARCH_SAMPLES = 32
+_SEARCH_SAMPLES = 16
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
 # A metric falls as the noise rises, so the noisiest goal is tried first.
@@ -95,6 +96,7 @@ class Chooser:
         external_data: whether its weights lie beside it.
         seconds: time to spend on comparing latency; 0 leaves it out.
         progress: told of each stage.
+        costs: node times that were measured before, to which new ones are added.
     """
 
     bench: Workbench
@@ -105,6 +107,7 @@ class Chooser:
     external_data: bool
     seconds: float
     progress: Progress
+    costs: CostCache = field(default_factory=CostCache)
 
     def follow(self, plan: Plan, ranges: RangeMethod, wish: Wish) -> Chosen:
         """Build what a plan says, without a search."""
@@ -156,7 +159,8 @@ class Chooser:
         if not self._measurable:
             return self._quietest(trials, ranges, self.bench.plan, goal)
         target = self.bench.target
-        laboratory = Laboratory(trials, ranges, self.reference, min(self.seconds, _SEARCH_SECONDS), self.progress)
+        seconds = min(self.seconds, _SEARCH_SECONDS)
+        laboratory = Laboratory(trials, ranges, self.reference, seconds, self.costs, self.progress)
         return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
 
     def _quietest(self, trials: Trials, ranges: RangeMethod, planner: Planner, goal: float) -> Outcome:

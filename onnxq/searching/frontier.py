@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,18 +12,21 @@ from onnxq.graph import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
+from onnxq.searching.alternatives import Way
 from onnxq.searching.assignment import cheapest
-from onnxq.searching.costs import Assignment, Costs, Noise, Prices
 from onnxq.searching.measures import Effort, Measures
 from onnxq.searching.noise import NoiseMeter
+from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
+from onnxq.searching.profiling import profile_costs
 from onnxq.searching.regions import find_regions
 from onnxq.searching.search import Outcome, Point, Sensitivity
 from onnxq.targets import Target
 
-_SILENT = Noise({}, {}, {})
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
 _WEIGHTS = 24
 _LOOKED_AT = 5
+# Part of the search's time after which no more alternatives are profiled.
+_PROFILED = 1 / 4
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
 
@@ -35,7 +38,7 @@ class _Tried:
     assignment: Assignment
     plan: Plan
     weight: float
-    without: frozenset[str]
+    without: frozenset[Way]
     sqnr: float | None = None
     speed: float | None = None
 
@@ -45,12 +48,12 @@ def find_fastest(
 ) -> Outcome:
     """Find the fastest plan whose worst output reaches ``goal``.
 
-    Each node's time as float, as static and as dynamic integers, and each border's, are read off the runtime's profile
-    of three models. The assignment of least time, an exact minimum cut, is taken when it is faithful enough. Otherwise
-    the noise of the nodes is measured in groups, and time plus weighted noise is minimised for rising weights; the
-    fastest of these plans that reaches the goal is sought by bisection. The best few are timed beside the float model,
-    and the profile of the winner, whose borders lie elsewhere than the first model's, corrects the costs for another
-    try.
+    Each node's time as float, as static integers, and in each alternative that the runtime has kernels for, and each
+    border's, are read off the runtime's profile of a model of each. The assignment of least time, an exact minimum cut,
+    is taken when it is faithful enough. Otherwise the noise of the nodes is measured in groups, and time plus weighted
+    noise is minimised for rising weights; the fastest of these plans that reaches the goal is sought by bisection. The
+    best few are timed beside the float model, and the profile of the winner, whose borders lie elsewhere than the first
+    model's, corrects the costs for another try.
 
     Args:
         laboratory: builds and measures.
@@ -78,11 +81,11 @@ class _Search:
 
     def run(self) -> Outcome:
         prices = self._prices()
-        noise = _SILENT
+        noise = SILENT
         tried = [self._tried(prices, noise, 0.0)]
         if not self._is_faithful(tried[0]):
             meter = NoiseMeter(self.laboratory, self._full, self.goal, self.effort)
-            noise = meter.of_integers(prices.dynamic)
+            noise = meter.of_integers(prices.costs.worthwhile)
             tried = self._sweep(prices, noise)
             if meter.stored_too_coarse and not self._gains_half(prices, tried):
                 noise = replace(noise, stored=meter.of_stored())
@@ -92,7 +95,7 @@ class _Search:
             (one for one in tried if self._is_faithful(one)),
             key=lambda one: one.assignment.nanoseconds,
         )
-        if faithful and noise.static:
+        if faithful and noise.ways:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
         promising = faithful[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
@@ -101,8 +104,12 @@ class _Search:
             promising.append(whole)
         timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in promising]
         best = max(timed, key=lambda one: one.speed or 0.0, default=max(tried, key=lambda one: one.sqnr or -math.inf))
+        corrected = prices
         for _ in range(self.effort.refinements):
-            again = self._refined(prices, noise, best)
+            if time.monotonic() > self.deadline or best.speed is None:
+                break
+            corrected = corrected.corrected(best.assignment, self.laboratory.times(best.plan))
+            again = self._refined(corrected, noise, best)
             if again is None:
                 break
             timed.append(again)
@@ -116,29 +123,23 @@ class _Search:
             best = stored if self._is_faithful(stored) else best
         regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
         frontier = tuple(_frontier([*tried, *timed], best))
-        return Outcome(best.plan, tuple(_sensitivities(noise)), self.laboratory.measured, frontier, regions)
+        return Outcome(best.plan, _sensitivities(noise), self.laboratory.measured, frontier, regions)
 
     @cached_property
     def _full(self) -> Plan:
         return self.laboratory.plan({})
 
     @cached_property
-    def _convertible(self) -> tuple[str, ...]:
-        return tuple(one.node for one in self._full.decisions if one.mode is Mode.STATIC)
-
-    def _all(self, mode: Mode, reason: str) -> Plan:
-        return self.laboratory.plan(dict.fromkeys(self._convertible, Demotion(mode, reason)))
+    def _stores(self) -> Mapping[str, Demotion]:
+        """Demotions that leave no node an integer kernel."""
+        reason = "with integers the model is hardly faster than in float on this machine"
+        integers = (Mode.STATIC, Mode.DYNAMIC)
+        return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in integers}
 
     def _prices(self) -> Prices:
-        dynamic = self._all(Mode.DYNAMIC, "as an integer product with dynamic scales")
-        has_dynamic = dynamic.count(Mode.DYNAMIC) > 0
-        times = [None, self._full, *([dynamic] if has_dynamic else [])]
-        found = []
-        for number, plan in enumerate(times):
-            self.progress("profile", number, len(times))
-            found.append(self.laboratory.times(plan))
-        costs = Costs(found[0], found[1], found[2] if has_dynamic else None)
-        return Prices(self.graph, self._full, dynamic if has_dynamic else None, costs, self.target)
+        latest = self.deadline - (1 - _PROFILED) * self.effort.seconds
+        given = (self.laboratory, self.graph, self.target, self._stores)
+        return Prices(profile_costs(*given, latest=latest, progress=self.progress))
 
     def _tried(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
         """Solve for a weight, and measure how faithful the solution is."""
@@ -147,13 +148,13 @@ class _Search:
 
     def _whole(self, prices: Prices) -> _Tried:
         """Return the plan in which every node is static that can be."""
-        assignment = prices.assignment(frozenset(prices.static_nodes), _SILENT, 0.0)
+        assignment = prices.assignment(frozenset(prices.costs.static_nodes), SILENT, 0.0)
         return _Tried(assignment, self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
 
     def _stored(self, prices: Prices) -> _Tried:
         """Return the plan in which every node stores its weights that could be static."""
-        assignment = Assignment(frozenset(), frozenset(), prices.costs.floats.total, 0.0)
-        plan = self._all(Mode.STORAGE, "with integers the model is hardly faster than in float on this machine")
+        assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
+        plan = self.laboratory.plan(self._stores)
         return _Tried(assignment, plan, 0.0, frozenset(), self.laboratory.sqnr(plan))
 
     def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
@@ -172,19 +173,20 @@ class _Search:
 
     def _gains_half(self, prices: Prices, tried: Sequence[_Tried]) -> bool:
         """Return whether a faithful plan is expected to gain half of the time that there is to gain at all."""
-        least = self._solved(prices, _SILENT, 0.0).assignment.nanoseconds
-        floats = prices.assignment(frozenset(), _SILENT, 0.0).nanoseconds
+        least = self._solved(prices, SILENT, 0.0).assignment.nanoseconds
+        floats = prices.assignment(frozenset(), SILENT, 0.0).nanoseconds
         found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
         return found <= (floats + least) / 2
 
     def _sweep(self, prices: Prices, noise: Noise) -> list[_Tried]:
         """Return the plans around the point where time weighed against noise reaches the goal, fastest first.
 
-        Weights of noise reach only the corners of the frontier, so the plans without the noisiest nodes are tried too.
+        Weights of noise reach only the corners of the frontier, so the plans without the noisiest are tried too.
         """
         first = prices.costs.floats.total / self._allowed / 100
         weighed = list(_distinct(self._solved(prices, noise, first * 2.0**power) for power in range(_WEIGHTS)))
-        noisiest = sorted(noise.static, key=lambda node: -noise.static[node])
+        ways = noise.ways
+        noisiest = sorted(ways, key=lambda way: -ways[way])
         return [
             *self._crossing(len(weighed), lambda index: weighed[index]),
             *self._crossing(
@@ -214,12 +216,13 @@ class _Search:
         return [known[index] for index in sorted(known)]
 
     def _grown(self, prices: Prices, noise: Noise, start: _Tried) -> _Tried:
-        """Let nodes that a faithful plan leaves out become static after all: groups, quiet ones first, that are split.
+        """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
 
         What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
         """
-        out = [node for node in noise.static if node not in start.assignment.static]
-        groups = [sorted(out, key=lambda node: noise.static[node])]
+        ways = noise.ways
+        out = [way for way in ways if way not in start.assignment.ways]
+        groups = [sorted(out, key=lambda way: ways[way])]
         best = start
         kept_out = frozenset(out)
         for _ in range(self.effort.grown):
@@ -238,12 +241,8 @@ class _Search:
         return best
 
     def _refined(self, prices: Prices, noise: Noise, best: _Tried) -> _Tried | None:
-        """Correct the costs by what the best plan's kernels really take, and return what is best then."""
-        if time.monotonic() > self.deadline or best.speed is None:
-            return None
-        observed = self.laboratory.times(best.plan)
-        corrected = prices.without(best.without).corrected(best.assignment, observed)
-        again = self._solved(corrected, noise, best.weight)
+        """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
+        again = self._solved(prices.without(best.without), noise, best.weight)
         if again.plan.effect == best.plan.effect:
             return None
         again = replace(again, sqnr=self.laboratory.sqnr(again.plan))
@@ -255,17 +254,16 @@ class _Search:
 def _distinct(tried: Iterator[_Tried]) -> Iterator[_Tried]:
     seen = set()
     for one in tried:
-        key = one.assignment.static, one.assignment.dynamic
-        if key not in seen:
-            seen.add(key)
+        if one.assignment.ways not in seen:
+            seen.add(one.assignment.ways)
             yield one
 
 
-def _sensitivities(noise: Noise) -> Iterator[Sensitivity]:
-    for mode, found in ((Mode.STATIC, noise.static), (Mode.STORAGE, noise.stored)):
-        for node in sorted(found, key=lambda node: -found[node]):
-            if found[node] > 0:
-                yield Sensitivity(node, mode, -10 * math.log10(found[node]))
+def _sensitivities(noise: Noise) -> tuple[Sensitivity, ...]:
+    known = [(node, way.mode, ratio) for (node, way), ratio in noise.ways.items()]
+    known += [(node, Mode.STORAGE, ratio) for node, ratio in noise.stored.items()]
+    found = (Sensitivity(node, mode, -10 * math.log10(ratio)) for node, mode, ratio in known if ratio > 0)
+    return tuple(sorted(found, key=lambda one: one.sqnr))
 
 
 def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:
@@ -278,5 +276,6 @@ def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:
             one.sqnr,
             one.speed,
             one.plan.effect == best.plan.effect,
+            one.plan.count(Mode.WEIGHT_ONLY),
         )
     yield from sorted(known.values(), key=lambda point: point.milliseconds)

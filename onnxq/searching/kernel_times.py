@@ -6,7 +6,7 @@ import json
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +16,36 @@ import onnx
 
 from onnxq.calibration.inputs import Sample
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, Node
+from onnxq.graph import Graph, Node, scopes
 from onnxq.operators import OPERATORS, Role
 from onnxq.runtime import open_session, run
 
 _SUFFIX = "_kernel_time"
 # What the runtime appends to the names of nodes that it puts in the place of others.
-_RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated)+$")
+_RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion)+$")
 # What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
 _BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
 _LAYOUTS = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
-# The time of these holds the time of the nodes in their bodies.
+# The time of these holds the time of the nodes in their bodies, which have events of their own.
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
+_LOOPS = frozenset({"Loop", "Scan"})
+# It takes about 50 microseconds to read an event of a profile, and onnxruntime drops what comes after a million.
+_MOST_EVENTS = 100_000
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One node of the main graph that runs.
+    """One node of the graph, or of a body, that runs.
 
     Attributes:
         name: of the executed node.
         op_type: its operator.
         inputs: names of its inputs.
         outputs: names of its outputs.
-        nanoseconds: time of a run: the median over repetitions, averaged over the samples.
-        elements: size of its first output, averaged likewise.
+        nanoseconds: time of a run, all iterations of a loop together: the median over repetitions, averaged over the
+            samples, of which those count as zero that do not take its branch.
+        elements: size of its first output, all iterations together, averaged likewise.
     """
 
     name: str
@@ -79,17 +83,24 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
 
     Args:
         model: the file.
-        samples: each is run ``repeats`` times, and the first of all once more before that.
+        samples: each is run ``repeats`` times, and the first of all once more before that; fewer times, and fewer of
+            them, where the profile would grow too long.
         folder: where the runtime writes its files, which are removed again.
         repeats: at least one.
 
     Returns:
-        The kernels of the main graph in order of execution.
+        The kernels in order of execution, those of bodies behind the node that holds them; none where a single run
+        makes too many events, as long loops do.
 
     Raises:
         ModelError: onnxruntime refuses the model.
         DataError: a sample cannot be run.
     """
+    runs_affordable = _MOST_EVENTS // max(_events_of_a_run(model, samples[0], folder), 1)
+    if runs_affordable < 2:
+        return ()
+    repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
+    samples = samples[: runs_affordable - 1]
     optimized = folder / "profiled.onnx"
     session = open_session(model, optimized_copy=optimized, profile=folder / "profile")
     run(session, samples[0])
@@ -106,6 +117,30 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
         written.unlink(missing_ok=True)
         optimized.unlink(missing_ok=True)
     return tuple(_kernels(graph, runs[1:], repeats))
+
+
+def _events_of_a_run(model: Path, sample: Sample, folder: Path) -> int:
+    """Return how many events a run makes at most, which only a run tells where there are loops."""
+    nodes = list(_all_nodes(onnx.load(model, load_external_data=False).graph))
+    if not any(node.op_type in _LOOPS for node in nodes):
+        return len(nodes)
+    session = open_session(model, profile=folder / "profile")
+    run(session, sample)
+    written = Path(session.end_profiling())
+    try:
+        with written.open("rb") as lines:
+            return sum(1 for _ in lines)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and its bodies, a body's behind the node that holds it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(body)
 
 
 def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
@@ -127,21 +162,25 @@ def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, fl
             shapes = [
                 math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
             ]
-            current[name.removesuffix(_SUFFIX)] = event["dur"] * 1e3, float(shapes[0] if shapes else 0)
+            time, elements = current.get(name.removesuffix(_SUFFIX), (0.0, 0.0))
+            current[name.removesuffix(_SUFFIX)] = (
+                time + event["dur"] * 1e3,
+                elements + float(shapes[0] if shapes else 0),
+            )
     return runs
 
 
 def _kernels(
     graph: onnx.GraphProto, runs: Sequence[Mapping[str, tuple[float, float]]], repeats: int
 ) -> Iterator[Kernel]:
-    for node in graph.node:
+    for node in _all_nodes(graph):
         samples = [
             [found[node.name] for found in runs[start : start + repeats] if node.name in found]
             for start in range(0, len(runs), repeats)
         ]
-        if samples and all(samples):
-            times = [statistics.median(time for time, _ in sample) for sample in samples]
-            sizes = [sample[0][1] for sample in samples]
+        if any(samples):
+            times = [statistics.median(time for time, _ in sample) if sample else 0.0 for sample in samples]
+            sizes = [sample[0][1] if sample else 0.0 for sample in samples]
             yield Kernel(
                 node.name,
                 node.op_type,
@@ -165,9 +204,13 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     Returns:
         The times.
     """
-    by_tensor = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
-    by_name = {node.name: node for node in graph.nodes}
-    tensors = {*by_tensor, *(tensor.name for tensor in graph.inputs)}
+    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
+    times_made = Counter(name for name, _ in makers)
+    # Bodies may have tensors of the same name; their nodes have names of their own.
+    by_tensor = {name: node for name, node in makers if times_made[name] == 1}
+    by_name = {node.name: node for node in everywhere}
+    tensors = {*by_tensor, *(tensor.name for scope in scopes(graph) for tensor in scope.inputs)}
     nodes: dict[Node, float] = defaultdict(float)
     elements: dict[Node, float] = {}
     borders: dict[str, float] = defaultdict(float)
@@ -204,7 +247,7 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
         for node in sharing[one]:
             nodes[node] += time / len(sharing[one])
         rest += 0.0 if sharing[one] else time
-    holders = _holders(graph, nodes.keys())
+    holders = _holders(everywhere, nodes.keys())
     spread: dict[str, float] = defaultdict(float)
     for node, time in nodes.items():
         fused = holders.get(node, [node])
@@ -213,14 +256,14 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     sizes = {node.name: size for node, size in elements.items()}
     for node, fused in holders.items():
         sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
-    return NodeTimes(spread, borders, sizes, rest)
+    return NodeTimes(dict(spread), dict(borders), sizes, rest)
 
 
-def _holders(graph: Graph, running: Iterable[Node]) -> Mapping[Node, list[Node]]:
+def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:
     """Map a running node to the nodes with weights that were fused into it, itself included when it has one."""
     known = set(running)
     stands_in: dict[Node, Node] = {node: node for node in known}
-    for node in reversed(graph.nodes):
+    for node in reversed(everywhere):
         if node not in known:
             consumers = [
                 stands_in[consumer] for tensor in node.outputs for consumer in tensor.outputs if consumer in stands_in
@@ -228,7 +271,7 @@ def _holders(graph: Graph, running: Iterable[Node]) -> Mapping[Node, list[Node]]
             if consumers:
                 stands_in[node] = consumers[0]
     found: dict[Node, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
+    for node in everywhere:
         if node in stands_in and _weighs(node):
             found[stands_in[node]].append(node)
     return found

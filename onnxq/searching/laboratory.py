@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from onnxq.calibration.inputs import Sample
+from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.latency import measure_latency
 from onnxq.parameters import RangeMethod
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
+from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
 from onnxq.verify import evenly
 from onnxq.workbench import Trials
@@ -28,6 +31,7 @@ class Laboratory:
         ranges: which range the statistics of a tensor mean.
         reference: file of the float model.
         seconds: time to spend on timing one candidate beside the float model.
+        costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
     """
 
@@ -35,6 +39,7 @@ class Laboratory:
     ranges: RangeMethod
     reference: Path
     seconds: float
+    costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
 
     @property
@@ -53,17 +58,30 @@ class Laboratory:
         self.progress("search", self.measured, 0)
         return found
 
+    def expresses(self, plan: Plan) -> bool:
+        """Whether a model can be built that does what a plan says, whatever opset that needs."""
+        return self.trials.bench.expresses(plan)
+
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return how long each node takes; None stands for the float model."""
-        bench = self.trials.bench
-        model = bench.prepared if plan is None else self.trials.candidate(plan, self.ranges)
-        kernels = profile_kernels(model, self._samples, bench.prepared.parent, repeats=_REPEATS)
-        return trace_kernels(kernels, bench.graph)
+        """Return how long each node takes, as measured now or before; None stands for the float model."""
+        effect = (self.trials.bench.emit, plan.effect) if plan is not None else None
+        return self.costs.times(cost_key(*self._measured_on, effect), lambda: self._profiled(plan))
 
     def speed(self, plan: Plan) -> float:
         """Return how many times as fast as the float model a plan's model runs."""
         candidate = self.trials.candidate(plan, self.ranges)
         return measure_latency(self.reference, candidate, self._samples, seconds=self.seconds, rounds=1).speed
+
+    def _profiled(self, plan: Plan | None) -> NodeTimes:
+        bench = self.trials.bench
+        model = bench.prepared if plan is None else self.trials.candidate(plan, self.ranges)
+        kernels = profile_kernels(model, self._samples, bench.prepared.parent, repeats=_REPEATS)
+        return trace_kernels(kernels, bench.graph)
+
+    @cached_property
+    def _measured_on(self) -> tuple[str, tuple[str, ...]]:
+        """Digests of the prepared model and of the samples that are timed."""
+        return model_digest(self.trials.bench.prepared), tuple(sample_digest(sample) for sample in self._samples)
 
     @property
     def _samples(self) -> Sequence[Sample]:

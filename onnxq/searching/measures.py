@@ -33,6 +33,10 @@ class Measures(Protocol):
         """Return how long each node takes; None stands for the float model."""
         ...
 
+    def expresses(self, plan: Plan) -> bool:
+        """Whether a model can be built that does what a plan says, whatever opset that needs."""
+        ...
+
     def speed(self, plan: Plan) -> float:
         """Return how many times as fast as the float model it runs."""
         ...
@@ -43,7 +47,8 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        noise_seconds: time for measuring the noise of each mode, node by node or, where that is too long, in groups.
+        noise_seconds: time for measuring the noise of nodes as integers, shared by the modes they can have, and half as
+            much for that of stored weights; node by node or, where that is too long, in groups.
         grown: groups of nodes that are tried as static after all.
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
@@ -60,8 +65,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise_seconds=15.0, grown=24, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise_seconds=1_200.0, grown=400, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(noise_seconds=30.0, grown=24, timed=3, refinements=2, seconds=75.0),
+        "full": Effort(noise_seconds=2_400.0, grown=400, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

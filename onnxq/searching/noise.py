@@ -5,22 +5,29 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
-from onnxq.searching.costs import Noise
+from onnxq.searching.alternatives import Alternative
 from onnxq.searching.measures import Effort, Measures
+from onnxq.searching.prices import Noise
 from onnxq.searching.search import FINER, Demotions, small_nodes
 
+# Part of the measurements that goes to groups of one size.
+_FIRST_LOOK = 4 / 5
 # Groups whose noise is this part of what is allowed are not looked into.
 _NEGLIGIBLE = 1 / 64
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
 # Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
 _LOWEST_SQNR = -100.0
+# No model is built and run in less; clocks of some machines tick no finer.
+_SHORTEST = 1e-6
+_ALONE = "measured alone"
 
 
 def spread_noise(
@@ -28,8 +35,9 @@ def spread_noise(
 ) -> dict[str, float]:
     """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
 
-    A quiet group has quiet members and is not looked at further; its noise is spread over them evenly. The noisiest
-    group is split in two first, and what the halves make alone says how its noise is divided among them.
+    Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
+    too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
+    is divided among them. The noise of a group that is not split is spread over its units evenly.
 
     Args:
         units: in the order in which data flows, so that neighbours share borders.
@@ -47,24 +55,36 @@ def spread_noise(
     """
     if most >= len(units):
         return {unit: measure([unit]) for unit in units}
-    heap = [(-whole, 0, len(units))]
+    count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
+    bounds = [round(index * len(units) / count) for index in range(count + 1)]
+    heap = _shared(-whole, pairwise(bounds), lambda first, last: measure(units[first:last]))
+    measured = count if count > 1 else 0
+    heapq.heapify(heap)
     found: dict[str, float] = {}
-    measured = 0
     while heap:
         ratio, start, stop = heapq.heappop(heap)
         if stop - start <= 1 or -ratio <= negligible or measured + 2 > most:
             found.update(dict.fromkeys(units[start:stop], -ratio / (stop - start)))
             continue
         middle = (start + stop) // 2
-        halves = ((start, middle), (middle, stop))
-        ratios = [measure(units[first:last]) for first, last in halves]
+        for half in _shared(ratio, ((start, middle), (middle, stop)), lambda first, last: measure(units[first:last])):
+            heapq.heappush(heap, half)
         measured += 2
-        total = sum(ratios)
-        for (first, last), half in zip(halves, ratios, strict=True):
-            # Together they make what the group makes: errors that point the same way add up to more than their sum.
-            share = half / total if total else 0.5
-            heapq.heappush(heap, (ratio * share, first, last))
     return found
+
+
+def _shared(
+    whole: float, parts: Iterable[tuple[int, int]], measure: Callable[[int, int], float]
+) -> list[tuple[float, int, int]]:
+    """Return parts with their shares of the noise of the whole; the only part has all of it.
+
+    Together they make what the whole makes: errors that point the same way add up to more than their sum.
+    """
+    parts = tuple(parts)
+    ratios = [measure(*part) for part in parts] if len(parts) > 1 else [whole]
+    total = sum(ratios)
+    shares = [ratio / total if total else 1 / len(parts) for ratio in ratios]
+    return [(whole * share, *part) for share, part in zip(shares, parts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,22 +103,32 @@ class NoiseMeter:
     goal: float
     effort: Effort
 
-    def of_integers(self, dynamic: Plan | None) -> Noise:
-        """Return the noise of each node as a static and as a dynamic kernel; that of stored weights is spread evenly.
+    def of_integers(self, offered: Mapping[Alternative, Collection[str]]) -> Noise:
+        """Return the noise of each node as a static kernel and in what it is offered instead.
+
+        That of stored weights is spread evenly.
 
         Args:
-            dynamic: the plan in which every node is dynamic that can be; None when none can.
+            offered: the nodes that can be something else, by what that is.
         """
-        weighted = [one.node for one in self.full.decisions if one.weights]
+        integers = {one.node: None for one in self.full.decisions if one.weights and one.mode is Mode.STATIC}
+        asked = {alternative: set(nodes) for alternative, nodes in offered.items() if nodes}
+        seconds = self.effort.noise_seconds / max(1 + len(asked), 2)
+        alternatives = {}
+        for alternative, nodes in asked.items():
+            wish = alternative.demotion(_ALONE)
+            alternatives[alternative] = self._spread({node: wish for node in self._weighted if node in nodes}, seconds)
         return Noise(
-            self._spread(self._nodes(self.full, Mode.STATIC), self.full),
-            self._spread(self._nodes(dynamic, Mode.DYNAMIC), dynamic),
-            dict.fromkeys(weighted, self._stored_noise / max(len(weighted), 1)),
+            self._spread(integers, seconds),
+            alternatives,
+            dict.fromkeys(self._weighted, self._stored_noise / max(len(self._weighted), 1)),
         )
 
     def of_stored(self) -> Mapping[str, float]:
         """Return the noise of each node's weights alone."""
-        return self._spread([one.node for one in self.full.decisions if one.weights], self._stored)
+        modes = {one.node: one.mode for one in self._stored.decisions}
+        wanted = {node: Demotion(modes[node], _ALONE) for node in self._weighted}
+        return self._spread(wanted, self.effort.noise_seconds / 2)
 
     @property
     def stored_too_coarse(self) -> bool:
@@ -150,7 +180,8 @@ class NoiseMeter:
     @cached_property
     def _stores(self) -> Demotions:
         reason = "stores its weights"
-        return {one.node: Demotion(Mode.STORAGE, reason) for one in self.full.decisions if one.mode is Mode.STATIC}
+        integers = (Mode.STATIC, Mode.DYNAMIC)
+        return {one.node: Demotion(Mode.STORAGE, reason) for one in self.full.decisions if one.mode in integers}
 
     @cached_property
     def _stored(self) -> Plan:
@@ -160,31 +191,45 @@ class NoiseMeter:
     def _stored_noise(self) -> float:
         return _ratio(self.laboratory.sqnr(self._stored))
 
-    def _nodes(self, plan: Plan | None, mode: Mode) -> list[str]:
-        return [one.node for one in plan.decisions if one.weights and one.mode is mode] if plan is not None else []
+    @cached_property
+    def _weighted(self) -> tuple[str, ...]:
+        return tuple(one.node for one in self.full.decisions if one.weights)
 
-    def _spread(self, units: Sequence[str], plan: Plan | None) -> dict[str, float]:
-        """Measure units with all other weights in float."""
-        if plan is None or not units:
+    def _spread(self, wanted: Mapping[str, Demotion | None], seconds: float) -> dict[str, float]:
+        """Measure nodes, each in the mode that is wanted or as the full plan has it, with all other weights in float.
+
+        Args:
+            wanted: by node, in the order in which data flows.
+            seconds: time to spend.
+        """
+        if not wanted:
             return {}
-        modes = {one.node: one.mode for one in plan.decisions}
         silence = Demotion(Mode.FLOAT, "left in float to measure other nodes")
-        weighted = [one.node for one in plan.decisions if one.weights]
 
         def measure(group: Iterable[str]) -> float:
-            kept = set(group)
-            demotions = {node: silence for node in weighted if node not in kept}
-            demotions |= {
-                node: Demotion(modes[node], "measured alone") for node in kept if modes[node] is not Mode.STATIC
-            }
+            kept = {node: wanted[node] for node in group}
+            demotions = {node: silence for node in self._weighted if node not in kept}
+            demotions |= {node: demotion for node, demotion in kept.items() if demotion is not None}
             return _ratio(self.laboratory.sqnr(self.laboratory.plan(demotions)))
 
-        start = time.monotonic()
-        measure(units[:1])
-        affordable = int(self.effort.noise_seconds / max(time.monotonic() - start, 1e-6))
+        units = tuple(wanted)
+        each = self._seconds_each(units, measure)
         return spread_noise(
-            units, measure, whole=measure(units), most=affordable, negligible=_NEGLIGIBLE * self._allowed
+            units,
+            measure,
+            whole=measure(units),
+            most=int(seconds / each) if each else len(units),
+            negligible=_NEGLIGIBLE * self._allowed,
         )
+
+    def _seconds_each(self, units: Sequence[str], measure: Callable[[Sequence[str]], float]) -> float:
+        """Return what it takes to measure the first unit that is not remembered; 0 when all are."""
+        for unit in units:
+            before, start = self.laboratory.measured, time.monotonic()
+            measure([unit])
+            if self.laboratory.measured > before:
+                return max(time.monotonic() - start, _SHORTEST)
+        return 0.0
 
 
 def _ratio(decibels: float) -> float:

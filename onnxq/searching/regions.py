@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from onnxq.graph import Graph
+from onnxq.graph import Graph, scopes
 from onnxq.planning.groups import Groups
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import DECODING, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.kernel_times import NodeTimes
 
 
 @dataclass(frozen=True)
 class Region:
-    """Integer nodes that pass codes to one another, or a node with dynamic scales.
+    """Integer nodes that pass codes to one another, or a node that works on codes among floats.
 
     Attributes:
         first: the region's first node.
         nodes: how many it has.
-        mode: static or dynamic.
+        mode: static, dynamic or weight-only.
         float_milliseconds: time of these nodes in the float model.
-        milliseconds: their time as integers, with the region's borders.
+        milliseconds: their time as integers, with the region's borders; of one that several share each has its part.
     """
 
     first: str
@@ -39,8 +40,8 @@ def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTime
         floats: times of the float model.
         integers: times of the plan's model.
     """
-    modes = {one.node: one.mode for one in plan.decisions if one.mode in (Mode.STATIC, Mode.DYNAMIC)}
-    integer = [node for node in graph.nodes if node.name in modes]
+    modes = {one.node: one.mode for one in plan.decisions if one.mode in DECODING}
+    integer = [node for scope in scopes(graph) for node in scope.nodes if node.name in modes]
     groups = Groups[str]()
     tensors: dict[str, set[str]] = {}
     for node in integer:
@@ -52,11 +53,12 @@ def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTime
     members: dict[str, list[str]] = {}
     for node in integer:
         members.setdefault(groups.find(node.name), []).append(node.name)
+    touched = {first: set().union(*(tensors[name] for name in names)) for first, names in members.items()}
+    sharing = Counter(tensor for region in touched.values() for tensor in region)
     found = []
-    for names in members.values():
-        touched = set().union(*(tensors[name] for name in names))
+    for first, names in members.items():
         time = sum(integers.nodes.get(name, 0.0) for name in names)
-        time += sum(border for tensor, border in integers.borders.items() if tensor in touched)
+        time += sum(integers.borders.get(tensor, 0.0) / sharing[tensor] for tensor in touched[first])
         before = sum(floats.nodes.get(name, 0.0) for name in names)
         found.append(Region(names[0], len(names), modes[names[0]], before / 1e6, time / 1e6))
     return tuple(sorted(found, key=lambda region: -region.float_milliseconds))

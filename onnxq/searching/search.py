@@ -49,6 +49,7 @@ class Point:
         sqnr: measured SQNR in decibels of the worst output, or None.
         speed: measured speed beside the float model, or None.
         chosen: whether it is the one that was taken.
+        weight_only: how many multiply the codes of their weights with float data.
     """
 
     static: int
@@ -57,6 +58,7 @@ class Point:
     sqnr: float | None = None
     speed: float | None = None
     chosen: bool = False
+    weight_only: int = 0
 
 
 @dataclass(frozen=True)

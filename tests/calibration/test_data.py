@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +80,24 @@ def test_a_one_shot_iterator_with_a_bad_sample_leaves_nothing(tmp_path: Path, mo
     with pytest.raises(DataError, match="samples, sample 1: input 'x'"):
         open_samples(iter([*dicts(1), {}]), SINGLE)
     assert not any(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_spooled_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        import os, signal, numpy as np
+        from onnxq.calibration.data import Input, open_samples
+        inputs = (Input("x", np.dtype(np.float32), (2,)),)
+        samples = open_samples(iter([{"x": np.ones(2, np.float32)}]), inputs)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    samples = open_samples(iter(dicts(1)), SINGLE)
+    assert not left.exists()
+    assert len(list(samples)) == 1
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16])

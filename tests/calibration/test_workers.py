@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -109,10 +110,13 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bits() -> None:
     assert found == collect(MODEL, SAMPLES, TAPS)
 
 
-def test_a_cluster_that_is_not_there_is_named() -> None:
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nowhere", "tcp://nowhere.invalid:1"])
+def test_a_cluster_that_is_not_there_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-    with pytest.raises(SchemeError, match=r"No Dask scheduler answers at tcp://127.0.0.1:9"):
-        collect(MODEL, SAMPLES, TAPS, workers=Cluster("tcp://127.0.0.1:9", patience=0.5))
+    with pytest.raises(SchemeError, match=rf"No Dask scheduler answers at {address}, expected one as in tcp://"):
+        collect(MODEL, SAMPLES, TAPS, workers=Cluster(address, patience=0.5))
+    gc.collect()
+    assert capsys.readouterr().err == ""
 
 
 def test_workers_are_chosen_by_what_was_asked_for() -> None:

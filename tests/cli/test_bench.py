@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from click.testing import CliRunner
-
-from onnxq.cli.main import cli
-
-MODELS = Path(__file__).parents[2] / "models"
+from commands import MODELS, invoke
 
 
 def bench(*arguments: str) -> str:
-    models = [str(MODELS / "mobilenet.onnx")] * 2
-    given = ["bench", *models, "--data", str(MODELS / "data" / "test.npz"), "--seconds", "0", "--threads", "1"]
-    done = CliRunner().invoke(cli, [*given, *arguments], catch_exceptions=False)
+    models = [MODELS / "mobilenet.onnx"] * 2
+    options = ("--data", MODELS / "data" / "test.npz", "--seconds", 0, "--threads", 1)
+    done = invoke("bench", *models, *options, *arguments)
     assert done.exit_code == 0
     return done.output
 

@@ -8,19 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from commands import CALIB, MODELS, invoke
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.cli.main import cli
 from onnxq.errors import SchemeError
 
-MODELS = Path(__file__).parents[2] / "models"
 MODEL = MODELS / "resnet.onnx"
-IMAGES = np.load(MODELS / "data" / "calib.npz")["image"][:24]
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+IMAGES = np.load(CALIB)["image"][:24]
 
 
 @pytest.fixture

@@ -8,16 +8,11 @@ from typing import Any
 
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 from onnx import ModelProto
 
-from onnxq.cli.main import cli
 from onnxq.errors import ModelError
 from onnxq.operators import ALREADY_QUANTIZED
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.fixture

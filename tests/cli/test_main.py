@@ -1,122 +1,38 @@
-"""The command line on the models that ship with the project; bad input is tested in tests/hostile."""
+"""The command line as a whole: help, presets, and what is told of a misspelling."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 
 from onnxq.cli.main import cli
+from onnxq.presets import PRESETS
 
-MODELS = Path(__file__).parents[2] / "models"
-CALIB = MODELS / "data" / "calib.npz"
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+COMMANDS = [(), *((name,) for name in cli.commands), ("stats", "merge"), ("stats", "show")]
 
 
-def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:
-    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
-    result = invoke(
-        "quantize",
-        MODELS / "gru.onnx",
-        "--calib",
-        CALIB,
-        "-o",
-        output,
-        "--limit",
-        8,
-        "--seconds",
-        0.1,
-        "--report",
-        report,
-    )
-    assert result.exit_code == 0
-    assert result.stdout == f"{output}\n"
-    for word in ("size", "SQNR", "latency", "kernels", "storage"):
-        assert word in result.stderr
-    figures = json.loads(report.read_text())
-    assert figures["samples"] == 8
-    assert figures["bytes"] == output.stat().st_size
-    assert {one["node"] for one in figures["plan"]["decisions"]}
-    assert all(one["reason"] for one in figures["plan"]["decisions"])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_command_has_help_that_ends_with_its_exit_codes(arguments: tuple[str, ...]) -> None:
+    text = " ".join(invoke(*arguments, "--help").stdout.split())
+    assert "0 done, 1 a fault in onnxq, 2 bad input" in text
+    assert "INTEGER" not in text
+    assert "..." not in text.replace("OPTIONS] FILES...", "").replace("COMMAND [ARGS]...", "")
 
 
-def test_the_default_output_is_named_after_model_and_preset_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--preset", "int8-storage")
-    result = invoke("quantize", MODELS / "gru.onnx", *options)
-    assert result.stdout == "gru.int8-storage.onnx\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["gru.int8-storage.onnx"]
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_misspelt_option_is_answered_with_the_nearest_one(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments, "--halp")
+    assert result.exit_code == 2
+    assert "--help" in result.stderr.splitlines()[-1]
 
 
-def test_dry_run_prints_one_line_a_node_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = invoke("quantize", MODELS / "resnet.onnx", "--dry-run")
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert {len(line) for line in lines} == {4}
-    assert {line[0] for line in lines} <= {"static", "storage", "float"}
-    assert sum(line[1] == "Conv" and line[0] == "static" for line in lines) > 5
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_excluded_nodes_stay_in_float() -> None:
-    plain = invoke("quantize", MODELS / "resnet.onnx", "--dry-run").stdout.splitlines()
-    node = next(line.split("\t")[2] for line in plain if line.startswith("static\tConv"))
-    excluded = invoke("quantize", MODELS / "resnet.onnx", "--dry-run", "--exclude", node).stdout
-    assert f"float\tConv\t{node}\t" in excluded
-
-
-def test_a_scheme_file_decides(tmp_path: Path) -> None:
-    scheme = tmp_path / "mine.toml"
-    scheme.write_text('base = "int8"\n[[rule]]\nop_types = ["Gemm"]\nmode = "float"\n')
-    lines = invoke("quantize", MODELS / "resnet.onnx", "--dry-run", "--scheme", scheme).stdout
-    assert "float\tGemm" in lines
-    assert "static\tConv" in lines
-
-
-def test_images_are_samples_when_options_say_how(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for index, image in enumerate(np.load(CALIB)["image"][:4]):
-        Image.fromarray((image[0] * 255).astype(np.uint8)).save(tmp_path / f"{index}.png")
-    output = tmp_path / "out.onnx"
-    options = ("--image-channels", "GRAY", "--seconds", 0)
-    assert invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options).exit_code == 0
-    assert output.exists()
-
-
-def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:
-    output = tmp_path / "out.onnx"
-    invoke("quantize", MODELS / "resnet.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--seconds", 0)
-    before = json.loads(invoke("inspect", MODELS / "resnet.onnx", "--json").stdout)
-    after = json.loads(invoke("inspect", output, "--json").stdout)
-    assert (before["quantized"], after["quantized"]) == (False, True)
-    assert {weight["weight"] for weight in before["weights"]} == {"float"}
-    assert {weight["weight"] for weight in after["weights"]} == {"int8"}
-    assert all(weight["scales"] == weight["shape"][0] for weight in after["weights"] if weight["op_type"] == "Conv")
-    assert after["scheme"] == "int8"
-    assert "Weights" in invoke("inspect", output).stdout
-
-
-def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
-    output = tmp_path / "out.onnx"
-    invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--seconds", 0)
-    options = ("--data", CALIB, "--limit", 16)
-    assert "logits" in invoke("compare", MODELS / "gru.onnx", output, *options).stdout
-    figures = json.loads(invoke("compare", MODELS / "gru.onnx", output, *options, "--json").stdout)
-    assert figures["samples"] == 16
-    assert 20 < figures["outputs"][0]["sqnr"] < 100
-    same = json.loads(invoke("compare", MODELS / "gru.onnx", MODELS / "gru.onnx", *options, "--json").stdout)
-    assert same["outputs"][0] | {"sqnr": None, "agreement": 1.0, "largest_error": 0.0} == same["outputs"][0]
+def test_every_preset_is_listed_with_a_description() -> None:
+    lines = [line.split("\t") for line in invoke("presets").stdout.splitlines()]
+    assert [name for name, _ in lines] == list(PRESETS)
+    assert all(description for _, description in lines)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["quantize", "--help"], ["inspect", "--help"], ["--version"]])
@@ -130,34 +46,3 @@ def test_help_does_not_load_the_heavy_libraries(arguments: list[str]) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout
-
-
-def test_preset_and_scheme_cannot_both_be_given(tmp_path: Path) -> None:
-    result = invoke("quantize", MODELS / "gru.onnx", "--dry-run", "--preset", "int8", "--scheme", tmp_path / "s.toml")
-    assert result.exit_code == 2
-    assert "give --preset or --scheme, not both" in result.stderr
-
-
-def test_calib_is_asked_for_unless_it_is_a_dry_run() -> None:
-    result = invoke("quantize", MODELS / "gru.onnx")
-    assert result.exit_code == 2
-    assert "give --calib with representative samples" in result.stderr
-
-
-def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    plan, model = tmp_path / "plan.toml", MODELS / "gru.onnx"
-    result = invoke("quantize", model, "--plan", plan, "--dry-run")
-    assert result.exit_code == 2
-    assert "--dry-run shows what a scheme would do" in result.stderr
-    result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
-    assert result.exit_code == 2
-    assert "--report and --plan-out are both" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
-    first = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", "--plan-out", "plan.toml")
-    again = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "plan.toml")
-    assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"

@@ -292,6 +292,22 @@ def test_every_way_to_write_a_weight_gives_the_same_weight_back(
     assert len(found) == 1
 
 
+def test_recurrent_cells_of_integers_give_the_weights_that_stored_ones_give(
+    build: Callable[..., ModelProto], quantize_to: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = "(float[8,2,32] x) => (float[8,1,2,24] y) { [cell] y = LSTM <hidden_size = 24> (x, w, r, b) }"
+    model = build(text, w=(1, 96, 32), r=(1, 96, 24), b=(1, 192))
+    found = []
+    for scheme, emit, written in (("int8", Emit.ORT, "DynamicQuantizeLSTM"), ("int8-storage", Emit.QDQ, "LSTM")):
+        quantize_to(model, tmp_path / "q.onnx", scheme=scheme, emit=emit)
+        assert ops(load(tmp_path / "q.onnx"))[-1] == written
+        graph = dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+        assert ops(graph) == ["LSTM"]
+        found.append({tensor.name: bits(np.asarray(tensor.values)) for tensor in constants(graph)})
+    assert found[0] == found[1]
+    assert found[0].keys() == {"w", "r", "b"}
+
+
 @pytest.mark.parametrize("preset", ["int8-storage"])
 def test_stored_weights_leave_no_other_noise(
     preset: str, residual: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path

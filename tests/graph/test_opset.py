@@ -233,12 +233,3 @@ def test_a_graph_can_become_its_upgrade_in_place() -> None:
     assert [body.parent for body in node(graph, "branch").bodies()] == [graph, graph]
     assert graph.outputs[0].returned_by == [graph]
     assert [tensor.name for tensor in to_model(graph).graph.initializer] == ["other"]
-
-
-@pytest.mark.parametrize(
-    ("opset", "expected"),
-    [(7, 3), (12, 3), (13, 7), (18, 7), (19, 9), (21, 10), (23, 11), (24, 12), (25, 13), (28, 13)],
-)
-def test_the_file_format_follows_from_the_opset(opset: int, expected: int) -> None:
-    assert minimum_ir_version(opset) == expected
-    assert minimum_ir_version(opset, all_initializers_are_inputs=False) == max(expected, 4)

@@ -345,45 +345,6 @@ def test_memory_stays_far_below_the_size_of_the_weights(tmp_path) -> None:
     assert int(done.stdout) * unit < 100 << 20
 
 
-def branches(graph: Graph) -> list[Graph]:
-    return graph.nodes[2].bodies()
-
-
-def declared(graph: Graph) -> dict[str, list[str]]:
-    proto = to_model(graph).graph
-    node = next(node for node in proto.node if node.op_type == "If")
-    return {body.name: [tensor.name for tensor in body.initializer] for body in (proto, *(a.g for a in node.attribute))}
-
-
-def test_a_new_constant_is_declared_where_all_its_users_see_it() -> None:
-    graph = read_model(model())
-    then, otherwise = branches(graph)
-    alone, shared = constant("alone", np.float32(1)), constant("shared", np.float32(2))
-    then.nodes[0].inputs[1] = alone
-    assert declared(graph) == {"g": ["u", "v", "bias"], "t": ["alone"], "e": []}
-
-    then.nodes[0].inputs[1] = otherwise.nodes[0].inputs[1] = shared
-    assert declared(graph) == {"g": ["u", "v", "shared"], "t": [], "e": []}
-
-
-def test_a_declared_constant_moves_outwards_when_the_graph_around_uses_it() -> None:
-    graph = read_model(model())
-    then, _ = branches(graph)
-    inner = constant("inner", np.ones((40, 40), np.float32))
-    then.initializers.append(inner)
-    then.nodes[0].inputs[1] = inner
-    graph.nodes[0].inputs[1] = inner
-
-    assert declared(graph) == {"g": ["v", "bias", "inner"], "t": [], "e": []}
-
-
-def test_a_constant_that_lost_its_last_use_is_not_written() -> None:
-    graph = read_model(model())
-    graph.nodes[0].inputs[1] = graph.initializers[1]
-
-    assert declared(graph)["g"] == ["v", "w", "bias"]
-
-
 def test_an_overridable_initializer_goes_with_its_input() -> None:
     source = model()
     source.graph.input.append(onnx.helper.make_tensor_value_info("u", 1, [40, 40]))
@@ -434,7 +395,7 @@ def test_a_tensor_that_nothing_produces_is_refused() -> None:
 
 def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
     graph = read_model(model())
-    then, otherwise = branches(graph)
+    then, otherwise = graph.nodes[2].bodies()
     otherwise.nodes[0].inputs[1] = then.nodes[0].outputs[0]
 
     with pytest.raises(ModelError, match="reads the tensor 'p', which nothing produces where it could see it"):
@@ -443,7 +404,7 @@ def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
 
 def test_a_hidden_tensor_is_refused() -> None:
     graph = read_model(model())
-    then, _ = branches(graph)
+    then, _ = graph.nodes[2].bodies()
     then.nodes.insert(0, Node("Neg", "hides", inputs=[graph.inputs[0]], outputs=[Variable("b")]))
 
     with pytest.raises(ModelError, match="reads a tensor 'b', but another tensor of that name hides it"):
@@ -487,3 +448,15 @@ def test_a_graph_made_from_nothing_is_a_valid_model_for_onnxruntime() -> None:
     assert made.ir_version == 7
     (result,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": np.ones(2, np.float32)})
     assert result.tolist() == [2, 2]
+
+
+def test_documentation_that_is_no_text_is_refused_in_one_line() -> None:
+    source = model()
+    source.graph.node[0].doc_string = "MARK" * 2000
+    graph = read_model(ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xff\n")))
+    graph.nodes[0].name = "another"
+
+    with pytest.raises(ModelError, match="not UTF-8, such as") as caught:
+        to_model(graph)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)

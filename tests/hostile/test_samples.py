@@ -96,6 +96,53 @@ def test_a_compressed_member_that_unpacks_beyond_the_limit_is_refused(
         read_all(path)
 
 
+def zeros(path: Path, mebibytes: int, compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    """Write an archive of one array of zeros, holding one mebibyte in memory."""
+    header = npy_claiming(f"({mebibytes * 2**17}, 2)")[:-64]
+    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("x.npy", "w") as member:
+        member.write(header)
+        for _ in range(mebibytes):
+            member.write(bytes(2**20))
+    return path
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_unpacks_to_an_absurd_size_is_refused_unread(
+    compression: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zeros(tmp_path / "a.npz", 65, compression)
+    monkeypatch.setattr("onnxq.calibration.arrays.StoredArray.rows", None)
+    with pytest.raises(DataError, match=r"a.npz: 'x' unpacks from \d+ to 68157\d+ bytes, expected at most 1000 times"):
+        open_samples(path, X, limit=1)
+
+
+def test_a_compressed_size_beyond_that_of_the_file_is_not_believed(tmp_path: Path) -> None:
+    path = zeros(tmp_path / "a.npz", 65)
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 20 : entry + 24] = struct.pack("<I", 2**31 - 1)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="expected at most 1000 times"):
+        open_samples(path, X)
+
+
+@pytest.mark.parametrize(("mebibytes", "compression"), [(1, zipfile.ZIP_LZMA), (65, zipfile.ZIP_STORED)])
+def test_constant_data_is_read_where_it_is_small_or_stored(mebibytes: int, compression: int, tmp_path: Path) -> None:
+    path = zeros(tmp_path / "a.npz", mebibytes, compression)
+    samples = open_samples(path, X, limit=3)
+    assert [sample["x"].tolist() for sample in samples] == [[[0, 0]]] * 3
+
+
+def test_more_samples_than_anyone_means_are_refused_unless_limited(tmp_path: Path) -> None:
+    path = zeros(tmp_path / "a.npz", 9)
+    with pytest.raises(DataError, match=r"a.npz holds 1179648 samples, expected at most 1000000; .* --limit 500"):
+        open_samples(path, X)
+    assert len(open_samples(path, X, limit=500)) == 500
+    empty = write_zip(tmp_path / "b.npz", {"x.npy": npy_claiming("(1099511627776, 0)")})
+    with pytest.raises(DataError, match="holds 1099511627776 samples, expected at most 1000000"):
+        open_samples(empty, (Input("x", FLOAT, ("N", "M")),))
+
+
 @pytest.mark.parametrize("shape", ["(1099511627776, 2)", "(1, 4611686018427387904)", "(-1, 2)", "(3, 1000)"])
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 def test_a_header_that_promises_more_than_there_is_is_refused(kind: str, shape: str, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.graph import Graph, Node, scopes, to_model
+from onnxq.graph import Graph, Node, as_graph, infer_shapes, scopes, to_model
+from onnxq.passes import Changes, NameNodes, Pass
 from onnxq.runtime import open_session, run
 
 Array = npt.NDArray[Any]
@@ -83,6 +84,21 @@ def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> flo
             error = np.abs(found[name].astype(np.float64) - array.astype(np.float64)).max()
             worst = max(worst, float(error / max(np.abs(array.astype(np.float64)).max(), 1e-30)))
     return worst
+
+
+def named_graph(made: ModelProto | Graph) -> Graph:
+    """The model as most passes get it: every node has a name, every tensor a shape."""
+    graph = as_graph(made)
+    NameNodes().apply(graph)
+    infer_shapes(graph)
+    return graph
+
+
+def apply_once(step: Pass, graph: Graph) -> Changes:
+    """Apply a pass; a second time there is nothing left to do."""
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    return changes
 
 
 def nodes(graph: Graph, op: str = "") -> list[Node]:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample, values
+from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, defs
 
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, as_graph, constants, infer_shapes, to_model
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.numbers.weights import encode
-from onnxq.passes import Changes, DecodeWeights, NameNodes, RemoveUnused, ShareInitializers
+from onnxq.passes import Changes, DecodeWeights, RemoveUnused, ShareInitializers
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime import open_session
@@ -35,13 +35,9 @@ def plan_for(graph: Graph, spec: Spec) -> Plan:
 
 
 def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: Emit = Emit.QDQ) -> tuple[Graph, Changes]:
-    """Decode the weights of all nodes that use codes; a second time there is nothing left to do."""
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    step = DecodeWeights(plan_for(graph, spec), emit)
-    changes = step.apply(graph)
-    assert not step.apply(graph)
+    """Decode the weights of all nodes that use codes."""
+    graph = named_graph(made)
+    changes = apply_once(DecodeWeights(plan_for(graph, spec), emit), graph)
     ShareInitializers().apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, node_named, ops, outputs, sample, values
+from model_zoo import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.graph import Constant, Graph, as_graph, constants, infer_shapes, to_model
-from onnxq.passes import Changes, DequantizeWeights, NameNodes, RemoveUnused
+from onnxq.passes import Changes, DequantizeWeights, RemoveUnused
 
 GENERATOR = np.random.default_rng(0)
 CODES = GENERATOR.integers(-127, 128, (16, 24)).astype(np.int8)
@@ -22,11 +22,8 @@ FLOAT = np.dtype(np.float32)
 
 
 def dequantized(made: ModelProto | Graph) -> tuple[Graph, Changes]:
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    changes = DequantizeWeights().apply(graph)
-    assert not DequantizeWeights().apply(graph).changed
+    graph = named_graph(made)
+    changes = apply_once(DequantizeWeights(), graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)

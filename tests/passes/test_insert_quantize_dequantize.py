@@ -22,7 +22,7 @@ from model_zoo import (
 from onnx import ModelProto
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import Graph, as_graph, infer_shapes, load, save, to_model
+from onnxq.graph import Graph, as_graph, infer_shapes, load, save, scopes, to_model
 from onnxq.numbers.numerics import Parameters
 from onnxq.parameters import activation_parameters
 from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights
@@ -155,6 +155,61 @@ def test_a_body_reads_the_float_tensor_otherwise() -> None:
     graph, changes = insert(model(CAPTURED), [activation("t")])
     assert changes == Changes((), (("t", "no node reads it"),))
     assert read(graph, "inner") == ["t"]
+
+
+def scope_ops(graph: Graph) -> list[list[str]]:
+    """Op types of each graph, the main graph first, those of control flow aside."""
+    return [[node.op for node in scope.nodes if not node.bodies()] for scope in scopes(graph)]
+
+
+@pytest.mark.parametrize("every_consumer", [True, False])
+def test_static_nodes_of_bodies_decode_codes_that_are_made_outside(*, every_consumer: bool) -> None:
+    graph, _ = insert_anywhere(model(CAPTURED), [activation("t", every_consumer=every_consumer)], ["inner", "other"])
+    assert scope_ops(graph) == [["Neg", "QuantizeLinear"], ["DequantizeLinear", "Abs"], ["DequantizeLinear", "Neg"]]
+    assert read(graph, "inner") == ["t.dequantized"]
+    assert read(graph, "other") == ["t.dequantized.1"]
+    assert read(graph, "t.dequantize.1") == ["t.codes", "t.scale", "t.zero_point"]
+
+
+def test_float_nodes_of_bodies_read_floats_beside_static_ones() -> None:
+    graph, _ = insert_anywhere(model(CAPTURED), [activation("t", every_consumer=True)], ["inner"])
+    main = ["Neg", "QuantizeLinear", "DequantizeLinear"]
+    assert scope_ops(graph) == [main, ["DequantizeLinear", "Abs"], ["Neg"]]
+    assert (read(graph, "inner"), read(graph, "other")) == (["t.dequantized.1"], ["t.dequantized"])
+
+
+IN_BODY = """g (float[4] x, int64 n) => (float[4] y) {
+    y = Loop (n, go, x) <body = b (int64 i, bool g, float[4] s) => (bool h, float[4] t) {
+        h = Identity(g) [a] r = Neg(s) [b] t = Abs(r)
+    }>
+}"""
+
+
+def test_tensors_of_bodies_are_quantized_where_they_are_made() -> None:
+    wanted = [activation("s"), activation("r", every_consumer=True), activation("t", every_consumer=True)]
+    graph, changes = insert_anywhere(model(IN_BODY, go=np.array(True)), wanted, ["a", "b"])
+    assert changes.changed == ("s", "r", "t")
+    pair = ["QuantizeLinear", "DequantizeLinear"]
+    assert scope_ops(graph) == [[], [*pair, "Identity", "Neg", *pair, "Abs", *pair]]
+    body = next(scope for scope in scopes(graph) if scope.parent is not None)
+    assert [tensor.name for tensor in body.inputs] == ["i", "g", "s"]
+    assert body.outputs[1].inputs[0].name == "t.dequantize"
+
+
+def insert_anywhere(
+    made: ModelProto, activations: Sequence[Activation], static: Sequence[str]
+) -> tuple[Graph, Changes]:
+    """Apply the pass twice, and see that the model is valid and does what it did."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    for seed in (0, 1):
+        inputs = {name: value if value.dtype != np.int64 else np.array(2) for name, value in sample(made, seed).items()}
+        assert difference(outputs(graph, inputs), outputs(made, inputs)) < 0.1
+    return graph, changes
 
 
 def test_a_tensor_that_is_dequantized_already_is_left() -> None:

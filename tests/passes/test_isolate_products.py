@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from model_zoo import difference, model, ops, outputs, sample, values
+from model_zoo import apply_once, difference, model, ops, outputs, sample, values
 from onnx import defs
 
 from onnxq.graph import Graph, as_graph, infer_shapes, to_model
-from onnxq.passes import Changes, DecodeWeights, IsolateProducts
+from onnxq.passes import DecodeWeights, IsolateProducts
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime import open_session
@@ -34,13 +34,6 @@ def graph_of(body: str, dtype: type = np.float32) -> tuple[Graph, Plan]:
     graph = as_graph(made)
     infer_shapes(graph)
     return graph, make_plan(graph, SCHEME, target_named("onnxruntime-cpu"))
-
-
-def replace(graph: Graph, plan: Plan) -> Changes:
-    """Replace; a second time there is nothing left to do."""
-    changes = IsolateProducts(plan).apply(graph)
-    assert not IsolateProducts(plan).apply(graph)
-    return changes
 
 
 FIRST = {
@@ -67,7 +60,7 @@ def test_the_product_behind_a_clamp_is_multiplied_as_codes(
     body = f"{FIRST[first]} [c] r = {clamp} [q] y = MatMul(r, v)"
     graph, plan = graph_of(body, dtype)
     before = to_model(graph)
-    assert replace(graph, plan).changed == ("c",)
+    assert apply_once(IsolateProducts(plan), graph).changed == ("c",)
     assert [op for op in ops(graph) if op in ("Max", "Min", "Relu", "Clip")] == written
     inputs = sample(before)
     # Between float16 operators the runtime keeps float32, more or less often.
@@ -90,7 +83,7 @@ def test_the_product_behind_a_clamp_is_multiplied_as_codes(
 )
 def test_other_clamps_are_left(body: str) -> None:
     graph, plan = graph_of(body)
-    assert not replace(graph, plan)
+    assert not apply_once(IsolateProducts(plan), graph)
     assert "Relu" in ops(graph)
 
 
@@ -100,7 +93,7 @@ def test_a_sum_of_matrices_stays_apart_from_the_product(other: str, clamp: str, 
     body = f"[n] r = Neg(x) [p] a = MatMul(x, w) [s] t = Add(a, {other}) [c] u = {clamp}(t) [q] y = MatMul(u, v)"
     graph, plan = graph_of(body)
     before = to_model(graph)
-    assert replace(graph, plan).changed == ("s",)
+    assert apply_once(IsolateProducts(plan), graph).changed == ("s",)
     assert "Sum" in ops(graph)
     assert difference(outputs(graph, sample(before)), outputs(before, sample(before))) == 0
     DecodeWeights(plan).apply(graph)
@@ -111,4 +104,38 @@ def test_a_sum_of_matrices_stays_apart_from_the_product(other: str, clamp: str, 
 
 def test_a_vector_is_still_added_by_the_product() -> None:
     graph, plan = graph_of("[p] a = MatMul(x, w) [s] t = Add(a, b) [c] u = Tanh(t) [q] y = MatMul(u, v)")
-    assert not replace(graph, plan)
+    assert not apply_once(IsolateProducts(plan), graph)
+
+
+CHAINS = {
+    "plain": "[a] p = MatMul(x, w0) [b] q = MatMul(p, w1) [c] y = MatMul(q, w2)",
+    "clamps": "[a] p = MatMul(x, w0) [r] pr = Relu(p) [b] q = MatMul(pr, w1) [s] qr = Relu(q) [c] y = MatMul(qr, w2)",
+    "biases": "[a] p0 = MatMul(x, w0) [d] p = Add(p0, b0) [b] q0 = MatMul(p, w1) [e] q = Add(q0, b1)"
+    "[c] y = MatMul(q, w2)",
+    "matrices": "[a] p = MatMul(x, w0) [b] q0 = MatMul(p, w1) [e] q = Add(q0, p) [c] y = MatMul(q, w2)",
+    "readers": "[a] p = MatMul(x, w0) [t] t = Tanh(p) [b] q0 = MatMul(p, w1) [m] q = Mul(q0, t) [c] y = MatMul(q, w2)",
+}
+
+
+@pytest.mark.skipif(not NEW_RUNTIME, reason="the oldest supported onnxruntime multiplies no codes of 8 bits")
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("modes", ["sss", "sww", "sws", "sdw", "wss", "wsw", "wws", "dsd", "dws"])
+def test_products_of_codes_in_different_modes_keep_their_kernels(
+    chain: str, modes: str, build, quantize_to, running_graph, tmp_path: Path
+) -> None:
+    made = build(
+        f"(float[1,64] x) => (float[1,64] y) {{ {CHAINS[chain]} }}",
+        w0=(64, 64), w1=(64, 64), w2=(64, 64), b0=(64,), b1=(64,),
+    )  # fmt: skip
+    kinds = {"s": Mode.STATIC, "d": Mode.DYNAMIC, "w": Mode.WEIGHT_ONLY}
+    codes = Spec("int8-narrow", (128,))
+    rules = [
+        Rule(kinds[kind], nodes=(node,), weight=codes if kind == "w" else None)
+        for node, kind in zip("abc", modes, strict=True)
+    ]
+    path = tmp_path / "q.onnx"
+    quantized = quantize_to(made, path, scheme=Scheme((*rules, Rule(Mode.STATIC))))
+    assert [quantized.report.plan.by_node[node].mode for node in "abc"] == [kinds[kind] for kind in modes]
+    runs = [node.op_type for node in running_graph(path).node]
+    assert not {"MatMul", "Gemm"} & set(runs)
+    assert runs.count("MatMulNBits") == modes.count("w")

@@ -11,9 +11,16 @@ from model_zoo import Array, difference, initializer_names, model, node_named, n
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto
 
-from onnxq.graph import Graph, as_graph, constant, infer_shapes, to_model
+from onnxq.graph import Graph, as_graph, constant, infer_shapes, scopes, to_model
 from onnxq.numbers.numerics import Parameters
-from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights, RemoveUnused, StoreWeights
+from onnxq.passes import (
+    Changes,
+    InsertQuantizeDequantize,
+    QuantizeWeights,
+    RemoveUnused,
+    ShareInitializers,
+    StoreWeights,
+)
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.scheme import Granularity, Mode, Spec
 
@@ -256,3 +263,22 @@ def test_a_weight_that_was_replaced_by_hand_is_quantized_as_it_is_now() -> None:
     nodes(graph)[0].inputs[1] = constant("eye", np.eye(2, dtype=np.float32))
     QuantizeWeights(plan(static("dot", "MatMul", -1)), PARAMETERS).apply(graph)
     assert decoder(graph, "dot")["codes"].tolist() == [[127, 0], [0, 127]]
+
+
+def test_nodes_of_bodies_read_decoders_beside_them() -> None:
+    made = model(
+        """g (float[4,32] x, bool c) => (float[4,16] y) {
+            y = If (c) <
+                then_branch = yes () => (float[4,16] u) { [inner] u = MatMul(x, w) },
+                else_branch = no () => (float[4,16] v) { [other] k = MatMul(x, w) v = Neg(k) }>
+        }""",
+        w=values(32, 16),
+    )
+    graph, changes = quantize(made, static("inner", "MatMul", -1), static("other", "MatMul", -1))
+    assert changes.changed == ("inner", "other")
+    assert [[node.op for node in scope.nodes] for scope in scopes(graph)] == [
+        ["If"], ["DequantizeLinear", "MatMul"], ["DequantizeLinear", "MatMul", "Neg"]
+    ]  # fmt: skip
+    ShareInitializers().apply(graph)
+    stored = to_model(graph).graph.initializer
+    assert sorted(tuple(tensor.dims) for tensor in stored) == [(16,), (16,), (32, 16)]

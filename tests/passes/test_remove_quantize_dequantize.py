@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample
+from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, as_graph, constants, infer_shapes, to_model
+from onnxq.graph import Graph, as_graph, constants, to_model
 from onnxq.passes import Changes, NameNodes, RemoveQuantizeDequantize, RemoveUnused
 
 SCALE = np.array(0.05, np.float32)
@@ -20,11 +20,8 @@ MIDDLE = np.array(120, np.uint8)
 
 
 def remove(made: ModelProto) -> tuple[Graph, Changes]:
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    changes = RemoveQuantizeDequantize().apply(graph)
-    assert not RemoveQuantizeDequantize().apply(graph)
+    graph = named_graph(made)
+    changes = apply_once(RemoveQuantizeDequantize(), graph)
     RemoveUnused().apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes

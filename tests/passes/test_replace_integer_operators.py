@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, node_named, ops, outputs, sample, values
+from model_zoo import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto, numpy_helper
 
 from onnxq.dequantizing.integer_operators import INTEGER_OPERATORS
 from onnxq.errors import ModelError
-from onnxq.graph import Constant, Graph, as_graph, constants, infer_shapes, to_model
+from onnxq.graph import Constant, Graph, as_graph, constants, to_model
 from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 NOISE = 0.03
@@ -113,12 +113,8 @@ EXAMPLES: dict[str, tuple[ModelProto, list[str]]] = {
 
 
 def replaced(made: ModelProto) -> Graph:
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    changes = ReplaceIntegerOperators().apply(graph)
-    assert changes.changed == ("op",)
-    assert not ReplaceIntegerOperators().apply(graph)
+    graph = named_graph(made)
+    assert apply_once(ReplaceIntegerOperators(), graph).changed == ("op",)
     return graph
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import difference, model, node_named, ops, outputs, sample, values
+from model_zoo import apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, as_graph, infer_shapes
-from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerProducts
+from onnxq.graph import Graph, as_graph
+from onnxq.passes import RemoveQuantizeDequantize, ReplaceIntegerProducts
 
 NOISE = 0.02
 """Data on 8 bits and nothing else."""
@@ -106,12 +106,8 @@ EXAMPLES: dict[str, tuple[ModelProto, list[str]]] = {
 
 
 def replaced(made: ModelProto) -> Graph:
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    changes = ReplaceIntegerProducts().apply(graph)
-    assert changes.changed == ("op",)
-    assert not ReplaceIntegerProducts().apply(graph)
+    graph = named_graph(made)
+    assert apply_once(ReplaceIntegerProducts(), graph).changed == ("op",)
     return graph
 
 

@@ -12,10 +12,12 @@ import onnx
 import pytest
 from model_zoo import (
     Array,
+    apply_once,
     difference,
     float16_weights,
     if_bodies_that_share_a_captured_weight,
     model,
+    named_graph,
     node_named,
     nodes,
     ops,
@@ -30,7 +32,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.graph import Constant, Graph, as_graph, constant, constants, infer_shapes, to_model, upgrade_opset
 from onnxq.lowering import Emit
 from onnxq.numbers.weights import encode
-from onnxq.passes import Changes, NameNodes, RemoveUnused, StoreWeights
+from onnxq.passes import Changes, RemoveUnused, StoreWeights
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import make_plan
 from onnxq.presets import preset_named
@@ -43,13 +45,10 @@ PER_TENSOR = Spec("int8-narrow")
 
 
 def store(made: ModelProto | Graph) -> tuple[Graph, Changes]:
-    """Store all weights that the preset for storage picks; a second time there is nothing left to store."""
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    step = StoreWeights(make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu")))
-    changes = step.apply(graph)
-    assert not step.apply(graph)
+    """Store all weights that the preset for storage picks."""
+    graph = named_graph(made)
+    plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
+    changes = apply_once(StoreWeights(plan), graph)
     RemoveUnused().apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes

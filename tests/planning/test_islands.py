@@ -135,3 +135,34 @@ def test_a_chain_that_falls_like_dominoes_takes_a_linear_number_of_steps(plan_of
         found.append(steps["before"])
     assert found[0] >= 500
     assert found[1] <= 4 * found[0] + 8
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+
+def test_codes_pass_into_bodies_and_a_clamp_there_does_not_vanish_into_what_stands_outside(build, plan_of) -> None:
+    text = f"""(float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {{
+        [first] a = Conv {PADS} (x, w0) [flip] b = Transpose <perm = [0,1,3,2]> (a) [second] d = Conv {PADS} (x, w0)
+        [choice] y = If (c) <
+            then_branch = t () => (float[1,8,8,8] u) {{
+                [pool] e = MaxPool <kernel_shape = [1,1]> (b) [inner] u = Conv {PADS} (e, w1)
+            }},
+            else_branch = e () => (float[1,8,8,8] v) {{ [relu] f = Relu(d) [other] v = Conv {PADS} (f, w1) }}>
+    }}"""
+    plan = plan_of(build(text, w0=KERNEL, w1=KERNEL))
+    assert modes(plan) == {
+        "first": STATIC, "flip": STATIC, "second": STATIC, "choice": FLOAT,
+        "pool": STATIC, "inner": STATIC, "relu": FLOAT, "other": STATIC,
+    }  # fmt: skip
+    assert groups(plan) == {"x": "x", "a": "a", "b": "a", "e": "a", "d": "d", "u": "u", "f": "f", "v": "v"}
+
+
+def test_codes_do_not_pass_through_what_a_loop_carries(build, plan_of) -> None:
+    text = f"""(float[1,8,8,8] x, int64 n) => (float[1,8,8,8] y) {{
+        [first] a = Conv {PADS} (x, w0)
+        y = Loop (n, , a) <body = b (int64 i, bool g, float[1,8,8,8] s) => (bool h, float[1,8,8,8] t) {{
+            h = Identity(g) [flip] b = Transpose <perm = [0,1,3,2]> (s) [inner] t = Conv {PADS} (b, w1)
+        }}>
+    }}"""
+    plan = plan_of(build(text, w0=KERNEL, w1=KERNEL))
+    assert (modes(plan)["flip"], modes(plan)["inner"]) == (FLOAT, STATIC)

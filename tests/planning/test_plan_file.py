@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from onnxq.errors import OutputError, SchemeError
 from onnxq.graph import Graph, read_model
+from onnxq.lowering import Emit
 from onnxq.numbers.formats import FORMATS
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import check_fits, load_plan, save_plan
@@ -113,6 +114,21 @@ def test_the_plan_of_a_model_comes_back_and_fits(
 ) -> None:
     graph = prepare(read_model(request.getfixturevalue(model)))
     plan = make_plan(graph, PRESETS[preset], CPU)
+    save_plan(plan, tmp_path / "plan.toml")
+    found = load_plan(tmp_path / "plan.toml")
+    assert found == plan
+    check_fits(found, graph)
+
+
+def test_a_cell_with_two_weights_comes_back_and_fits(build, tmp_path: Path) -> None:
+    model = build(
+        "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }",
+        w=(1, 64, 8),
+        r=(1, 64, 16),
+    )
+    graph = prepare(read_model(model))
+    plan = make_plan(graph, PRESETS["int8"], CPU, emit=Emit.ORT)
+    assert plan.by_node["n"].mode is Mode.DYNAMIC
     save_plan(plan, tmp_path / "plan.toml")
     found = load_plan(tmp_path / "plan.toml")
     assert found == plan
@@ -240,3 +256,17 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
 def test_a_plan_of_another_model_is_told_by_its_first_difference(edit, sentence: str, plan: Plan, prepared) -> None:
     with pytest.raises(SchemeError, match=f"^the plan does not fit the model: .*{sentence}"):
         check_fits(edit(plan), prepared)
+
+
+def test_a_plan_may_name_tensors_of_bodies(build, plan_of) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+            y = If (c) <
+                then_branch = t () => (float[4,32] u) { a = Neg(x) [inner] u = MatMul(a, w) },
+                else_branch = e () => (float[4,32] v) { v = Tanh(x) }>
+        }""",
+        w=(32, 32),
+    )
+    plan = plan_of(model)
+    assert plan.taps == ("a",)
+    check_fits(plan, prepare(read_model(model)))

@@ -230,6 +230,28 @@ def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
     assert weight_opset(Plan((), (), "", ""), Emit.QDQ) == 0
 
 
+@pytest.mark.parametrize(
+    ("op", "target", "emit", "sentence"),
+    [
+        ("LSTM", "onnxruntime-cpu", Emit.QDQ, "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort"),
+        ("LSTM", "onnxruntime-cpu", Emit.STRICT, "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort"),
+        ("LSTM", "tensorrt", Emit.ORT, "LSTM has no dynamic integer kernel in tensorrt; give it another mode"),
+        ("GRU", "onnxruntime-cpu", Emit.ORT, "GRU has no dynamic integer kernel in onnxruntime-cpu; give it another"),
+    ],
+)
+def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
+    op: str, target: str, emit: Emit, sentence: str
+) -> None:
+    plan = Plan((Decision("cell", op, Mode.DYNAMIC, ""),), (), "", target)
+    with pytest.raises(SchemeError, match=f"node cell is dynamic, and {sentence}"):
+        weight_opset(plan, emit)
+
+
+def test_dynamic_nodes_need_no_decoder() -> None:
+    nodes = tuple(Decision(op, op, Mode.DYNAMIC, "") for op in ("Gemm", "LSTM", "MatMul"))
+    assert weight_opset(Plan(nodes, (), "", "onnxruntime-cpu"), Emit.ORT) == 0
+
+
 @pytest.mark.parametrize("columns", [1, 6, 7])
 def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongly(columns: int) -> None:
     assert decide(call("MatMul", (512, columns)), Spec("int2", (32,))).reason.endswith(

@@ -13,7 +13,8 @@ from onnx import ModelProto
 
 from onnxq.graph import as_graph, load, save
 from onnxq.preparation import prepare
-from onnxq.searching.kernel_times import Kernel, _kernels, profile_kernels, trace_kernels
+from onnxq.searching import kernel_times
+from onnxq.searching.kernel_times import Kernel, _kernels, _runs, profile_kernels, trace_kernels
 
 
 def kernel(name: str, op: str, inputs: str, outputs: str, nanoseconds: float) -> Kernel:
@@ -48,14 +49,15 @@ def test_borders_and_layouts_count_at_their_tensor(conv_relu: ModelProto) -> Non
             kernel("first_token_2", "QLinearConv", "t1 w", "first_out", 10.0),
             kernel("b.dequantize/duplicated", "DequantizeLinear", "first_out s z", "d1", 3.0),
             kernel("b.share", "Sum", "d1", "b.copy", 4.0),
+            kernel("last/MatMulAddFusion_token_5", "Gemm", "d1 w", "unknown", 8.0),
             kernel("mystery", "Gelu", "q", "q2", 0.5),
         ],
         graph,
     )
     assert times.borders == {"x": 3.0, "b": 7.0}
-    assert times.nodes == {"first": 10.0}
+    assert times.nodes == {"first": 10.0, "last": 8.0}
     assert times.rest == 0.5
-    assert times.total == 20.5
+    assert times.total == 28.5
 
 
 def test_every_kernel_of_a_real_run_is_found(conv_relu: ModelProto, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_every_kernel_of_a_real_run_is_found(conv_relu: ModelProto, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_branches_that_ran_for_some_samples_only_are_left_out(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+def test_a_branch_counts_in_the_samples_that_take_it(build: Callable[..., ModelProto], tmp_path: Path) -> None:
     model = build(
         """(float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {
             [first] a = Conv <pads = [1,1,1,1]> (x, w0)
@@ -87,8 +89,71 @@ def test_branches_that_ran_for_some_samples_only_are_left_out(build: Callable[..
     samples = [{"x": np.ones((1, 8, 8, 8), np.float32), "c": np.array(flag)} for flag in (True, False)]
     kernels = profile_kernels(tmp_path / "m.onnx", samples, tmp_path, repeats=2)
     times = trace_kernels(kernels, load(tmp_path / "m.onnx"))
-    assert {"first", "last"} <= times.nodes.keys()
-    assert not {"inner", "other", "choose"} & times.nodes.keys()
+    assert {"first", "last", "inner", "other"} <= times.nodes.keys()
+    assert "choose" not in times.nodes
+    assert times.elements["last"] == 512
+    assert times.elements["inner"] == times.elements["other"] == 256
+
+
+@pytest.fixture
+def looping(build: Callable[..., ModelProto]) -> ModelProto:
+    """Return a product in front of a loop of products, as many as an input says."""
+    return build(
+        """(float[1,8] x, int64 n) => (float[1,8] y) {
+            yes = Constant <value = bool {1}> ()
+            [first] h = MatMul(x, w0)
+            [loop] y = Loop (n, yes, h) <
+                body = turn (int64 i, bool going, float[1,8] s) => (bool on, float[1,8] t) {
+                    on = Identity(going)
+                    [inner] u = MatMul(s, w1)
+                    [scale] t = Mul(u, h)
+                }>
+        }""",
+        w0=(8, 8),
+        w1=(8, 8),
+    )
+
+
+def test_all_turns_of_a_loop_count_together_at_the_nodes_of_its_body(looping: ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save(prepare(as_graph(looping)), path)
+    samples = [{"x": np.ones((1, 8), np.float32), "n": np.array(turns)} for turns in (3, 7)]
+    times = trace_kernels(profile_kernels(path, samples, tmp_path, repeats=2), load(path))
+    assert {"first", "inner", "scale"} <= times.nodes.keys()
+    assert "loop" not in times.nodes
+    assert (times.elements["first"], times.elements["inner"]) == (8, 8 * 5)
+    assert times.rest == 0
+    assert [found.name for found in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize(("turns", "runs"), [(3, 5), (300, 3), (450, 2), (3_000, 0)])
+def test_a_long_loop_is_run_less_often_or_not_at_all(
+    looping: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, runs: int
+) -> None:
+    profiled = []
+    monkeypatch.setattr(kernel_times, "_MOST_EVENTS", 4_000)
+    monkeypatch.setattr(kernel_times, "_runs", lambda events: profiled.extend(found := _runs(events)) or found)
+    onnx.save(looping, tmp_path / "m.onnx")
+    samples = [{"x": np.ones((1, 8), np.float32), "n": np.array(turns)}] * 2
+    kernels = profile_kernels(tmp_path / "m.onnx", samples, tmp_path, repeats=2)
+    assert len(profiled) == runs
+    assert ("inner" in {one.name for one in kernels}) is (runs > 0)
+
+
+def test_bodies_with_tensors_of_one_name_are_told_apart_by_their_nodes(build: Callable[..., ModelProto]) -> None:
+    model = build(
+        """(float[4] x, bool c) => (float[4] y) {
+            [choose] y = If (c) <
+                then_branch = yes () => (float[4] v) { [a] u = Sin(x) [b] v = Cos(u) },
+                else_branch = no () => (float[4] v) { [c] u = Tan(x) [d] v = Exp(u) }>
+        }"""
+    )
+    kernels = [
+        kernel(name, "", "x", output, float(index))
+        for index, (name, output) in enumerate((("a", "u"), ("b", "v"), ("c", "u"), ("d", "v")), start=1)
+    ]
+    times = trace_kernels(kernels, prepare(as_graph(model)))
+    assert times.nodes == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
 
 
 def test_quantizing_shared_data_anew_counts_evenly_at_the_products_that_share_it(

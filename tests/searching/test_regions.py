@@ -35,3 +35,15 @@ def test_dynamic_nodes_are_regions_of_their_own(perceptron: ModelProto) -> None:
     times = NodeTimes({"first": 1e6, "second": 2e6}, {}, {}, 0.0)
     found = find_regions(graph, plan, times, times)
     assert [(region.first, region.mode) for region in found] == [("second", Mode.DYNAMIC), ("first", Mode.DYNAMIC)]
+
+
+def test_a_border_that_two_regions_share_is_counted_once(residual: ModelProto) -> None:
+    graph = prepare(read_model(residual))
+    names = [node.name for node in graph.nodes]
+    demotions = {name: Demotion(Mode.STORAGE, "why") for name in ("left", "left_relu", "sum", "sum_relu")}
+    plan = make_plan(graph, preset_named("int8"), target_named("onnxruntime-cpu"), demotions)
+    ones = NodeTimes(dict.fromkeys(names, 1e6), {}, {}, 0.0)
+    borders = {"b": 4e6, "d": 2e6, "e": 1e6, "g": 8e6}
+    found = find_regions(graph, plan, ones, NodeTimes(ones.nodes, borders, {}, 0.0))
+    assert {region.first: region.nodes for region in found} == {"stem": 2, "right": 1, "last": 1}
+    assert sum(region.milliseconds for region in found) == 4.0 + 15.0

@@ -1,0 +1,36 @@
+"""The command that says how well two models agree. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.options import READING_EXIT_CODES, image_options, two_models
+
+if TYPE_CHECKING:
+    from onnxq.calibration.images import ImageOptions
+
+
+@click.command(short_help="Say how well two models agree on samples.", epilog=READING_EXIT_CODES)
+@two_models
+@image_options
+def compare(
+    reference: Path,
+    candidate: Path,
+    data: Path,
+    limit: int | None,
+    as_json: bool,
+    images: ImageOptions | None,
+) -> None:
+    """Run two models on the same samples and print how well each output agrees."""
+    from onnxq.cli import terminal
+    from onnxq.evaluate import compare_files
+
+    agreement = compare_files(reference, candidate, data, images=images, limit=limit)
+    if as_json:
+        click.echo(json.dumps(agreement.to_dict(), indent=2))
+    else:
+        terminal.print_agreement(agreement)

@@ -1,0 +1,60 @@
+"""Tensors of codes: which floats they stand for, and whether two of them mean the same by the same codes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.graph import Constant, Node, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """What codes stand for.
+
+    Attributes:
+        value: the floats.
+        scale: as a tensor.
+        zero_point: as a tensor, or None.
+        layout: axis and block size of the scale; empty for a single number.
+    """
+
+    value: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    layout: tuple[int, ...] = ()
+
+    @classmethod
+    def by(cls, node: Node, value: Tensor) -> Coded:
+        """Return what a QuantizeLinear or DequantizeLinear says about codes."""
+        scale = node.inputs[1]
+        if isinstance(scale, Constant):
+            single = math.prod(scale.shape) == 1
+        else:
+            single = any(maker.op == "DynamicQuantizeLinear" for maker in scale.inputs)
+        layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
+        return cls(value, scale, _optional(node, 2), layout)
+
+    def agrees(self, other: Coded) -> bool:
+        """Whether the same codes mean the same floats."""
+        return (
+            self.layout == other.layout
+            and _equal(self.scale, other.scale)
+            and _equal(self.zero_point, other.zero_point)
+        )
+
+
+def _optional(node: Node, index: int) -> Tensor | None:
+    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two scales or zero points are the same; a zero point that is left out is zero."""
+    if one is other:
+        return True
+    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
+        return False
+    left, right = (np.zeros(()) if tensor is None else tensor.values.squeeze() for tensor in (one, other))
+    return bool(np.array_equal(left, right)) or (None in (one, other) and not left.any() and not right.any())

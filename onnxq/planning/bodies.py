@@ -1,0 +1,93 @@
+"""Bodies of control flow: which of their nodes can be integer, and which are left because they never ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxq.calibration.body_taps import CARRYING
+from onnxq.calibration.statistics import Statistics
+from onnxq.graph import Graph, Node, scopes
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.scheme import Mode
+from onnxq.targets import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Bodies:
+    """The bodies of a model, as far as integer kernels inside them go.
+
+    Attributes:
+        reasons: why no node of a graph can be integer, by graph; an empty string where nodes can.
+        ambiguous: names of tensors that several graphs use for tensors of their own.
+    """
+
+    reasons: Mapping[Graph, str]
+    ambiguous: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: Graph, target: Target) -> Bodies:
+        """Look at the bodies of a graph at any depth.
+
+        Args:
+            graph: the main graph.
+            target: the runtime.
+        """
+        reasons = {graph: ""}
+        scanned = {graph: False}
+        names = Counter[str]()
+        for scope in scopes(graph):
+            made = (tensor.name for node in scope.nodes for tensor in node.outputs if tensor.name)
+            names.update({*made, *(tensor.name for tensor in scope.inputs)})
+            for node in scope.nodes:
+                for body in node.bodies() if node.attrs else ():
+                    reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
+                    scanned[body] = scanned[scope] or node.op == "Scan"
+        return cls(reasons, frozenset(name for name, count in names.items() if count > 1))
+
+    def obstacle(self, scope: Graph, node: Node) -> str:
+        """Return why a node cannot be integer on account of the graph that lists it, or an empty string."""
+        if scope.parent is None or self.reasons[scope]:
+            return self.reasons[scope]
+        for tensor in (*node.inputs, *node.outputs):
+            if tensor.name in self.ambiguous:
+                return f"tensors of several graphs are called {tensor.name}, and calibration tells them apart by name"
+        return ""
+
+
+def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[str, Demotion]:
+    """Return what takes the static nodes out of bodies that did not run in calibration, which says nothing of them.
+
+    A body ran when any of its own tensors was seen. One in which nothing has to be calibrated, because its static nodes
+    read what the graphs around it make, or what has a fixed range, is not asked.
+
+    Args:
+        graph: the prepared graph.
+        plan: whose nodes are static where they can be.
+        statistics: of the plan's taps.
+    """
+    unseen = {name for name in plan.taps if name in statistics.tensors and not statistics.tensors[name].count}
+    found: dict[str, Demotion] = {}
+    idle: set[Graph] = set()
+    for scope in scopes(graph) if unseen else ():
+        own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {one.name for one in scope.inputs}
+        tapped = own.intersection(plan.taps)
+        if scope.parent is None or not (scope.parent in idle or (tapped and tapped <= unseen)):
+            continue
+        idle.add(scope)
+        for node in scope.nodes:
+            if plan.by_node[node.name].mode is Mode.STATIC:
+                found[node.name] = Demotion(Mode.STORAGE, "its body did not run on any sample")
+    return found
+
+
+def _body_obstacle(node: Node, target: Target, *, in_scan: bool) -> str:
+    """Return why nodes in the bodies of a node cannot be integer, or an empty string."""
+    if not target.fuses_in_bodies:
+        return f"stands in a body of {node.op}, where {target.name} is not known to have integer kernels"
+    if node.domain or node.op not in CARRYING:
+        return f"stands in a body of {node.op}, where activations are not calibrated"
+    if in_scan and node.op != "Scan":
+        return f"stands in a body of {node.op} inside a Scan, where activations are not calibrated"
+    return ""

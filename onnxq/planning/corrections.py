@@ -1,0 +1,86 @@
+"""Where a bias can make up for what rounding a weight adds to the mean of each output channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype
+from onnxq.operators import OPERATORS
+from onnxq.planning.obstacles import scales_its_terms, volume
+from onnxq.planning.plan import Decision, Mean
+from onnxq.scheme import Method
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+# Their arithmetic is followed to the last bit, biases included.
+_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
+_WEIGHT = 1
+
+
+def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    """Yield the decisions, each with the mean that tells how the node's bias is to be corrected, where one does.
+
+    Args:
+        graph: the prepared graph; only its main graph has means of channels.
+        decisions: for its nodes.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    axes: dict[str, int] = {}
+    for decision in decisions:
+        node = nodes.get(decision.node)
+        mean = _mean(node, decision) if node is not None else None
+        # A tensor is told apart along one axis only.
+        fits = mean is not None and axes.setdefault(mean.tensor, mean.axis) == mean.axis
+        yield replace(decision, mean=mean) if fits else decision
+
+
+def _mean(node: Node, decision: Decision) -> Mean | None:
+    weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
+    if weight is None or weight.spec.method in _FOLLOWED or bias_of(node) is None:
+        return None
+    axis = OPERATORS[node.op].channels
+    assert axis is not None, "only a product whose channels are known has a bias to correct"
+    return Mean(node.inputs[0].name, axis)
+
+
+def bias_of(node: Node) -> tuple[Node, int] | None:
+    """Return the node and the input at which the constant bias of a product stands, or None when it has none.
+
+    It is the bias of a Conv or Gemm, or what an Add behind a MatMul adds to each of its columns.
+
+    >>> from onnxq.graph import constant
+    >>> import numpy as np
+    >>> weight, bias = constant("w", np.ones((2, 3), np.float32)), constant("b", np.ones(3, np.float32))
+    >>> data = Variable("x", np.dtype(np.float32), [1, 2])
+    >>> bias_of(Node("Gemm", "g", {}, [data, weight, bias], [Variable("y")]))[1]
+    2
+    """
+    operator = OPERATORS.get(node.op) if not node.domain else None
+    if operator is None or operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
+        return None
+    data, weight = node.inputs[:2]
+    if not isinstance(data, Variable) or not isinstance(weight, Constant):
+        return None
+    if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
+        return None
+    if operator.bias is None:
+        place = _added(node) if len(weight.shape) == 2 else None
+    else:
+        place = (node, operator.bias) if len(node.inputs) > operator.bias else None
+    bias = place[0].inputs[place[1]] if place else None
+    if not isinstance(bias, Constant) or onnx_dtype(bias) not in _FLOATS:
+        return None
+    channels = weight.shape[operator.weights[_WEIGHT](node)]
+    return place if bias.shape and bias.shape[-1] == channels == volume(bias.shape) else None
+
+
+def _added(node: Node) -> tuple[Node, int] | None:
+    """Return the only reader of a product when it adds a constant, and the input at which that stands."""
+    output = node.outputs[0]
+    reader = output.outputs[0] if len(output.outputs) == 1 else None
+    if reader is None or reader.op != "Add" or reader.domain:
+        return None
+    index = 1 if reader.inputs[0] is output else 0
+    return (reader, index) if isinstance(reader.inputs[index], Constant) else None

@@ -1,0 +1,133 @@
+"""Node times that were measured before: within a run, and from run to run in a file that the user names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from onnxq.calibration.workers import available_cores
+from onnxq.errors import DataError, OutputError
+from onnxq.publish import check_output
+from onnxq.runtime import runtime_version
+from onnxq.searching.kernel_times import NodeTimes
+
+_FORMAT = "onnxq costs 1"
+# Those of some twenty searches; the oldest make room.
+_MOST_ENTRIES = 200
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class CostCache:
+    """Times by what was measured.
+
+    Attributes:
+        path: the file that keeps them; None keeps them for as long as this lives.
+        known: by key.
+    """
+
+    path: Path | None = None
+    known: dict[str, NodeTimes] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, path: Path | None) -> CostCache:
+        """Return the cache in a file, an empty one where the file is not there yet.
+
+        Raises:
+            DataError: the file cannot be read, or something else wrote it.
+            OutputError: it cannot be written there.
+        """
+        if path is None:
+            return cls()
+        check_output(path, None)
+        return cls(path, _read(path) if path.exists() else {})
+
+    def times(self, key: str, measure: Callable[[], NodeTimes]) -> NodeTimes:
+        """Return what is known, or what is measured now and written at once.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        if key not in self.known:
+            self.known[key] = measure()
+            if self.path is not None:
+                _write(self.known, self.path)
+        return self.known[key]
+
+
+def cost_key(model: str, samples: Iterable[str], effect: object) -> str:
+    """Return what times are told apart by: what ran, and where.
+
+    Args:
+        model: digest of the prepared model.
+        samples: digests of what it ran on.
+        effect: what the plan does whose model ran; None stands for the float model.
+    """
+    ran = (model, *samples, effect)
+    place = (platform.machine(), _processor(), available_cores(), runtime_version(), version("onnxq"))
+    return hashlib.blake2b(repr((ran, place)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@cache
+def _processor() -> str:
+    """Return the model of the processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
+        platform.processor()
+    )
+
+
+def _read(path: Path) -> dict[str, NodeTimes]:
+    try:
+        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give another file for node times") from error
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} does not hold node times ({error}), expected a file of {_FORMAT}; give another one, or remove it"
+        ) from error
+
+
+def _parsed(document: Mapping[str, Any]) -> dict[str, NodeTimes]:
+    if document["format"] != _FORMAT:
+        raise ValueError(f"format {document['format']!r}")
+    return {
+        key: NodeTimes(
+            _numbers(entry["nodes"]),
+            _numbers(entry["borders"]),
+            _numbers(entry["elements"]),
+            _numbers({"rest": entry["rest"]})["rest"],
+        )
+        for key, entry in document["times"].items()
+    }
+
+
+def _numbers(found: Mapping[str, float]) -> dict[str, float]:
+    for name, value in found.items():
+        if not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
+            raise ValueError(f"{value!r} at {name!r}")
+    return dict(found)
+
+
+def _write(known: Mapping[str, NodeTimes], path: Path) -> None:
+    newest = list(known.items())[-_MOST_ENTRIES:]
+    text = json.dumps({"format": _FORMAT, "times": {key: asdict(times) for key, times in newest}})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path} cannot be written: {error.strerror}; free space or name another file") from error

@@ -1,0 +1,133 @@
+"""How faithful a model can be trusted to be on samples it has not seen, judged by what it did on a few."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from onnxq.calibration.inputs import is_floating
+from onnxq.evaluate import agreement_of
+from onnxq.numbers.numerics import signal_to_noise
+from onnxq.runtime import Array
+
+# One-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
+_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+# Outputs that are equal, or nearly, must not make the ratio zero, nor silent ones that are not make it infinite.
+_LARGEST_SQNR = 150.0
+_LOWEST_SQNR = -300.0
+# Rows of probabilities add up to one, as far as float16 tells.
+_ROUNDING = 2e-3
+# Errors of the logarithms of less are no matter, and mirrored they would be.
+_TINY = np.float32(1e-6)
+_FLOAT32 = np.dtype(np.float32)
+
+Pair = tuple[Sequence[Any], Sequence[Any]]
+"""The reference's outputs for a sample, and the candidate's."""
+Energies = tuple[float, float]
+"""Of the signal, and of the noise on it."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a few samples say of all others.
+
+    Attributes:
+        sqnr: SQNR in decibels that the worst output can be trusted to have; -inf when an output is not finite.
+        noise: expected noise-to-signal ratio at the worst output, for comparing plans and not for trusting one.
+    """
+
+    sqnr: float
+    noise: float
+
+
+def trust(pairs: Sequence[Pair]) -> Trust:
+    """Judge a candidate by what it and the reference gave for a few samples.
+
+    What an output is trusted with is its SQNR over all samples, or the lower confidence bound of the samples' own where
+    that is less. Of probabilities, what errors of the opposite sign would have done counts as much as what was seen:
+    whether an error turns an answer over, or makes it the surer, is luck, and plans are chosen by what was seen.
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+    """
+    outputs = [_trust([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    return Trust(min(one.sqnr for one in outputs), max(one.noise for one in outputs))
+
+
+def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
+    wide = [(_widened(one), _widened(other)) for one, other in pairs]
+    if not all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide):
+        # Labels and sequences are judged all together: a single label is right or wrong.
+        agreement = agreement_of(["output"], [((one,), (other,)) for one, other in pairs])
+        sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
+        return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
+    seen = [_energies(one, other) for one, other in wide]
+    probabilities = all(_are_probabilities(one) for one, _ in wide)
+    both = [*seen, *(_energies(one, _mirrored(one, other)) for one, other in wide if probabilities)]
+    (signal, noise), of_both = _total(seen), _total(both)
+    if not math.isfinite(signal + noise):
+        return Trust(-math.inf, math.inf)
+    bound = lower_bound([signal_to_noise(*one) for one in both])
+    return Trust(min(signal_to_noise(signal, noise), bound), 10 ** (-signal_to_noise(*of_both) / 10))
+
+
+def _total(energies: Sequence[Energies]) -> Energies:
+    return math.fsum(signal for signal, _ in energies), math.fsum(noise for _, noise in energies)
+
+
+def _energies(expected: Array, found: Array) -> Energies:
+    """Return the energies where the reference is finite."""
+    error = found - expected
+    energies = float(np.vdot(expected, expected)), float(np.vdot(error, error))
+    if math.isfinite(sum(energies)):
+        return energies
+    usable = np.isfinite(expected)
+    wide, error = expected[usable].astype(np.float64), error[usable].astype(np.float64)
+    return float(np.vdot(wide, wide)), float(np.vdot(error, error))
+
+
+def _widened(array: Any) -> Any:
+    """Return float16 and bfloat16 as float32, in which energies do not overflow; anything else as it is."""
+    narrow = isinstance(array, np.ndarray) and array.dtype.itemsize < _FLOAT32.itemsize and is_floating(array.dtype)
+    return array.astype(_FLOAT32) if narrow else array
+
+
+def _is_float(array: object) -> TypeGuard[Array]:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f"
+
+
+def _are_probabilities(array: Array) -> bool:
+    """Whether the last axis holds probabilities of two or more outcomes."""
+    if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
+        return False
+    return bool(array.min() >= 0 and np.allclose(array.sum(-1), 1, 0, _ROUNDING))
+
+
+def _mirrored(expected: Array, found: Array) -> Array:
+    """Return the probabilities that errors of the opposite sign in their logarithms would give."""
+    mirrored = expected * (np.maximum(expected, _TINY) / np.maximum(found, _TINY))
+    return np.asarray(mirrored / np.maximum(mirrored.sum(-1, keepdims=True), _TINY))
+
+
+def lower_bound(values: Sequence[float]) -> float:
+    """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from those of a few.
+
+    The bound is taken of the mean noise-to-signal ratio, which the worst samples dominate as they dominate the noise of
+    all. A sample twice as noisy as the worst is counted besides, since a few samples seldom hold the rare answer
+    that a little noise turns over, and a plan was chosen because they did not. Infinite for a single value.
+
+    >>> round(lower_bound([28.0, 17.8, 25.9]), 1)
+    15.1
+    """
+    if len(values) < 2:
+        return math.inf
+    ratios = [10 ** (-min(max(value, _LOWEST_SQNR), _LARGEST_SQNR) / 10) for value in values]
+    ratios.append(2 * max(ratios))
+    quantile = _STUDENT[min(len(ratios) - 1, len(_STUDENT)) - 1]
+    highest = statistics.fmean(ratios) + quantile * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return -10 * math.log10(highest)

@@ -1,0 +1,81 @@
+"""Means of channels are exact for any order, split and merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.calibration.channel_sums import ChannelSums, channel_sums
+from onnxq.calibration.observer import TensorObserver
+from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, merge, observe
+from onnxq.errors import DataError
+
+
+def observed(arrays: list[np.ndarray], axis: int) -> TensorStatistics:
+    observer = ChannelSums(TensorObserver("t", 0), "t", axis)
+    for index, array in enumerate(arrays):
+        observer.add(array, index)
+    return observer.statistics()
+
+
+def arrays_of(seed: int, count: int, scale: float) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [(scale * generator.normal(1, 1, (2, 3, generator.integers(1, 6)))).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((2, 3, 4, 5), 1), ((4, 3), -1), ((3,), 0), ((2, 3, 1), 1), ((5, 1, 3), 2)]
+)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_means_are_those_of_numpy(shape: tuple[int, ...], axis: int, dtype: type[np.floating]) -> None:
+    array = np.random.default_rng(0).normal(3, 1, shape).astype(dtype)
+    expected = np.moveaxis(array.astype(np.float64), axis, 0).reshape(3, -1).mean(1)
+    np.testing.assert_allclose(observed([array], axis).means, expected, rtol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.floats(1e-6, 1e6))
+def test_any_order_and_split_gives_the_same_bits(seed: int, count: int, scale: float) -> None:
+    arrays = arrays_of(seed, count, scale)
+    whole = observed(arrays, 1)
+    parts = [observed([array], 1) for array in arrays]
+    middle = count // 2
+    assert observed(arrays[::-1], 1).sums.tolist() == whole.sums.tolist()
+    assert merge(merge(parts[0], EMPTY), observed(arrays[1:], 1)).sums.tolist() == whole.sums.tolist()
+    assert merge(observed(arrays[middle:], 1), observed(arrays[:middle], 1)).means.tolist() == whole.means.tolist()
+
+
+def test_sums_that_only_one_kept_are_dropped() -> None:
+    array = np.ones((2, 3), np.float32)
+    assert len(merge(observed([array], 1), observe(array)).means) == 0
+
+
+def test_channels_that_do_not_fit_are_one_sentence() -> None:
+    with pytest.raises(DataError, match="'t' has 2 axes, expected axis 2 for its channels"):
+        observed([np.ones((2, 3), np.float32)], 2)
+    with pytest.raises(DataError, match="A tensor has 3 and 2 channels, expected one number"):
+        observed([np.ones((2, 3), np.float32), np.ones((2, 2), np.float32)], 1)
+
+
+def test_empty_arrays_add_nothing() -> None:
+    assert observed([np.ones((0, 3), np.float32)], 1) == EMPTY
+    assert observed([np.ones((0, 3), np.float32), np.ones((1, 3), np.float32)], 1).means.tolist() == [1, 1, 1]
+
+
+def test_means_stay_within_the_range_whatever_the_sums() -> None:
+    huge = np.full((1, 2), 3e38, np.float32)
+    assert observed([huge, huge], 1).means.max() <= 3.0000001e38
+
+
+def test_sums_are_kept_in_files(tmp_path: Path) -> None:
+    found = Statistics(2, {"a": observed(arrays_of(0, 2, 1.0), 1), "b": observe(np.ones(3, np.float32))})
+    found.save(tmp_path / "s.npz")
+    assert Statistics.load(tmp_path / "s.npz") == found
+
+
+def test_sums_of_a_strided_array_are_those_of_its_values() -> None:
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
+    assert channel_sums(array, 1).tolist() == array.sum((0, 2)).tolist()

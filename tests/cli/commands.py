@@ -1,0 +1,17 @@
+"""Running a command of onnxq in this process, and the models and samples that ship with the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from onnxq.cli.main import cli
+
+MODELS = Path(__file__).parents[2] / "models"
+CALIB = MODELS / "data" / "calib.npz"
+
+
+def invoke(*arguments: object) -> Result:
+    """Run a command; an error of onnxq is raised, not printed."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)

@@ -1,0 +1,133 @@
+"""onnxq quantize on the models that ship with the project; bad input is tested in tests/hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import CALIB, MODELS, invoke
+
+from onnxq.errors import SchemeError
+
+
+def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    result = invoke(
+        "quantize",
+        MODELS / "gru.onnx",
+        "--calib",
+        CALIB,
+        "-o",
+        output,
+        "--limit",
+        8,
+        "--seconds",
+        0.1,
+        "--report",
+        report,
+    )
+    assert result.exit_code == 0
+    assert result.stdout == f"{output}\n"
+    for word in ("size", "SQNR", "latency", "kernels", "storage"):
+        assert word in result.stderr
+    figures = json.loads(report.read_text())
+    assert figures["samples"] == 8
+    assert figures["bytes"] == output.stat().st_size
+    assert {one["node"] for one in figures["plan"]["decisions"]}
+    assert all(one["reason"] for one in figures["plan"]["decisions"])
+
+
+def test_the_default_output_is_named_after_model_and_preset_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--preset", "int8-storage")
+    result = invoke("quantize", MODELS / "gru.onnx", *options)
+    assert result.stdout == "gru.int8-storage.onnx\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["gru.int8-storage.onnx"]
+
+
+def test_dry_run_prints_one_line_a_node_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("quantize", MODELS / "resnet.onnx", "--dry-run")
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert {len(line) for line in lines} == {4}
+    assert {line[0] for line in lines} <= {"static", "storage", "float"}
+    assert sum(line[1] == "Conv" and line[0] == "static" for line in lines) > 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_excluded_nodes_stay_in_float() -> None:
+    plain = invoke("quantize", MODELS / "resnet.onnx", "--dry-run").stdout.splitlines()
+    node = next(line.split("\t")[2] for line in plain if line.startswith("static\tConv"))
+    excluded = invoke("quantize", MODELS / "resnet.onnx", "--dry-run", "--exclude", node).stdout
+    assert f"float\tConv\t{node}\t" in excluded
+
+
+def test_a_scheme_file_decides(tmp_path: Path) -> None:
+    scheme = tmp_path / "mine.toml"
+    scheme.write_text('base = "int8"\n[[rule]]\nop_types = ["Gemm"]\nmode = "float"\n')
+    lines = invoke("quantize", MODELS / "resnet.onnx", "--dry-run", "--scheme", scheme).stdout
+    assert "float\tGemm" in lines
+    assert "static\tConv" in lines
+
+
+def test_images_are_samples_when_options_say_how(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for index, image in enumerate(np.load(CALIB)["image"][:4]):
+        Image.fromarray((image[0] * 255).astype(np.uint8)).save(tmp_path / f"{index}.png")
+    output = tmp_path / "out.onnx"
+    options = ("--image-channels", "GRAY", "--seconds", 0)
+    assert invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options).exit_code == 0
+    assert output.exists()
+
+
+def test_preset_and_scheme_cannot_both_be_given(tmp_path: Path) -> None:
+    result = invoke("quantize", MODELS / "gru.onnx", "--dry-run", "--preset", "int8", "--scheme", tmp_path / "s.toml")
+    assert result.exit_code == 2
+    assert "give --preset or --scheme, not both" in result.stderr
+
+
+def test_calib_is_asked_for_unless_it_is_a_dry_run() -> None:
+    result = invoke("quantize", MODELS / "gru.onnx")
+    assert result.exit_code == 2
+    assert "give --calib with representative samples" in result.stderr
+
+
+def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    plan, model = tmp_path / "plan.toml", MODELS / "gru.onnx"
+    result = invoke("quantize", model, "--plan", plan, "--dry-run")
+    assert result.exit_code == 2
+    assert "--dry-run shows what a scheme would do" in result.stderr
+    result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
+    assert result.exit_code == 2
+    assert "--report and --plan-out are both" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
+    first = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", "--plan-out", "plan.toml")
+    again = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "plan.toml")
+    assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"
+
+
+def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_asks_for_it(build, tmp_path: Path) -> None:
+    model = build(
+        "(float[6,2,32] x) => (float[6,1,2,16] y) { [cell] y = LSTM <hidden_size = 16> (x, w, r) }",
+        w=(1, 64, 32),
+        r=(1, 64, 16),
+    )
+    source, samples, plan = tmp_path / "float.onnx", tmp_path / "calib.npz", tmp_path / "plan.toml"
+    onnx.save(model, source)
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((4, 6, 2, 32), np.float32))
+    options = (source, "--calib", samples, "--seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
+    assert invoke("quantize", *options, "--emit", "ort", "--plan-out", plan).exit_code == 0
+    assert [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node] == ["DynamicQuantizeLSTM"]
+    with pytest.raises(SchemeError, match=r"node cell is dynamic, .*; say --emit ort"):
+        invoke("quantize", source, "--calib", samples, "--plan", plan, "-o", tmp_path / "again.onnx")

@@ -1,0 +1,117 @@
+"""Node times that are measured once, and files that do not hold any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onnxq.errors import DataError, OutputError
+from onnxq.pipeline import quantize
+from onnxq.searching import cost_cache, laboratory
+from onnxq.searching.cost_cache import CostCache, cost_key
+from onnxq.searching.kernel_times import NodeTimes, profile_kernels
+
+MODELS = Path(__file__).parents[2] / "models"
+CALIB = MODELS / "data" / "calib.npz"
+TIMES = NodeTimes({"a": 1.5}, {"t": 0.25}, {"a": 512.0}, 0.0)
+
+
+def never() -> NodeTimes:
+    raise AssertionError("it was measured before")
+
+
+def test_what_was_measured_is_known_to_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    assert CostCache.opened(path).times("key", lambda: TIMES) == TIMES
+    again = CostCache.opened(path)
+    assert again.times("key", never) == TIMES
+    assert again.times("other", lambda: TIMES) == TIMES
+    assert CostCache.opened(path).known == {"key": TIMES, "other": TIMES}
+    assert [found.name for found in tmp_path.iterdir()] == ["costs.json"]
+
+
+def test_without_a_file_times_are_known_for_as_long_as_the_cache_lives(tmp_path: Path) -> None:
+    cache = CostCache.opened(None)
+    cache.times("key", lambda: TIMES)
+    assert cache.times("key", never) == TIMES
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_times_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_cache, "_MOST_ENTRIES", 2)
+    cache = CostCache.opened(tmp_path / "costs.json")
+    for key in ("a", "b", "c"):
+        cache.times(key, lambda: TIMES)
+    assert list(CostCache.opened(tmp_path / "costs.json").known) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "onnxq costs 0", "times": {}}',
+        '{"format": "onnxq costs 1", "times": []}',
+        '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": {}, "elements": {}}}}',
+        '{"format": "onnxq costs 1", "times": {"key": {"nodes": {"a": -1}, "borders": {}, "elements": {}, "rest": 0}}}',
+        '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": {}, "elements": {}, "rest": NaN}}}',
+        '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": 3, "elements": {}, "rest": 0}}}',
+        "\x08\x07model",
+    ],
+)
+def test_a_file_of_anything_else_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"costs.json does not hold node times \(.*expected a file of onnxq costs 1"):
+        CostCache.opened(path)
+    assert path.read_text() == text
+
+
+def test_places_that_cannot_hold_a_file_are_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="missing of the output does not exist"):
+        CostCache.opened(tmp_path / "missing" / "costs.json")
+    with pytest.raises(OutputError, match="is a folder"):
+        CostCache.opened(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(OutputError, match="taken cannot be written"):
+        CostCache(tmp_path / "taken").times("key", lambda: TIMES)
+    assert [found.name for found in tmp_path.iterdir()] == ["taken"]
+
+
+def test_other_models_plans_data_runtimes_and_machines_have_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [cost_key("m", ["s"], "e"), cost_key("n", ["s"], "e"), cost_key("m", ["t"], "e"), cost_key("m", ["s"], None)]
+    for name in ("_processor", "available_cores", "runtime_version"):
+        monkeypatch.setattr(cost_cache, name, lambda: "another")
+        keys.append(cost_key("m", ["s"], "e"))
+    assert len(set(keys)) == 7
+    assert keys[-1] == cost_key("m", ["s"], "e")
+
+
+def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = []
+
+    def counted(*given, **options):
+        profiled.append(given[0].name)
+        return profile_kernels(*given, **options)
+
+    monkeypatch.setattr(laboratory, "profile_kernels", counted)
+    path = tmp_path / "costs.json"
+    options = {"limit": 4, "seconds": 0.05, "costs": path, "min_sqnr": 0.0}
+    quantize(MODELS / "resnet.onnx", CALIB, **options)
+    first = len(profiled)
+    known = len(json.loads(path.read_text())["times"])
+    assert first == known >= 2
+    quantize(MODELS / "resnet.onnx", CALIB, **options)
+    # Which plans are looked into depends on timing, but none is profiled twice.
+    assert "prepared.onnx" not in profiled[first:]
+    assert len(profiled) - first == len(json.loads(path.read_text())["times"]) - known
+
+
+def test_a_file_of_something_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text("mine")
+    with pytest.raises(DataError, match="does not hold node times"):
+        quantize(tmp_path / "missing.onnx", tmp_path / "missing", costs=tmp_path / "costs.json")

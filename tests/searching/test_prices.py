@@ -1,0 +1,112 @@
+"""Time weighed against noise, what an assignment gives, and the reasons that rest on figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from onnx import ModelProto
+from timed_models import timed, times
+
+from onnxq.planning.plan import Demotion
+from onnxq.scheme import Mode, Spec
+from onnxq.searching.alternatives import STATIC, Alternative
+from onnxq.searching.assignment import cheapest
+from onnxq.searching.prices import SILENT, Noise, Prices
+
+DYNAMIC = Alternative(Mode.DYNAMIC)
+FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+COARSE = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+
+
+def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(perceptron: ModelProto) -> None:
+    dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
+    found = Prices(timed(perceptron, FLOATS, dynamic, {DYNAMIC: dynamic}, scheme="int8-dynamic"))
+    chosen = found.assignment(frozenset(), SILENT, 0.0)
+    assert chosen.alternatives == {"first": DYNAMIC}
+    assert found.demotions(chosen, SILENT) == {
+        "second": Demotion(
+            Mode.STORAGE,
+            "it is not faster as an integer kernel on this machine",
+            "0.000 ms in float, 0.000 ms as integers",
+        )
+    }
+
+
+def test_a_node_that_the_scheme_wants_dynamic_multiplies_codes_where_that_is_faster(perceptron: ModelProto) -> None:
+    slow, fast = times(dict.fromkeys(FLOATS.nodes, 4e6)), times(dict.fromkeys(FLOATS.nodes, 2e6))
+    floats = times(dict.fromkeys(FLOATS.nodes, 9e6))
+    found = Prices(timed(perceptron, floats, slow, {DYNAMIC: slow, COARSE: fast}, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    assert demotions["first"] == Demotion(
+        Mode.WEIGHT_ONLY,
+        "it is faster so, or less noisy, than with dynamic scales",
+        "9.000 ms in float, 4.000 ms as integers, 2.000 ms with float data and int4 codes",
+        COARSE.weight,
+    )
+
+
+def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptron: ModelProto) -> None:
+    offers = {
+        DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0}),
+        FINE: times({"first": 4.0, "relu": 1.0, "second": 20.0}),
+    }
+    found = Prices(timed(perceptron, FLOATS, FLOATS, offers))
+    noise = Noise(alternatives={DYNAMIC: {"first": 0.5}, FINE: {"first": 0.05}})
+    assert found.float_side("first", noise, 0.0) == (DYNAMIC, 2.0)
+    assert found.float_side("first", noise, 10.0) == (FINE, 4.5)
+    assert found.float_side("first", noise, 110.0) == (None, 9.0)
+    assert found.float_side("second", noise, 0.0) == (None, 9.0)
+    assert found.without(frozenset({("first", DYNAMIC)})).float_side("first", noise, 0.0) == (FINE, 4.0)
+
+
+def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS))
+    noise = Noise(stored={"second": 9.0})
+    assert found.float_side("second", noise, 1.0) == (None, 18.0)
+    left = {"second": Demotion(Mode.FLOAT, "why")}
+    found = replace(found, left=left)
+    assert found.float_side("second", noise, 1.0) == (None, 9.0)
+    assert found.demotions(found.assignment(frozenset({"first", "relu"}), noise, 1.0), noise) == left
+
+
+def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
+    floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
+    found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3})))
+    noise = Noise({"first": 0.1, "second": 0.2}, stored={"first": 0.01, "second": 0.02})
+    one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
+    assert one.noise == pytest.approx(0.12)
+    assert one.nanoseconds == 3e3 + 1e3 + 9e3 + 3_000 + 3_500
+    (demotion,) = found.demotions(one, noise).values()
+    assert demotion.reason == "the time it gains as an integer kernel is not worth the noise"
+
+
+def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(perceptron: ModelProto) -> None:
+    floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
+    coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
+    found = Prices(timed(perceptron, floats, floats, {COARSE: coarse}))
+    noise = Noise(alternatives={COARSE: {"first": 0.5, "second": 0.001}}, stored={"first": 0.02})
+    one = found.assignment(frozenset(), noise, 1e6)
+    assert one.alternatives == {"second": COARSE}
+    assert one.nanoseconds == 9e3 + 1e3 + 3e3
+    assert one.noise == pytest.approx(0.021)
+    assert found.assignment(frozenset(), noise, 0.0).nanoseconds == 2e3 + 1e3 + 3e3
+
+
+def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
+    slow, fast = (times(dict.fromkeys(FLOATS.nodes, value)) for value in (5e6, 1.0))
+    found = Prices(timed(perceptron, times(dict.fromkeys(FLOATS.nodes, 9e6)), fast, {COARSE: slow}))
+    assert cheapest(found.problem(SILENT, 0.0)) == {"first", "relu", "second"}
+    kept = found.without(frozenset({("second", STATIC)}))
+    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    assert one.ways == {("first", STATIC), ("relu", STATIC), ("second", COARSE)}
+    kept = found.without(frozenset({("second", STATIC), ("second", COARSE)}))
+    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    assert one.ways == {("first", STATIC), ("relu", STATIC)}
+
+
+def test_all_that_is_known_of_integers_is_one_list() -> None:
+    noise = Noise({"a": 0.5}, {COARSE: {"a": 0.25}}, {"a": 0.1})
+    assert noise.ways == {("a", STATIC): 0.5, ("a", COARSE): 0.25}
+    assert (noise.of(COARSE, "a"), noise.of(COARSE, "b"), noise.of(FINE, "a")) == (0.25, 0.0, 0.0)

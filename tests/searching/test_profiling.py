@@ -1,0 +1,85 @@
+"""What is profiled before a search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from onnx import ModelProto
+from timed_models import TARGET, planned
+
+from onnxq.graph import Graph
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.planning.planner import make_plan
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.scheme import Mode
+from onnxq.searching.costs import Costs
+from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.profiling import profile_costs
+
+
+@dataclass
+class Recorder:
+    """A laboratory that only remembers which plans were profiled."""
+
+    graph: Graph
+    scheme: str = "int8"
+    can_decode: bool = True
+    profiled: list[Plan | None] = field(default_factory=list)
+    measured: int = 0
+
+    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
+        return make_plan(self.graph, preset_named(self.scheme), TARGET, demotions)
+
+    def sqnr(self, plan: Plan) -> float:
+        return math.inf
+
+    def expresses(self, plan: Plan) -> bool:
+        return self.can_decode or not plan.count(Mode.WEIGHT_ONLY)
+
+    def times(self, plan: Plan | None) -> NodeTimes:
+        self.profiled.append(plan)
+        return NodeTimes({}, {}, {}, 0.0)
+
+    def speed(self, plan: Plan) -> float:
+        return 1.0
+
+
+def profiled(laboratory: Recorder, latest: float = math.inf) -> Costs:
+    full = laboratory.plan({})
+    stores = {one.node: Demotion(Mode.STORAGE, "why") for one in full.decisions if one.mode is Mode.STATIC}
+    return profile_costs(laboratory, laboratory.graph, TARGET, stores, latest=latest, progress=silent)
+
+
+def test_each_alternative_is_profiled_where_all_take_it(perceptron: ModelProto) -> None:
+    laboratory = Recorder(planned(perceptron)[0])
+    costs = profiled(laboratory)
+    assert [offer.nodes for offer in costs.offers] == [{"first", "second"}] * 3
+    assert [None if plan is None else plan.by_node["first"].mode for plan in laboratory.profiled] == [
+        None,
+        Mode.STATIC,
+        Mode.DYNAMIC,
+        Mode.WEIGHT_ONLY,
+        Mode.WEIGHT_ONLY,
+    ]
+
+
+def test_nothing_is_profiled_that_no_node_can_take(residual: ModelProto) -> None:
+    laboratory = Recorder(planned(residual)[0])
+    assert profiled(laboratory).offers == ()
+    assert len(laboratory.profiled) == 2
+
+
+def test_an_alternative_that_no_model_can_express_is_left_out(perceptron: ModelProto) -> None:
+    laboratory = Recorder(planned(perceptron)[0], can_decode=False)
+    assert [offer.alternative.mode for offer in profiled(laboratory).offers] == [Mode.DYNAMIC]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8-dynamic"])
+def test_when_it_is_late_no_alternative_is_profiled(perceptron: ModelProto, scheme: str) -> None:
+    laboratory = Recorder(planned(perceptron)[0], scheme)
+    assert profiled(laboratory, latest=-math.inf).offers == ()
+    assert len(laboratory.profiled) == 2

@@ -1,0 +1,46 @@
+"""Costs of small models whose times are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import ModelProto
+
+from onnxq.graph import Graph, read_model
+from onnxq.planning.plan import Plan
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
+from onnxq.presets import preset_named
+from onnxq.searching.alternatives import Alternative, Offer, takers, wishes
+from onnxq.searching.costs import Costs
+from onnxq.searching.kernel_times import NodeTimes
+from onnxq.targets import target_named
+
+TARGET = target_named("onnxruntime-cpu")
+
+
+def times(nodes: Mapping[str, float], borders: Mapping[str, float] | None = None) -> NodeTimes:
+    return NodeTimes(nodes, borders or {}, dict.fromkeys(nodes, 1_000.0), 0.0)
+
+
+def planned(model: ModelProto, scheme: str = "int8") -> tuple[Graph, Plan]:
+    """Return a prepared graph and what a scheme wants of it."""
+    graph = prepare(read_model(model))
+    return graph, make_plan(graph, preset_named(scheme), TARGET)
+
+
+def timed(
+    model: ModelProto,
+    floats: NodeTimes,
+    static: NodeTimes,
+    offers: Mapping[Alternative, NodeTimes] | None = None,
+    scheme: str = "int8",
+) -> Costs:
+    """Return the costs of a model, of which these were measured."""
+    graph, full = planned(model, scheme)
+    found = []
+    for alternative, measured in (offers or {}).items():
+        wished = wishes(alternative, full, TARGET)
+        plan = make_plan(graph, preset_named(scheme), TARGET, wished)
+        found.append(Offer(alternative, plan, takers(alternative, plan, wished.keys()), measured))
+    return Costs(graph, TARGET, full, floats, static, tuple(found))

@@ -1,0 +1,271 @@
+"""Models with If, Loop and Scan end to end: bodies run on integer kernels, and give what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import parser
+
+from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.planning.plan_file import load_plan, save_plan
+from onnxq.report import Report
+from onnxq.scheme import Mode
+
+STATIC, STORAGE = Mode.STATIC, Mode.STORAGE
+IDLE = "computes in float from int8-narrow weights: its body did not run on any sample"
+PADS = "<pads = [1,1,1,1]>"
+KERNEL = (8, 8, 3, 3)
+IMAGE = (1, 8, 8, 8)
+Samples = list[dict[str, NDArray[Any]]]
+
+
+def varied(shape: tuple[int, ...], others: Mapping[str, list[object]], name: str = "x") -> Samples:
+    """Return as many samples as the other inputs have values."""
+    generator = np.random.default_rng(2)
+    rows = [dict(zip(others, row, strict=True)) for row in zip(*others.values(), strict=True)]
+    return [
+        {name: generator.standard_normal(shape).astype(np.float32)}
+        | {key: np.asarray(value) for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def checked(path: Path, report: Report) -> Report:
+    """Return the report of a model that is valid and faithful."""
+    onnx.checker.check_model(path, full_check=True)
+    assert report.agreement.sound
+    assert report.agreement.worst_sqnr >= 30
+    return report
+
+
+BRANCHES = f"""(float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {{
+    [stem] a = Conv {PADS} (x, w0)
+    [choice] y = If (c) <
+        then_branch = t () => (float[1,8,8,8] u) {{
+            [t1] p = Conv {PADS} (a, w1) [relu] q = Relu(p) [t2] u = Conv {PADS} (q, w2)
+        }},
+        else_branch = e () => (float[1,8,8,8] v) {{ [e1] r = Conv {PADS} (a, w1) [e2] v = Conv {PADS} (r, w3) }}>
+}}"""
+
+
+@pytest.fixture
+def branches(build) -> onnx.ModelProto:
+    return build(BRANCHES, w0=KERNEL, w1=KERNEL, w2=KERNEL, w3=KERNEL)
+
+
+def test_both_branches_are_integer_when_both_ran(branches: onnx.ModelProto, quantize_to, tmp_path: Path) -> None:
+    samples = varied(IMAGE, {"c": [True, False] * 3})
+    report = checked(tmp_path / "m", quantize_to(branches, tmp_path / "m", samples=samples).report)
+    assert report.plan.count(STATIC) == 6
+    assert (report.kernels.integer, report.kernels.heavy_float) == (5, 0)
+    assert set(report.plan.taps) == {"x", "a", "q", "u", "r", "v"}
+
+
+def test_what_several_bodies_read_is_quantized_once(branches: onnx.ModelProto, quantize_to, tmp_path: Path) -> None:
+    quantize_to(branches, tmp_path / "m", samples=varied(IMAGE, {"c": [True, False] * 3}))
+    graph = onnx.load(tmp_path / "m").graph
+    assert sum(node.op_type == "QuantizeLinear" for node in graph.node) == 2
+    bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    stored = [tensor for scope in (graph, *bodies) for tensor in scope.initializer if len(tensor.dims) == 4]
+    assert len(stored) == 4
+    assert all(tensor.data_type == onnx.TensorProto.INT8 for tensor in stored)
+
+
+def test_a_branch_that_never_ran_stays_float(branches: onnx.ModelProto, quantize_to, tmp_path: Path) -> None:
+    samples = varied(IMAGE, {"c": [True] * 6})
+    report = checked(tmp_path / "m", quantize_to(branches, tmp_path / "m", samples=samples).report)
+    assert {name: report.plan.by_node[name].mode for name in ("stem", "t1", "t2", "e1", "e2")} == {
+        "stem": STATIC, "t1": STATIC, "t2": STATIC, "e1": STORAGE, "e2": STORAGE
+    }  # fmt: skip
+    assert report.plan.by_node["e1"].reason == report.plan.by_node["e2"].reason == IDLE
+    assert (report.kernels.integer, report.kernels.heavy_float) == (3, 2)
+
+
+def test_the_search_leaves_a_branch_that_never_ran_float(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
+    samples = varied(IMAGE, {"c": [False] * 4})
+    report = quantize_to(branches, tmp_path / "m", samples=samples, search="fast", min_sqnr=34).report
+    assert {report.plan.by_node[name].reason for name in ("t1", "t2")} == {IDLE}
+    assert report.agreement.worst_sqnr >= 34
+
+
+def test_a_loop_is_integer(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,32] x, int64 n) => (float[4,32] y) {
+            y = Loop (n, go, x) <body = b (int64 i, bool g, float[4,32] s) => (bool h, float[4,32] t) {
+                h = Identity(g) [first] a = MatMul(s, w) [relu] r = Relu(a) [second] o = Gemm(r, v, k) t = Tanh(o)
+            }>
+        }""",
+        w=(32, 32), v=(32, 32), k=(32,), go=np.array(True),
+    )  # fmt: skip
+    report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"n": [1, 2, 3, 4]})).report
+    checked(tmp_path / "m", report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+
+
+def test_a_scan_is_integer(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,32] s, float[5,4,32] x) => (float[4,32] y, float[5,4,32] z) {
+            y, z = Scan (s, x) <num_scan_inputs = 1, body = b (float[4,32] p, float[4,32] e)
+                => (float[4,32] t, float[4,32] o) {
+                [first] a = Gemm(e, w, k) d = Tanh(a) t = Sub(p, d) [second] o = Gemm(t, v, k)
+            }>
+        }""",
+        w=(32, 32), v=(32, 32), k=(32,),
+    )  # fmt: skip
+    starts = [np.zeros((4, 32), np.float32)] * 4
+    report = quantize_to(model, tmp_path / "m", samples=varied((5, 4, 32), {"s": starts})).report
+    checked(tmp_path / "m", report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+
+
+def test_branches_inside_a_loop_are_integer(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        f"""(float[1,8,8,8] x, int64 n) => (float[1,8,8,8] y) {{
+            [stem] a = Conv {PADS} (x, w0)
+            y = Loop (n, go, a) <body = b (int64 i, bool g, float[1,8,8,8] s) => (bool h, float[1,8,8,8] t) {{
+                h = Identity(g) z = Mod(i, two) even = Equal(z, zero)
+                t = If (even) <
+                    then_branch = tb () => (float[1,8,8,8] u) {{
+                        [t1] p = Conv {PADS} (s, w1) [tr] q = Relu(p) [t2] u = Conv {PADS} (q, w2)
+                    }},
+                    else_branch = eb () => (float[1,8,8,8] v) {{ [e1] r = Conv {PADS} (a, w1) v = Sub(r, s) }}>
+            }}>
+        }}""",
+        w0=KERNEL, w1=KERNEL, w2=KERNEL, go=np.array(True), two=np.array(2), zero=np.array(0),
+    )  # fmt: skip
+    report = quantize_to(model, tmp_path / "m", samples=varied(IMAGE, {"n": [1, 2, 3, 2]})).report
+    checked(tmp_path / "m", report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (4, 0)
+
+
+def test_a_weight_is_stored_once_for_the_graph_and_its_bodies(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+            [outer] a = MatMul(x, w) h = Tanh(a)
+            y = If (c) <
+                then_branch = t () => (float[4,32] u) { [one] u = MatMul(h, w) },
+                else_branch = e () => (float[4,32] v) { [two] k = MatMul(h, w) v = Neg(k) }>
+        }""",
+        w=(32, 32),
+    )
+    report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False] * 2})).report
+    checked(tmp_path / "m", report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (3, 0)
+    assert (tmp_path / "m").read_bytes().count(b"w.codes") == 4  # one initializer, three readers
+    tensors = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(tmp_path / "m").graph.initializer}
+    assert list(tensors.values()).count((32, 32)) == 1
+
+
+def test_what_stands_in_a_function_is_integer(quantize_to, tmp_path: Path) -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        main (float[4,32] x, float[32,32] w, bool c) => (float[4,32] y) {
+            a = local.layer(x, w)
+            y = If (c) <
+                then_branch = t () => (float[4,32] u) { u = local.layer(a, w) },
+                else_branch = e () => (float[4,32] v) { v = Neg(a) }>
+        }
+        <domain: "local", opset_import: ["" : 17]>
+        layer (data, weight) => (result) { product = MatMul(data, weight) result = Tanh(product) }"""
+    )
+    del model.graph.input[1]
+    weight = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32) / 6
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False]})).report
+    checked(tmp_path / "m", report)
+    assert [one.mode for one in report.plan.decisions if one.op_type == "MatMul"] == [STATIC, STATIC]
+    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+
+
+def test_products_in_bodies_may_have_dynamic_scales(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+            y = If (c) <
+                then_branch = t () => (float[4,32] u) { u = MatMul(x, w) },
+                else_branch = e () => (float[4,32] v) { k = MatMul(x, w) v = Neg(k) }>
+        }""",
+        w=(32, 32),
+    )
+    samples = varied((4, 32), {"c": [True, False]})
+    report = quantize_to(model, tmp_path / "m", samples=samples, scheme="int8-dynamic").report
+    checked(tmp_path / "m", report)
+    assert report.plan.count(Mode.DYNAMIC) == 2
+    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+
+
+def test_a_plan_with_bodies_is_replayed_to_the_same_bytes(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
+    samples = varied(IMAGE, {"c": [True, False] * 3})
+    report = quantize_to(branches, tmp_path / "first", samples=samples).report
+    save_plan(report.plan, tmp_path / "plan.toml")
+    again = load_plan(tmp_path / "plan.toml")
+    quantize_to(branches, tmp_path / "second", samples=samples, replay=again)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_path: Path) -> None:
+    samples = varied(IMAGE, {"c": [True, False]})
+    seen = calibrate(branches, samples)
+    seen.save(tmp_path / "s.npz")
+    assert type(seen).load(tmp_path / "s.npz") == seen
+    assert seen.tensors["q"].count == seen.tensors["r"].count == seen.tensors["a"].count // 2
+    quantized = quantize(branches, samples, statistics=seen, search="off", seconds=0)
+    assert quantized.report.kernels.heavy_float == 0
+
+
+def test_float_nodes_of_bodies_read_what_integer_nodes_outside_give(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        f"""(float[1,8,8,8] x, bool c) => (float[1,8,8,8] y) {{
+            [stem] a = Conv {PADS} (x, w0)
+            y = If (c) <
+                then_branch = t () => (float[1,8,8,8] u) {{ n = Neg(a) [one] u = Conv {PADS} (n, w1) }},
+                else_branch = e () => (float[1,8,8,8] v) {{ v = Abs(a) }}>
+        }}""",
+        w0=KERNEL, w1=KERNEL,
+    )  # fmt: skip
+    report = quantize_to(model, tmp_path / "m", samples=varied(IMAGE, {"c": [True, False]})).report
+    checked(tmp_path / "m", report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+
+
+def test_tensors_of_one_name_in_two_bodies_leave_their_nodes_float(quantize_to, tmp_path: Path, build) -> None:
+    model = build(
+        """(float[4,32] x, bool c) => (float[4,32] y) {
+            y = If (c) <
+                then_branch = t () => (float[4,32] u) { [one] h = MatMul(x, w) r = Relu(h) [two] u = MatMul(r, w) },
+                else_branch = e () => (float[4,32] v) { [three] h = MatMul(x, w) v = Neg(h) }>
+        }""",
+        w=(32, 32),
+    )
+    report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False]})).report
+    checked(tmp_path / "m", report)
+    modes = {name: report.plan.by_node[name].mode for name in ("one", "two", "three")}
+    assert modes == {"one": STORAGE, "two": STATIC, "three": STORAGE}
+    reason = "tensors of several graphs are called h, and calibration tells them apart by name"
+    assert report.plan.by_node["one"].reason == f"computes in float from int8-narrow weights: {reason}"
+
+
+def test_bodies_of_other_operators_stay_float() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        main (seq(float[4,32]) x, float[4,32] z) => (seq(float[4,32]) y, float[4,32] q) {
+            [map] y = SequenceMap (x) <body = b (float[4,32] s) => (float[4,32] t) { [inner] t = MatMul(s, w) }>
+            q = MatMul(z, w)
+        }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    found = plan(model)
+    assert "stands in a body of SequenceMap, where activations are not calibrated" in found.by_node["inner"].reason
+
+
+def test_other_runtimes_get_no_integers_in_bodies(branches: onnx.ModelProto) -> None:
+    found = plan(branches, target="openvino")
+    assert found.by_node["stem"].mode is STATIC
+    expected = "stands in a body of If, where openvino is not known to have integer kernels"
+    assert expected in found.by_node["t1"].reason

@@ -1,0 +1,111 @@
+"""What a few samples prove of a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.evaluate import agreement_of
+from onnxq.trust import lower_bound, trust
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def noisy(logits: np.ndarray, noise: np.ndarray) -> list[tuple[tuple[np.ndarray], tuple[np.ndarray]]]:
+    """Return pairs of outputs: a softmax of logits, and of logits with noise."""
+    return [((softmax(one),), (softmax(one + error),)) for one, error in zip(logits, noise, strict=True)]
+
+
+@given(st.lists(st.floats(-50, 90), min_size=2, max_size=12))
+def test_the_lower_bound_is_below_the_mean_and_close_to_it_for_many_equal_samples(values: list[float]) -> None:
+    assert lower_bound(values) <= sum(values) / len(values) + 1e-9
+    assert values[0] - 9 < lower_bound([values[0]] * len(values)) < values[0]
+    assert values[0] - 0.7 < lower_bound([values[0]] * 32) < values[0]
+
+
+def test_samples_that_differ_prove_less_and_more_samples_prove_more() -> None:
+    assert lower_bound([28.0, 17.8, 25.9]) < 16 < 20 < lower_bound([25.9, 26.0, 25.0])
+    assert lower_bound([20.0, 24.0] * 5) > lower_bound([20.0, 24.0])
+
+
+def test_one_sample_and_equal_outputs_have_a_bound() -> None:
+    assert lower_bound([21.0]) == float("inf")
+    assert 140 < lower_bound([float("inf"), float("inf")]) < 150
+
+
+def test_errors_that_made_answers_surer_by_luck_are_mirrored() -> None:
+    logits = np.tile(np.float32([[2.0, 1.0, -3.0]]), (8, 1, 1))
+    surer, turned = (noisy(logits, np.tile(np.float32([[sign, -sign, 0.0]]), (8, 1, 1))) for sign in (1.5, -1.5))
+    each = [agreement_of(["p"], [pair]).worst_sqnr for pair in (*surer, *turned)]
+    assert agreement_of(["p"], surer).worst_sqnr == pytest.approx(6.77, abs=0.01)
+    assert trust(surer).noise == pytest.approx(trust(turned).noise, rel=1e-3)
+    assert trust(surer).sqnr == pytest.approx(lower_bound(each), abs=0.01)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 3))
+def test_what_errors_of_either_sign_do_bounds_the_trust(seed: int, size: float) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 2, (6, 5, 4))
+    noise = size * generator.normal(0, 1, logits.shape)
+    both = [*noisy(logits, noise), *noisy(logits, -noise)]
+    each = [agreement_of(["p"], [pair]).worst_sqnr for pair in both]
+    assert trust(both[:6]).sqnr <= lower_bound(each) + 0.1
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        np.float32([[0.5, 0.6]]),
+        np.float32([0.5, 0.5]),
+        np.float32([[1.0]]),
+        np.float32([[-0.5, 1.5]]),
+        np.zeros((0, 2)),
+    ],
+    ids=["not of sum one", "of rank one", "of one outcome", "negative", "empty"],
+)
+def test_other_outputs_are_not_mirrored(output: np.ndarray) -> None:
+    other = output * np.float32(1.01)
+    pairs = [((output,), (other,))] * 4
+    each = [agreement_of(["y"], [pair]).worst_sqnr for pair in pairs]
+    assert trust(pairs).sqnr == pytest.approx(lower_bound(each), abs=0.01)
+
+
+def test_the_worst_output_counts_and_unsound_ones_are_trusted_with_nothing() -> None:
+    one = np.ones((1, 4), np.float32)
+    pairs = [((one, one), (one + np.float32(1e-4), one + np.float32(1e-1)))] * 3
+    assert trust(pairs) == trust([((one,), (one + np.float32(1e-1),))] * 3)
+    assert trust([((one,), (one * np.float32("nan"),))]).sqnr == -math.inf
+    assert trust([((one,), (one[:, :2],))]).sqnr == -math.inf
+
+
+def test_equal_probabilities_stay_equal() -> None:
+    one = softmax(np.random.default_rng(0).normal(0, 9, (3, 2, 50)).astype(np.float32))
+    assert trust([((row,), (row,)) for row in one]).sqnr > 130
+
+
+def test_labels_are_judged_all_together() -> None:
+    pairs = [((np.int64([label]),), (np.int64([label if label % 4 else 0]),)) for label in range(40)]
+    assert trust(pairs).sqnr == agreement_of(["label"], pairs).worst_sqnr < 10
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_trust_in_equal_noise_is_the_same_in_all_float_types(dtype: str) -> None:
+    import ml_dtypes
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    pairs = [((np.full((4, 9), 200, kind),), (np.full((4, 9), 202, kind),))] * 5
+    assert trust(pairs).noise == pytest.approx(1e-4)
+
+
+def test_energies_do_not_overflow_and_infinities_of_the_reference_are_left_out() -> None:
+    large = np.float32([[1e30, np.inf, -2e30]])
+    pairs = [((large,), (large * np.float32(1.01),))] * 4
+    assert trust(pairs).noise == pytest.approx(1e-4, rel=1e-3)
+    assert math.isfinite(trust(pairs).sqnr)
