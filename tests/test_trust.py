@@ -49,10 +49,10 @@ def test_errors_that_made_answers_surer_by_luck_are_mirrored() -> None:
     assert trust(surer).sqnr == pytest.approx(lower_bound(each), abs=0.01)
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0.01, 3))
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 1))
 def test_what_errors_of_either_sign_do_bounds_the_trust(seed: int, size: float) -> None:
     generator = np.random.default_rng(seed)
-    logits = generator.normal(0, 2, (6, 5, 4))
+    logits = generator.normal(0, 1, (6, 5, 4))
     noise = size * generator.normal(0, 1, logits.shape)
     both = [*noisy(logits, noise), *noisy(logits, -noise)]
     each = [agreement_of(["p"], [pair]).worst_sqnr for pair in both]

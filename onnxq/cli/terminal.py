@@ -108,7 +108,8 @@ def print_report(report: Report) -> None:
             regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
         console.print(regions)
     if report.frontier:
-        frontier = Table("static", "dynamic", "profiled", "worst output", "speed", "", title="Plans that were weighed")
+        modes = ("static", "dynamic", "weight-only")
+        frontier = Table(*modes, "profiled", "worst output", "speed", "", title="Plans that were weighed")
         # What was timed decided; where nothing was, the fastest tell most.
         shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
         if len(shown[:_SHOWN_PLANS]) < len(report.frontier):
@@ -117,6 +118,7 @@ def print_report(report: Report) -> None:
             frontier.add_row(
                 str(point.static),
                 str(point.dynamic),
+                str(point.weight_only),
                 f"{point.milliseconds:.2f} ms",
                 "-" if point.sqnr is None else _decibels(point.sqnr),
                 "-" if point.speed is None else f"{point.speed:.2f}x",

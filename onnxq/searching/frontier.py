@@ -27,6 +27,8 @@ _WEIGHTS = 24
 _LOOKED_AT = 5
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
+# Of short timings, a difference of so little says nothing.
+_SAME_SPEED = 0.98
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
 
@@ -103,7 +105,7 @@ class _Search:
         if self._is_faithful(whole) and whole.plan.effect not in {one.plan.effect for one in promising}:
             promising.append(whole)
         timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in promising]
-        best = max(timed, key=lambda one: one.speed or 0.0, default=max(tried, key=lambda one: one.sqnr or -math.inf))
+        best = _fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
             if time.monotonic() > self.deadline or best.speed is None:
@@ -113,7 +115,7 @@ class _Search:
             if again is None:
                 break
             timed.append(again)
-            if (again.speed or 0.0) <= (best.speed or 0.0):
+            if _fastest(timed) is not again:
                 break
             best = again
         if 0 < (best.speed or 0.0) < _WORTH:
@@ -249,6 +251,14 @@ class _Search:
         if (again.sqnr or 0.0) < self.goal:
             return None
         return replace(again, speed=self.laboratory.speed(again.plan))
+
+
+def _fastest(timed: Sequence[_Tried]) -> _Tried:
+    """Return the fastest, or the most faithful one of those that are not told from it by their speed."""
+    fastest = max(one.speed or 0.0 for one in timed)
+    return max(
+        (one for one in timed if (one.speed or 0.0) >= _SAME_SPEED * fastest), key=lambda one: one.sqnr or -math.inf
+    )
 
 
 def _distinct(tried: Iterator[_Tried]) -> Iterator[_Tried]:

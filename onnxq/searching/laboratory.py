@@ -58,6 +58,11 @@ class Laboratory:
         self.progress("search", self.measured, 0)
         return found
 
+    def expected_noise(self, plan: Plan) -> float:
+        """Return the expected noise-to-signal ratio at the worst output."""
+        self.sqnr(plan)
+        return self.trials.trust(plan, self.ranges).noise
+
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
         return self.trials.bench.expresses(plan)

@@ -29,6 +29,10 @@ class Measures(Protocol):
         """Return the SQNR in decibels that the worst output can be trusted to have."""
         ...
 
+    def expected_noise(self, plan: Plan) -> float:
+        """Return the expected noise-to-signal ratio at the worst output, by which plans are compared and not trusted."""
+        ...
+
     def times(self, plan: Plan | None) -> NodeTimes:
         """Return how long each node takes; None stands for the float model."""
         ...

@@ -24,7 +24,7 @@ _NEGLIGIBLE = 1 / 64
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
 # Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
-_LOWEST_SQNR = -100.0
+_LARGEST_NOISE = 1e10
 # No model is built and run in less; clocks of some machines tick no finer.
 _SHORTEST = 1e-6
 _ALONE = "measured alone"
@@ -210,7 +210,7 @@ class NoiseMeter:
             kept = {node: wanted[node] for node in group}
             demotions = {node: silence for node in self._weighted if node not in kept}
             demotions |= {node: demotion for node, demotion in kept.items() if demotion is not None}
-            return _ratio(self.laboratory.sqnr(self.laboratory.plan(demotions)))
+            return min(self.laboratory.expected_noise(self.laboratory.plan(demotions)), _LARGEST_NOISE)
 
         units = tuple(wanted)
         each = self._seconds_each(units, measure)
@@ -233,7 +233,7 @@ class NoiseMeter:
 
 
 def _ratio(decibels: float) -> float:
-    return float(10 ** (-max(decibels, _LOWEST_SQNR) / 10))
+    return min(10 ** (-decibels / 10), _LARGEST_NOISE)
 
 
 def _storing(mode: Mode) -> Mode:

@@ -55,6 +55,9 @@ class Table:
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         return make_plan(self.graph, preset_named(self.scheme), target_named("onnxruntime-cpu"), demotions)
 
+    def expected_noise(self, plan: Plan) -> float:
+        return 10 ** (-self.sqnr(plan) / 10)
+
     def sqnr(self, plan: Plan) -> float:
         self.seen.add(plan.effect)
         ratio = 1e-9

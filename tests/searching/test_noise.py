@@ -106,6 +106,9 @@ class Remembering:
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         return make_plan(self.graph, preset_named("int8"), TARGET, demotions)
 
+    def expected_noise(self, plan: Plan) -> float:
+        return 10 ** (-self.sqnr(plan) / 10)
+
     def sqnr(self, plan: Plan) -> float:
         if plan.effect not in self.known:
             time.sleep(self.seconds)
