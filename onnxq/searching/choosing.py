@@ -164,7 +164,8 @@ class Chooser:
         return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
 
     def _quietest(self, trials: Trials, ranges: RangeMethod, planner: Planner, goal: float) -> Outcome:
-        return leave_what_hurts(planner, partial(trials.sqnr, ranges=ranges), goal, self.progress)
+        measure = partial(trials.sqnr, ranges=ranges)
+        return leave_what_hurts(planner, measure, goal, self.progress, alone=not self.bench.is_large)
 
     def _built(self, outcome: Outcome, ranges: RangeMethod) -> Verification:
         self.bench.build(outcome.plan, self.statistics, ranges, self.staged, external_data=self.external_data)

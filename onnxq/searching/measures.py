@@ -30,7 +30,7 @@ class Measures(Protocol):
         ...
 
     def expected_noise(self, plan: Plan) -> float:
-        """Return the expected noise-to-signal ratio at the worst output, by which plans are compared and not trusted."""
+        """Return the noise-to-signal ratio to expect at the worst output: by it plans are compared and not trusted."""
         ...
 
     def times(self, plan: Plan | None) -> NodeTimes:

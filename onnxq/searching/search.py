@@ -80,7 +80,9 @@ class Outcome:
     regions: tuple[Region, ...] = ()
 
 
-def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: Progress) -> Outcome:
+def leave_what_hurts(
+    planner: Planner, measure: Measure, goal: float, progress: Progress, *, alone: bool = True
+) -> Outcome:
     """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
@@ -94,6 +96,8 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
         measure: plan to the worst output's SQNR.
         goal: SQNR in decibels to reach.
         progress: told of the stage ``search``.
+        alone: whether nodes are measured alone. Of a model that takes long to write, they had better be taken as equally
+            noisy, so that the smallest go first.
 
     Returns:
         The first plan that reaches the goal, or the most faithful one that was found.
@@ -104,12 +108,13 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
     if full_sqnr >= goal:
         return Outcome(full, (), counter.calls)
     small = small_nodes(full)
-    static = _alone(planner, counter, {Mode.STATIC}, {})
+    ranked = _alone if alone else _alike
+    static = ranked(planner, counter, {Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
     stored: list[Sensitivity] = []
     if sqnr < goal:
-        stored = _alone(planner, counter, {Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
+        stored = ranked(planner, counter, {Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
         sizes = _sizes(full)
         # Float weights are four times as large, so those go first that take away most noise for their size.
         worth = sorted(stored, key=lambda one: one.sqnr + 10 * math.log10(sizes[one.node] + 1))
@@ -121,7 +126,7 @@ def leave_what_hurts(planner: Planner, measure: Measure, goal: float, progress: 
             others = {node: demotion for node, demotion in demotions.items() if node not in left}
             best = _shortest_prefix(planner, counter, others, left, goal)
             best = best if best[1] >= goal else (plan, sqnr)
-    sensitivities = sorted((*static, *stored), key=lambda one: one.sqnr)
+    sensitivities = sorted((*static, *stored), key=lambda one: one.sqnr) if alone else ()
     return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
@@ -138,6 +143,15 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
         kept = {unit: demoted[unit]} if unit in demoted else {}
         found.append(Sensitivity(unit, plan.by_node[unit].mode, measure(planner(others | kept))))
     return sorted(found, key=lambda one: one.sqnr)
+
+
+def _alike(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[Sensitivity]:
+    """Return each weighted node of ``modes`` as if all were equally noisy, the smallest first."""
+    plan = planner(demoted)
+    sizes = _sizes(plan)
+    measure.expect(0)
+    units = (one for one in plan.decisions if one.mode in modes and one.weights)
+    return [Sensitivity(one.node, one.mode, 0.0) for one in sorted(units, key=lambda one: sizes[one.node])]
 
 
 def _shortest_prefix(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from onnx import ModelProto
@@ -172,3 +173,27 @@ def test_coarse_codes_become_finer_where_nothing_is_timed(residual: ModelProto, 
 
     found = leave_what_hurts(planner, measure, 20.0, silent).plan
     assert measure(found) == 30.0
+
+
+def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
+    sizes = {"a": 30, "b": 10, "c": 40, "d": 20}
+
+    def sized(demotions: Mapping[str, Demotion]) -> Plan:
+        plan = planner(demotions)
+        weights = {name: (replace(WEIGHT[0], elements=size),) for name, size in sizes.items()}
+        return replace(
+            plan, decisions=tuple(replace(one, weights=one.weights and weights[one.node]) for one in plan.decisions)
+        )
+
+    seen = []
+
+    def measure(plan: Plan) -> float:
+        seen.append(plan)
+        return noise(plan)
+
+    outcome = leave_what_hurts(sized, measure, -12, silent, alone=False)
+
+    assert modes(outcome) == "st st st st"
+    assert [one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE] == ["b"]
+    assert outcome.sensitivities == ()
+    assert len(seen) == outcome.measured <= 5
