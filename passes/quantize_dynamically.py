@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes, remove_nodes, scopes
+from onnxq.graph import Constant, Graph, Names, Node, Variable, constant
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.weights import quantize_weight
-from onnxq.passes.base import Changes, Pass
-from onnxq.planning.plan import Decision, Plan
+from onnxq.passes.base import Changes, Pass, Rewrite, rewrite_planned
+from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Granularity, Mode
 
 _FLOAT = np.dtype(np.float32)
@@ -34,42 +34,31 @@ class QuantizeDynamically(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
         names = Names(graph)
-        changed, left = [], []
-        replaced: list[Node] = []
-        for scope in scopes(graph):
-            quantized: dict[Variable, Node] = {}
-            behind: dict[Node, list[Node]] = {}
-            for node in scope.nodes:
-                decision = self.plan.by_node.get(node.name)
-                if decision is None or decision.mode is not Mode.DYNAMIC or node.op not in _PRODUCTS:
-                    continue
-                if not isinstance(node.inputs[1], Constant):
-                    left.append((node.name, "its weight is codes already"))
-                    continue
-                behind[node] = _integer_product(node, decision, quantized, names)
-                changed.append(node.name)
-            insert_nodes(scope, after=behind)
-            replaced.extend(behind)
-        remove_nodes(graph, replaced)
-        return Changes(tuple(changed), tuple(left))
+        quantizers: dict[tuple[Graph, Variable], Node] = {}
+
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+            data = node.inputs[0]
+            made = []
+            if (scope, data) not in quantizers:
+                quantizers[scope, data] = _quantizer(data, names)
+                made.append(quantizers[scope, data])
+            return Rewrite([*made, *_integer_product(node, source, weight, quantizers[scope, data], names)])
+
+        return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
 
 
-def _integer_product(node: Node, decision: Decision, quantized: dict[Variable, Node], names: Names) -> list[Node]:
+def _integer_product(node: Node, source: Constant, weight: Weight, quantizer: Node, names: Names) -> list[Node]:
     """Take the output away from ``node`` and return the nodes that compute it with integers."""
-    data, source, output = node.inputs[0], node.inputs[1], node.outputs[0]
-    nodes = []
-    if data not in quantized:
-        quantized[data] = _quantizer(data, names)
-        nodes.append(quantized[data])
-    data_codes, data_scale, data_zero_point = quantized[data].outputs
-    codes, scale = _weight(node, source, decision, names)
+    output = node.outputs[0]
+    data_codes, data_scale, data_zero_point = quantizer.outputs
+    codes, scale = _weight(node, source, weight, names)
     accumulator = Variable(names.fresh(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
     number = Variable(names.fresh(f"{output.name}.number"), _FLOAT, output.shape)
     product_scale = Variable(names.fresh(f"{output.name}.scale"), _FLOAT, list(scale.shape))
     bias = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
     product = output if bias is None else Variable(names.fresh(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
-    nodes += [
+    nodes = [
         Node("MatMulInteger", names.fresh(node.name), {}, [data_codes, codes, data_zero_point], [accumulator]),
         Node("Cast", names.fresh(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
         Node("Mul", names.fresh(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
@@ -89,9 +78,8 @@ def _quantizer(data: Variable, names: Names) -> Node:
     return Node("DynamicQuantizeLinear", names.fresh(f"{data.name}.quantize"), {}, [data], outputs)
 
 
-def _weight(node: Node, source: Constant, decision: Decision, names: Names) -> tuple[Constant, Constant]:
+def _weight(node: Node, source: Constant, weight: Weight, names: Names) -> tuple[Constant, Constant]:
     """Return the weight's codes, data's rows times these being the product, and their scale."""
-    weight = decision.weights[0]
     values = source.values.T if node.attrs.get("transB", 0) else source.values
     per_channel = weight.spec.per is Granularity.CHANNEL
     axis = values.ndim - 1 if per_channel else None

@@ -96,8 +96,8 @@ def leave_what_hurts(
         measure: plan to the worst output's SQNR.
         goal: SQNR in decibels to reach.
         progress: told of the stage ``search``.
-        alone: whether nodes are measured alone. Of a model that takes long to write, they had better be taken as equally
-            noisy, so that the smallest go first.
+        alone: whether nodes are measured alone. Those of a model that takes long to write had better be taken as
+            equally noisy, so that the smallest go first.
 
     Returns:
         The first plan that reaches the goal, or the most faithful one that was found.
