@@ -202,9 +202,10 @@ class _Tally:
             self.add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]))
             return
         if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-            # An optional that holds nothing.
+            # Optionals: that one holds nothing where the other does is as wrong as another shape.
             self.compared += 1
             self.equal += expected is found
+            self.same_shapes &= (expected is None) == (found is None)
             return
         if expected.shape != found.shape:
             self.same_shapes = False

@@ -62,6 +62,7 @@ def measure_latency(
     seconds: float = 2.0,
     threads: int | None = None,
     rounds: int = 6,
+    patience: float = math.inf,
 ) -> Latency:
     """Time two models by turns, one run each, so that both see the same moods of the machine.
 
@@ -76,6 +77,7 @@ def measure_latency(
         seconds: time to spend, loading and two warm-up runs of each model in each round aside.
         threads: threads inside an operator; None takes all cores.
         rounds: how often both models are loaded; below 6 there is no interval.
+        patience: seconds after which no further round begins, for models that take long to load.
 
     Returns:
         The times; at least one run of each model in each round.
@@ -85,7 +87,10 @@ def measure_latency(
     threads = threads or cores
     times: list[list[_Pair]] = [[] for _ in samples]
     ratios: list[float] = []
+    start = time.perf_counter()
     for number in range(rounds):
+        if number and time.perf_counter() - start > patience:
+            break
         # Nor is one of them always loaded first.
         order = (0, 1) if number % 2 else (1, 0)
         loaded = {index: open_session((reference, candidate)[index], threads=threads) for index in order}
@@ -99,7 +104,7 @@ def measure_latency(
     speed = reference_seconds / candidate_seconds
     # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
     interval = min(low, speed), max(high, speed)
-    return Latency(reference_seconds, candidate_seconds, threads, sum(map(len, times)), rounds, interval)
+    return Latency(reference_seconds, candidate_seconds, threads, sum(map(len, times)), len(ratios), interval)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

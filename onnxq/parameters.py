@@ -46,9 +46,19 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
 
 
 def channel_means(plan: Plan, statistics: Statistics) -> Mapping[str, NDArray[np.float64]]:
-    """Return the mean of each channel of the tensors that a plan's corrections rest on, where calibration kept them."""
-    known = {tensor: statistics.tensors[tensor].means for tensor in plan.means if tensor in statistics.tensors}
-    return {tensor: means for tensor, means in known.items() if len(means)}
+    """Return the mean of each channel of the tensors that a plan's corrections rest on.
+
+    Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
+    in which another node was the first to read the tensor.
+    """
+    known = ((tensor, axis, statistics.tensors.get(tensor)) for tensor, axis in plan.means.items())
+    return {tensor: found.means for tensor, axis, found in known if found and found.axis == axis and len(found.sums)}
+
+
+def corrected_biases(plan: Plan, statistics: Statistics) -> int:
+    """Return how many nodes of a plan have a bias that makes up for its rounded weight."""
+    known = channel_means(plan, statistics)
+    return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
 
 
 def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Parameters:
@@ -61,7 +71,7 @@ def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Param
 
 def _calibrated_range(tensor: str, statistics: Statistics, method: RangeMethod) -> tuple[float, float]:
     found = statistics.tensors.get(tensor)
-    if found is None:
+    if found is None or not found.has_range:
         raise DataError(f"tensor {tensor} has no calibration statistics; calibrate with the plan's taps")
     # A tensor that was empty in every sample has no range; zero width becomes scale 1.
     return method(found) if found.count else (0.0, 0.0)

@@ -16,11 +16,12 @@ from onnxq.calibration.inputs import Sample
 from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
-from onnxq.errors import SchemeError
+from onnxq.errors import OutputError, SchemeError
 from onnxq.graph import Graph, as_graph, constants, load, read_model, save
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
-from onnxq.parameters import RangeMethod
+from onnxq.parameters import RangeMethod, corrected_biases
+from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import check_fits
 from onnxq.planning.weight_plan import weight_opset
@@ -119,9 +120,10 @@ def quantize(
 
     Raises:
         ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
-        DataError: the samples do not fit the model, or the file of node times is none.
-        SchemeError: the scheme, target or a pattern is wrong.
-        OutputError: the output cannot be written.
+        DataError: the samples do not fit the model, or do not run what the plan to carry out has scales in, or the file
+            of node times is none.
+        SchemeError: the scheme, target or a pattern is wrong, or a number is out of range.
+        OutputError: the output cannot be written, or is the file of node times.
         FidelityError: the result is below ``min_sqnr`` and ``force`` is not set; nothing was written.
     """
     start = time.perf_counter()
@@ -132,8 +134,13 @@ def quantize(
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output, source)
-    if math.isnan(min_sqnr):
-        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+    _check_numbers(min_sqnr, max_drop, seconds)
+    if (
+        costs is not None
+        and output is not None
+        and Path(costs).resolve() in {output.resolve(), data_file(output).resolve()}
+    ):
+        raise OutputError(f"node times cannot be kept in the output {output}; give another name")
     known = CostCache.opened(Path(costs) if costs is not None else None)
     graph = as_graph(model)
     refuse_quantized(graph)
@@ -152,15 +159,20 @@ def quantize(
         if replay is None:
             bench = bench.without_idle_bodies(plan, statistics)
             plan = bench.plan({})
+        else:
+            refuse_idle_bodies(bench.graph, replay, statistics)
         staged = folder / (output.name if output is not None else "model.onnx")
         runnable = replace(bench, emit=Emit.QDQ) if bench.emit is Emit.STRICT else bench
         chooser = Chooser(runnable, reference, samples, statistics, staged, external > 0, seconds, progress, known)
         effort = effort_named(search) if replay is None else None
         wish = Wish(min_sqnr, metric, max_drop)
-        if effort is None:
-            chosen = chooser.follow(plan, ranges or _planned_ranges(plan), wish)
-        else:
-            chosen = chooser.choose(plan, ranges, effort, wish)
+        try:
+            if effort is None:
+                chosen = chooser.follow(plan, ranges or _planned_ranges(plan), wish)
+            else:
+                chosen = chooser.choose(plan, ranges, effort, wish)
+        finally:
+            known.save()
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
@@ -183,6 +195,7 @@ def quantize(
             regions=outcome.regions,
             scores=chosen.scores,
             loads=loads,
+            corrected_biases=corrected_biases(outcome.plan, statistics),
             samples=len(samples),
             seconds=time.perf_counter() - start,
         )
@@ -255,6 +268,19 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_T
 
 def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
+
+
+def _check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
+    """Refuse limits that nothing reaches or exceeds, and times that never end.
+
+    Raises:
+        SchemeError: a number is NaN, negative or infinite; a fidelity may be infinite, where any or none is lost.
+    """
+    if math.isnan(min_sqnr):
+        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+    for what, number in (("the drop of the metric", max_drop), ("the time for latency in seconds", seconds)):
+        if not 0 <= number < math.inf:
+            raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
 
 
 def _workbench(

@@ -86,9 +86,9 @@ def remove_abandoned(parent: Path) -> None:
     """Remove the staging folders of killed processes in a folder, and put back a model that one had set aside."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for folder in [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and _is_own_folder(entry)]:
-            with _locked(folder / _LOCK, wait=False) as held:
+            with locked(folder / _LOCK, wait=False) as held:
                 if held:
-                    with _locked(parent):
+                    with locked(parent):
                         _put_back(folder)
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -108,7 +108,7 @@ def publish(staged: Path, output: Path) -> None:
     """
     data = data_file(staged)
     try:
-        with _locked(output.parent):
+        with locked(output.parent):
             if not data.exists():
                 staged.replace(output)
             elif not (output.exists() and data_file(output).exists()):
@@ -135,7 +135,7 @@ def _locked_folder(parent: Path, held: contextlib.ExitStack) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         if told := told_of_staging.get():
             told(parent)
-        held.enter_context(_locked(folder / _LOCK))
+        held.enter_context(locked(folder / _LOCK))
         # Another run may have taken it for abandoned before it was locked.
         if folder.exists():
             return folder
@@ -164,7 +164,7 @@ def _put_back(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of a folder, or of a file that is made, and yield whether it is held.
 
     It is not where the system or the file system has no locks, or when another process holds it and ``wait`` is not

@@ -41,6 +41,7 @@ class Report:
         scores: what the user's metric says of both models, where there is one.
         loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
             that it can load.
+        corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Report:
     regions: tuple[Region, ...] = ()
     scores: Scores | None = None
     loads: bool = True
+    corrected_biases: int = 0
 
     @property
     def size_ratio(self) -> float:
@@ -108,16 +110,15 @@ def check_fidelity(report: Report, wish: Wish) -> None:
         what = "is not finite" if broken.same_shapes else "has another shape"
         raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
-        if not report.sensitivities:
+        if not _lacks_fidelity(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
             raise ModelError(
                 f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
                 "without a search if it has to be"
             )
-        hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+        remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
         raise FidelityError(
-            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; the nodes "
-            f"that hurt most are {hurt}",
+            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; {remedy}",
             report,
         )
     if report.scores is not None:
@@ -133,6 +134,20 @@ def check_fidelity(report: Report, wish: Wish) -> None:
         raise FidelityError(f"{_shortfall(worst, min_sqnr)}; nothing was written; {_remedy(report, worst)}", report)
 
 
+def _lacks_fidelity(report: Report) -> bool:
+    """Return whether a model without codes came of noise, and not of what codes cost in time or that none fit.
+
+    A search that weighs no times leaves its first plan only for noise; nodes are not measured alone in large models.
+    """
+    return bool(report.sensitivities) or (report.measured > 1 and not report.frontier)
+
+
+def _noisiest(report: Report) -> str:
+    """Name the nodes that were measured as the noisiest; an empty string where none was measured alone."""
+    hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+    return f"the nodes that hurt most are {hurt}" if hurt else ""
+
+
 def _shortfall(worst: OutputAgreement, min_sqnr: float) -> str:
     """Say what an output is and what it should be."""
     if worst.sqnr is not None:
@@ -146,10 +161,8 @@ def _shortfall(worst: OutputAgreement, min_sqnr: float) -> str:
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     """Say what to do about an output that is not faithful enough."""
-    if report.sensitivities:
-        return "the nodes that hurt most are " + ", ".join(
-            f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3]
-        )
+    if hurt := _noisiest(report):
+        return hurt
     searched = "" if report.measured else "let the search leave nodes out, "
     metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
     return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ Array = npt.NDArray[Any]
 Session = Any
 """An onnxruntime.InferenceSession, which ships without types."""
 
+_OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _LONGEST_REASON = 300
 _EXTENDED = {
@@ -97,6 +99,8 @@ def open_session(
         options.intra_op_num_threads = threads
     if optimized_copy is not None:
         options.optimized_model_filepath = str(optimized_copy)
+        # Whoever looks at the kernels has no use for the weights in memory.
+        options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized_copy.name}.data")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
@@ -104,6 +108,8 @@ def open_session(
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(external_folder.resolve()))
     if is_large(model) if mapped is None else mapped:
         options.add_session_config_entry("session.disable_prepacking", "1")
+        # An arena grows by powers of two and keeps what it has.
+        options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
     source = serialized(model) if isinstance(model, onnx.ModelProto) else model
     try:
@@ -235,6 +241,16 @@ def release_shared_memory() -> None:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     session.run(None, {"x": np.zeros(1, np.bool_)}, options)
+
+
+def return_memory() -> None:
+    """Hand back to the system what closed sessions leave behind, where the C library keeps it for later."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None) if sys.platform == "linux" else None, "malloc_trim", None):
+        trim(0)
 
 
 @cache

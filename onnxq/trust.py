@@ -56,7 +56,7 @@ def trust(pairs: Sequence[Pair]) -> Trust:
         pairs: for each sample, the outputs of both models.
     """
     outputs = [_trust([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
-    return Trust(min(one.sqnr for one in outputs), max(one.noise for one in outputs))
+    return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
 
 
 def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
@@ -67,6 +67,9 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
         sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
         return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
     seen = [_energies(one, other) for one, other in wide]
+    if not 0 < sum(map(sum, seen)) < math.inf:
+        wide = _finite(wide)
+        seen = [_energies(one, other) for one, other in wide]
     probabilities = all(_are_probabilities(one) for one, _ in wide)
     both = [*seen, *(_energies(one, _mirrored(one, other)) for one, other in wide if probabilities)]
     (signal, noise), of_both = _total(seen), _total(both)
@@ -81,14 +84,18 @@ def _total(energies: Sequence[Energies]) -> Energies:
 
 
 def _energies(expected: Array, found: Array) -> Energies:
-    """Return the energies where the reference is finite."""
-    error = found - expected
-    energies = float(np.vdot(expected, expected)), float(np.vdot(error, error))
-    if math.isfinite(sum(energies)):
-        return energies
-    usable = np.isfinite(expected)
-    wide, error = expected[usable].astype(np.float64), error[usable].astype(np.float64)
-    return float(np.vdot(wide, wide)), float(np.vdot(error, error))
+    # What is not finite shows in the energies.
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = found - expected
+    return float(np.vdot(expected, expected)), float(np.vdot(error, error))
+
+
+def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+    """Return the pairs where the reference is finite, in its largest value's units, so that energies are in range."""
+    usable = [np.isfinite(one) for one, _ in pairs]
+    kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
+    unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
+    return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]
 
 
 def _widened(array: Any) -> Any:

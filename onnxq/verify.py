@@ -35,6 +35,8 @@ _INTEGER_KERNELS = frozenset(
         "QGemm",
     }
 )
+# Models of thousands of nodes take seconds to load, in each round anew.
+_PATIENCE = 20.0
 _EQUAL_SPEED = 0.97
 _BEYOND_DOUBT = 0.99
 _COMPARED_SAMPLES = 64
@@ -103,7 +105,7 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         kernels = _kernels(copy)
     agreement = compare(open_session(reference), session, evenly(samples, count, _COMPARED_SAMPLES))
     timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 and not large else []
-    latency = measure_latency(reference, candidate, timed, seconds=seconds) if timed else None
+    latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
     return Verification(agreement, kernels, latency)
 
 

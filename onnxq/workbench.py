@@ -22,7 +22,6 @@ from onnxq.graph import Graph, Variable, load, save, scopes, skeleton, spilling
 from onnxq.lowering import Emit
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes import (
-    CorrectBiases,
     DecodeWeights,
     InsertQuantizeDequantize,
     IsolateProducts,
@@ -42,7 +41,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import prepare
 from onnxq.progress import Progress
-from onnxq.runtime import is_large, open_session, run
+from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
 from onnxq.trust import Trust, trust
@@ -109,32 +108,31 @@ class Workbench:
         def told(done: int, total: int) -> None:
             progress("calibrate", done, total)
 
-        # Means would need runs of the float model, which a large one's weights alone make expensive.
-        means = {} if self.is_large else plan.means
-        tensors = tuple(dict.fromkeys((*plan.taps, *means)))
-        if not tensors:
+        # Means alone would need runs of the float model, which a large one's weights make expensive.
+        means = plan.means if plan.taps or not self.is_large else {}
+        if not plan.taps and not means:
             return Statistics(0, {})
         if collection is None:
-            return collect(self.prepared, samples, tensors, progress=told, means=means)
-        return calibrate_tensors(self.prepared, samples, tensors, collection, progress=told, means=means)
+            return collect(self.prepared, samples, plan.taps, progress=told, means=means)
+        return calibrate_tensors(self.prepared, samples, plan.taps, collection, progress=told, means=means)
 
     def build(
         self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool
     ) -> Graph:
         """Write the model that a plan describes to ``path`` and return its graph."""
         graph = load(self._prepared_for(plan))
-        parameters = activation_parameters(plan, statistics, ranges)
+        parameters, means = activation_parameters(plan, statistics, ranges), channel_means(plan, statistics)
         pipeline = Pipeline(
             (
-                CorrectBiases(plan, channel_means(plan, statistics)),
-                QuantizeWeights(plan, parameters),
+                QuantizeWeights(plan, parameters, means),
                 InsertQuantizeDequantize(plan, parameters),
-                QuantizeDynamically(plan),
+                QuantizeDynamically(plan, means),
                 QuantizeRecurrentCells(plan),
-                *((ReplaceWithContrib(plan),) if self.emit is Emit.ORT else ()),
+                *((ReplaceWithContrib(plan, means),) if self.emit is Emit.ORT else ()),
+                # Before additions of biases become what no bias is found in.
+                DecodeWeights(plan, self.emit, means),
+                StoreWeights(plan, self.emit, means),
                 IsolateProducts(plan),
-                DecodeWeights(plan, self.emit),
-                StoreWeights(plan, self.emit),
                 ShareInitializers(),
                 RemoveUnused(),
             )
@@ -210,9 +208,15 @@ class Trials:
 
     def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
         """Build a plan's model and return the float model's outputs and its own for each sample."""
-        session = open_session(self.candidate(plan, ranges), mapped=self.bench.is_large)
+        # What an optimised session makes of the weights of a large model would all be in memory.
+        large = self.bench.is_large
+        session = open_session(self.candidate(plan, ranges), optimize=not large, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
-        return [(expected, run(session, sample, self.names)) for sample, expected in pairs]
+        outputs = [(expected, run(session, sample, self.names)) for sample, expected in pairs]
+        if large:
+            del session
+            return_memory()
+        return outputs
 
     def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
         """Build a plan's model and return its file, which the next candidate overwrites."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from onnxq.passes.base import Changes, Pass, Pipeline
-from onnxq.passes.correct_biases import CorrectBiases
 from onnxq.passes.decode_weights import DecodeWeights
 from onnxq.passes.dequantize_weights import DequantizeWeights
 from onnxq.passes.drop_no_ops import DropNoOps
@@ -33,7 +32,6 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
     {
         step.__name__: step
         for step in (
-            CorrectBiases,
             DecodeWeights,
             DequantizeWeights,
             DropNoOps,
@@ -65,7 +63,6 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
 __all__ = [
     "PASSES",
     "Changes",
-    "CorrectBiases",
     "DecodeWeights",
     "DequantizeWeights",
     "DropNoOps",

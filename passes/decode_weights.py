@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.bias_correction import correct_bias
 from onnxq.graph import Constant, Graph, Names, Node, onnx_dtype
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, decode_rows, is_linear, transposed
 from onnxq.passes.base import Changes, Pass, Rewrite, encoded, rewrite_planned
@@ -21,10 +26,12 @@ class DecodeWeights(Pass):
     Attributes:
         plan: names the nodes and weights.
         emit: strict keeps every Gather, behind a DequantizeLinear of its whole table.
+        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
     emit: Emit = Emit.QDQ
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
@@ -39,8 +46,10 @@ class DecodeWeights(Pass):
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
         """Make the node read a DequantizeLinear of codes, and return the nodes that compute it."""
-        turned = bool(node.op == "Gemm" and node.attrs.pop("transB", 0))
-        quantized = transposed(encoded(source, weight)) if turned else encoded(source, weight)
+        quantized = encoded(source, weight)
+        correct_bias(node, quantized, self.plan, self.means, names)
+        if node.op == "Gemm" and node.attrs.pop("transB", 0):
+            quantized = transposed(quantized)
         chain = Chain(source.name, names)
         decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=self.emit is Emit.STRICT)

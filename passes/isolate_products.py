@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ class IsolateProducts(Pass):
     them, for the beginning of a quantizer, and a QuantizeLinear behind a weight-only product for the end of a static
     one; it merges an Add of matrices into a product, and one of a bias into a static product that gives floats. Such
     clamps become Max and Min, such an Add becomes a Sum, and the QuantizeLinear reads a copy, as it does where others
-    read a static product besides. Leaves clamps whose limits are attributes, as models below opset 11 have them.
+    read a static product besides. Leaves clamps whose limits are attributes, as models below opset 11 have them, and
+    what stands in another graph than the product, since onnxruntime takes together nodes of one graph only.
 
     Attributes:
         plan: names the products.
@@ -38,18 +40,19 @@ class IsolateProducts(Pass):
         for scope in scopes(graph):
             before: dict[Node, list[Node]] = {}
             after: dict[Node, list[Node]] = {}
+            here = set(scope.nodes)
             for node in scope.nodes:
                 mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
                 if node.op not in _PRODUCTS or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
                     continue
-                product, reader = node.outputs[0], _only_reader(node.outputs[0])
+                product, reader = node.outputs[0], _only_reader(node.outputs[0], here)
                 static = mode is Mode.STATIC
                 if reader is not None and reader.op == "Add" and not reader.domain:
-                    if _is_merged(reader, product) or (static and not _is_quantized(reader.outputs[0])):
+                    if _is_merged(reader, product) or (static and not _is_quantized(reader.outputs[0], here)):
                         reader.op = "Sum"
                         changed.append(reader.name)
                         continue
-                    product, reader = reader.outputs[0], _only_reader(reader.outputs[0])
+                    product, reader = reader.outputs[0], _only_reader(reader.outputs[0], here)
                 if _quantizers(product) and not (static and reader is not None):
                     after[product.inputs[0]] = [_copied(product, names)]
                     changed.append(product.inputs[0].name)
@@ -64,19 +67,21 @@ class IsolateProducts(Pass):
         return Changes(tuple(changed))
 
 
-def _only_reader(tensor: Variable) -> Node | None:
-    return tensor.outputs[0] if len(tensor.outputs) == 1 and not tensor.returned_by else None
+def _only_reader(tensor: Variable, here: Set[Node]) -> Node | None:
+    """Return the node that alone reads a tensor, where that is one of the same graph."""
+    alone = len(tensor.outputs) == 1 and not tensor.returned_by and tensor.outputs[0] in here
+    return tensor.outputs[0] if alone else None
 
 
 def _quantizers(tensor: Variable) -> list[Node]:
     return [node for node in tensor.outputs if node.op == "QuantizeLinear"]
 
 
-def _is_quantized(tensor: Variable) -> bool:
+def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
     """Return whether only a quantizer reads a tensor, a clamp between them aside."""
-    reader = _only_reader(tensor)
+    reader = _only_reader(tensor, here)
     if reader is not None and reader.op in _CLAMPS:
-        reader = _only_reader(reader.outputs[0])
+        reader = _only_reader(reader.outputs[0], here)
     return reader is not None and reader.op == "QuantizeLinear"
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxq.bias_correction import correct_bias
 from onnxq.graph import Constant, Graph, Names, Node, Variable, constant
+from onnxq.lowering import transposed
 from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import quantize_weight
 from onnxq.passes.base import Changes, Pass, Rewrite, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
@@ -27,9 +32,11 @@ class QuantizeDynamically(Pass):
 
     Attributes:
         plan: names the nodes and their weights.
+        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
@@ -42,16 +49,21 @@ class QuantizeDynamically(Pass):
             if (scope, data) not in quantizers:
                 quantizers[scope, data] = _quantizer(data, names)
                 made.append(quantizers[scope, data])
-            return Rewrite([*made, *_integer_product(node, source, weight, quantizers[scope, data], names)])
+            turned = bool(node.attrs.get("transB", 0))
+            codes = _encoded(source.values.T if turned else source.values, weight)
+            correct_bias(node, transposed(codes) if turned else codes, self.plan, self.means, names)
+            return Rewrite([*made, *_integer_product(node, source, codes, quantizers[scope, data], names)])
 
         return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
 
 
-def _integer_product(node: Node, source: Constant, weight: Weight, quantizer: Node, names: Names) -> list[Node]:
+def _integer_product(node: Node, source: Constant, weight: QTensor, quantizer: Node, names: Names) -> list[Node]:
     """Take the output away from ``node`` and return the nodes that compute it with integers."""
     output = node.outputs[0]
     data_codes, data_scale, data_zero_point = quantizer.outputs
-    codes, scale = _weight(node, source, weight, names)
+    codes = constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(weight.codes))
+    weight_scale = weight.parameters.scale
+    scale = constant(names.fresh(f"{source.name}.scale"), weight_scale.reshape(-1 if weight_scale.ndim else ()))
     accumulator = Variable(names.fresh(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
     number = Variable(names.fresh(f"{output.name}.number"), _FLOAT, output.shape)
     product_scale = Variable(names.fresh(f"{output.name}.scale"), _FLOAT, list(scale.shape))
@@ -78,14 +90,8 @@ def _quantizer(data: Variable, names: Names) -> Node:
     return Node("DynamicQuantizeLinear", names.fresh(f"{data.name}.quantize"), {}, [data], outputs)
 
 
-def _weight(node: Node, source: Constant, weight: Weight, names: Names) -> tuple[Constant, Constant]:
-    """Return the weight's codes, data's rows times these being the product, and their scale."""
-    values = source.values.T if node.attrs.get("transB", 0) else source.values
+def _encoded(values: NDArray[np.floating], weight: Weight) -> QTensor:
+    """Return the codes of a weight that the data's rows are multiplied with."""
     per_channel = weight.spec.per is Granularity.CHANNEL
     axis = values.ndim - 1 if per_channel else None
-    quantized = quantize_weight(values, format_named(weight.spec.format), axis, weight.spec.method)
-    scale = quantized.parameters.scale.reshape(-1 if per_channel else ())
-    return (
-        constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(quantized.codes)),
-        constant(names.fresh(f"{source.name}.scale"), scale),
-    )
+    return quantize_weight(values, format_named(weight.spec.format), axis, weight.spec.method)

@@ -43,7 +43,9 @@ class QuantizeRecurrentCells(Pass):
         for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
             if node.op != _CELL:
                 continue
-            sources = {weight: node.inputs[weight.index] for weight in decision.weights}
+            # The parameters stand behind one another in the order of the weights among the inputs.
+            weights = sorted(decision.weights, key=lambda weight: weight.index)
+            sources = {weight: node.inputs[weight.index] for weight in weights}
             if not all(isinstance(source, Constant) for source in sources.values()):
                 left.append((node.name, "its weight is computed at run time"))
                 continue

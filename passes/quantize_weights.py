@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from onnxq.bias_correction import correct_bias
 from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, insert_nodes
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor
-from onnxq.numbers.weights import quantize_weight, quantize_weight_with_bias
+from onnxq.numbers.weights import quantize_bias, quantize_weight, quantize_weight_with_bias
 from onnxq.passes.base import Changes, Pass, planned_nodes
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Granularity, Mode
@@ -27,10 +29,12 @@ class QuantizeWeights(Pass):
     Attributes:
         plan: names the nodes, their weights and biases.
         parameters: scale of each activation by tensor name; the bias's scale is the data's times the weight's.
+        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
     parameters: Mapping[str, Parameters]
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
@@ -59,12 +63,16 @@ class QuantizeWeights(Pass):
         per_channel, method = weight.spec.per is Granularity.CHANNEL, weight.spec.method
         if decision.bias is None:
             codes = quantize_weight(values, format, axis if per_channel else None, method)
+            correct_bias(node, codes, self.plan, self.means, names)
             return [_replace(node, weight.index, codes, axis, names)]
         bias = node.inputs[decision.bias].values
         scale = float(self.parameters[decision.data].scale)
         codes, bias_codes = quantize_weight_with_bias(
             values, bias, format, axis, scale, per_channel=per_channel, method=method
         )
+        if correct_bias(node, codes, self.plan, self.means, names):
+            # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
+            bias_codes = quantize_bias(node.inputs[decision.bias].values, codes, scale)
         return [
             _replace(node, weight.index, codes, axis, names),
             _replace(node, decision.bias, bias_codes, bias.ndim - 1, names),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.bias_correction import correct_bias
 from onnxq.graph import Constant, Graph, Names, Node, onnx_dtype
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
+from onnxq.numbers.numerics import QTensor
 from onnxq.passes.base import Changes, Pass, Rewrite, encoded, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
@@ -19,9 +25,11 @@ class ReplaceWithContrib(Pass):
 
     Attributes:
         plan: names the nodes and weights.
+        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
@@ -30,15 +38,16 @@ class ReplaceWithContrib(Pass):
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
             if not fits_blob(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} codes so"
-            return Rewrite(instead=_replacement(node, source, weight, names))
+            quantized = encoded(source, weight)
+            correct_bias(node, quantized, self.plan, self.means, names)
+            return Rewrite(instead=_replacement(node, source, weight, quantized, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
 
-def _replacement(node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
+def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
     """Take the output away from a node and return the nodes that compute it from packed codes."""
     output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
-    quantized = encoded(source, weight)
     chain = Chain(source.name, names)
     if node.op == "Gather":
         gather_block_quantized(chain, quantized, spec, node.inputs[1], dtype)

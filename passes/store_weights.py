@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.bias_correction import correct_bias
 from onnxq.graph import Constant, Graph, Names, Node, insert_nodes, onnx_dtype, place_constants, replace_uses
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
+from onnxq.numbers.numerics import QTensor
 from onnxq.passes.base import Changes, Pass, encoded, planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
@@ -21,10 +27,12 @@ class StoreWeights(Pass):
     Attributes:
         plan: names the nodes and weights.
         emit: strict decodes by DequantizeLinear, all others by nodes that are folded.
+        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
     emit: Emit = Emit.QDQ
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
@@ -38,15 +46,17 @@ class StoreWeights(Pass):
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}
         for (source, weight), consumers in wanted.items():
-            decoder = self._decoder(source, weight, names)
+            quantized = encoded(source, weight)
+            for node in consumers:
+                correct_bias(node, quantized, self.plan, self.means, names)
+            decoder = self._decoder(source, weight, quantized, names)
             replace_uses(source, decoder[-1].outputs[0], set(consumers))
             first.setdefault(declaring[source], []).extend(decoder)
         for scope, nodes in first.items():
             insert_nodes(scope, first=nodes)
         return Changes(tuple(source.name for source, _ in wanted))
 
-    def _decoder(self, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        quantized = encoded(source, weight)
+    def _decoder(self, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
         chain, strict = Chain(source.name, names), self.emit is Emit.STRICT
         decode = decode_linear if strict and is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=strict)

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
+from onnxq.errors import DataError
 from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import Report
@@ -206,6 +207,43 @@ def test_a_plan_with_bodies_is_replayed_to_the_same_bytes(branches: onnx.ModelPr
     again = load_plan(tmp_path / "plan.toml")
     quantize_to(branches, tmp_path / "second", samples=samples, replay=again)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_a_plan_with_integers_in_a_branch_that_no_sample_runs_is_refused(
+    branches: onnx.ModelProto, quantize_to, tmp_path: Path
+) -> None:
+    both, one = varied(IMAGE, {"c": [True, False] * 3}), varied(IMAGE, {"c": [False] * 6})
+    replay = quantize_to(branches, tmp_path / "first", samples=both).report.plan
+    with pytest.raises(DataError) as caught:
+        quantize_to(branches, tmp_path / "second", samples=one, replay=replay)
+    assert str(caught.value) == (
+        "node 't1' is static in the plan, but its body did not run on any sample, expected values to set its scales "
+        "by; give samples that run it, or make the nodes of the body storage"
+    )
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize("stored", ["t = Constant <value_floats = [1.0]> ()", ""], ids=["Constant", "initializer"])
+def test_a_constant_of_one_branch_may_be_called_like_a_tensor_of_another(
+    stored: str, build, quantize_to, tmp_path: Path
+) -> None:
+    model = build(
+        f"""(float[4,32] x, bool c) => (float[4,32] y) {{
+            y = If (c) <
+                then_branch = yes () => (float[4,32] u) {{ [one] t = MatMul(x, w) [two] u = MatMul(t, v) }},
+                else_branch = no () => (float[4,32] k) {{ {stored} s = Add(x, t) [three] k = MatMul(s, w) }}>
+        }}""",
+        w=(32, 32), v=(32, 32),
+    )  # fmt: skip
+    if not stored:
+        bodies = {attribute.name: attribute.g for attribute in model.graph.node[0].attribute}
+        bodies["else_branch"].initializer.append(onnx.numpy_helper.from_array(np.float32([1]), "t"))
+    samples = varied((4, 32), {"c": [True, False] * 3})
+    report = checked(tmp_path / "m", quantize_to(model, tmp_path / "m", samples=samples).report)
+    assert {name: report.plan.by_node[name].mode for name in ("one", "two", "three")} == {
+        "one": STORAGE, "two": STORAGE, "three": STATIC
+    }  # fmt: skip
+    assert "tensors of several graphs are called t" in report.plan.by_node["two"].reason
 
 
 def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_path: Path) -> None:

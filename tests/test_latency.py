@@ -63,6 +63,13 @@ def test_both_models_are_loaded_anew_in_every_round_by_turns(monkeypatch: pytest
     assert clock.opened == ["b", "a", "a", "b"] * 3
 
 
+def test_no_round_begins_once_patience_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: 1.0)
+    latency = measure_latency(Path("a"), Path("b"), [0], seconds=0.0, threads=1, patience=10.0)
+    assert (latency.rounds, len(clock.opened)) == (2, 4)
+    assert latency.interval == (0.0, math.inf)
+
+
 @pytest.mark.parametrize("samples", [1, 2, 3, 4])
 def test_neither_model_always_runs_first_whatever_the_sample(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first: dict[int, set[str]] = {}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.statistics import EMPTY, Statistics, observe
+from onnxq.calibration.statistics import EMPTY, Statistics, observe, only_sums
 from onnxq.errors import DataError
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
-from onnxq.parameters import activation_parameters
-from onnxq.planning.plan import Activation, Plan
-from onnxq.scheme import Method, Spec
+from onnxq.parameters import activation_parameters, channel_means
+from onnxq.planning.plan import Activation, Decision, Mean, Plan
+from onnxq.scheme import Method, Mode, Spec
 
 AFFINE = Spec("uint8", symmetric=False)
 
@@ -96,3 +96,17 @@ def test_pytorch_gives_fixed_ranges_all_codes() -> None:
     assert (found["sigmoid"].scale, found["sigmoid"].zero_point) == (1 / 256, 0)
     assert found["tanh"].scale == found["other"].scale == np.float32(8 / 127)
     assert fixed_parameters(0.0, 1.0).scale == 1 / 256
+
+
+def test_no_range_is_asked_of_what_has_only_sums() -> None:
+    seen = Statistics(1, {"a": only_sums(4, np.ones((2, 2), np.int64), 1)})
+    with pytest.raises(DataError, match="tensor a has no calibration statistics"):
+        activation_parameters(plan(Activation("a", AFFINE, "a")), seen, MinMax())
+
+
+@pytest.mark.parametrize(("axis", "known"), [(1, []), (-1, ["x"]), (None, [])])
+def test_means_are_given_along_the_axis_of_the_plan_only(axis: int | None, known: list[str]) -> None:
+    decision = Decision("n", "MatMul", Mode.STORAGE, "", mean=Mean("x", -1))
+    sums = np.array([[6, 0], [2, 0]][: 2 if axis is not None else 0], np.int64).reshape(-1, 2)
+    found = channel_means(Plan((decision,), (), "s", "t"), Statistics(1, {"x": only_sums(4, sums, axis)}))
+    assert {name: means.tolist() for name, means in found.items()} == {name: [3, 1] for name in known}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.errors import FidelityError, ModelError
+from onnxq.errors import FidelityError, ModelError, OutputError, SchemeError
 from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.scheme import Mode, Rule, Scheme
+from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -203,3 +205,38 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
     given = {"scheme": "torch-fbgemm", "limit": 4, "seconds": 0, "search": "off"}
     assert quantize(MODELS / "gru.onnx", CALIB, **given).report.ranges == "HistogramSearch(levels=256)"
     assert quantize(MODELS / "gru.onnx", CALIB, ranges=MinMax(), **given).report.ranges == "MinMax()"
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        ({"min_sqnr": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
+        ({"max_drop": math.nan}, "the drop of the metric is nan, expected a finite number that is not negative"),
+        ({"max_drop": math.inf}, "the drop of the metric is inf, expected"),
+        ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
+        ({"seconds": math.nan}, "the time for latency in seconds is nan, expected"),
+        ({"seconds": math.inf}, "the time for latency in seconds is inf, expected"),
+    ],
+)
+def test_numbers_that_say_nothing_are_refused(number: dict[str, float], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        quantize(MODELS / "gru.onnx", CALIB, **number)
+
+
+@pytest.mark.parametrize("name", ["q.onnx", "q.onnx.data"])
+def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"node times cannot be kept in the output .*q\.onnx; give another name"):
+        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", costs=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_model_out_of_reach_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The nodes of a large model are not measured alone.
+    monkeypatch.setattr(Workbench, "is_large", True)
+    with pytest.raises(FidelityError) as caught:
+        quantize(MODELS / "gru.onnx", CALIB, limit=2, seconds=0, min_sqnr=140)
+    assert caught.value.report.sensitivities == ()
+    assert str(caught.value) == (
+        "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; ask for a lower "
+        "--min-sqnr, or take a preset of finer codes"
+    )

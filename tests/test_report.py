@@ -12,14 +12,14 @@ import pytest
 from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 
-from onnxq.errors import FidelityError, OutputError
+from onnxq.errors import FidelityError, ModelError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.presets import PRESETS
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.choosing import Wish
-from onnxq.searching.search import Sensitivity
+from onnxq.searching.search import Point, Sensitivity
 from onnxq.verify import Kernels, Latency
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
@@ -112,6 +112,30 @@ def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
     told = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
     assert refusal(floats) == told + "let the search leave nodes out, ask for a lower --min-sqnr, or --force it"
     assert refusal(floats, measured=12) == told + "ask for a lower --min-sqnr, or --force it"
+
+
+UNWEIGHTED = dataclasses.replace(REPORT.plan, decisions=(Decision("a", "Conv", Mode.FLOAT, "why"),))
+POINT = Point(static=0, dynamic=0, milliseconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes that hurt most are a \("),
+        ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; ask for a lower --min-sqnr"),
+        ({"sensitivities": (), "frontier": (POINT,)}, None),
+        ({"sensitivities": (), "measured": 1}, None),
+        ({"sensitivities": (), "measured": 0}, None),
+    ],
+    ids=["noise", "noise of a large model", "time", "nothing left", "no search"],
+)
+def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
+    changes: dict[str, object], sentence: str | None
+) -> None:
+    report = dataclasses.replace(REPORT, plan=UNWEIGHTED, **changes)
+    expected = FidelityError if sentence else ModelError
+    with pytest.raises(expected, match=sentence or "nothing to quantize in the model that pays: why; nothing"):
+        check_fidelity(report, Wish(20.0))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, OutputError
-from onnxq.runtime import is_large, open_session, release_shared_memory, run, runtime_version
+from onnxq.runtime import is_large, open_session, release_shared_memory, return_memory, run, runtime_version
 
 
 @pytest.fixture
@@ -193,3 +193,17 @@ def test_sessions_that_share_memory_give_the_same_outputs(
 
 def test_the_version_of_onnxruntime_is_told() -> None:
     assert runtime_version().startswith("onnxruntime 1.")
+
+
+def test_the_optimised_copy_holds_its_weights_in_a_file_beside_it(build, tmp_path: Path) -> None:
+    model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    open_session(model, optimized_copy=tmp_path / "copy.onnx")
+    assert (tmp_path / "copy.onnx").stat().st_size < 64 * 64
+    assert [node.op_type for node in onnx.load(tmp_path / "copy.onnx").graph.node] == ["MatMul"]
+
+
+def test_memory_can_be_returned_at_any_time(build) -> None:
+    model = build("(float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    session = open_session(model)
+    return_memory()
+    assert run(session, {"x": np.float32([[-1, 0, 1, 2]])})[0].tolist() == [[0, 0, 1, 2]]

@@ -109,3 +109,17 @@ def test_energies_do_not_overflow_and_infinities_of_the_reference_are_left_out()
     pairs = [((large,), (large * np.float32(1.01),))] * 4
     assert trust(pairs).noise == pytest.approx(1e-4, rel=1e-3)
     assert math.isfinite(trust(pairs).sqnr)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e150, 1e250, 1e307])
+def test_the_unit_of_float64_outputs_does_not_matter(unit: float) -> None:
+    output = unit * np.array([[1.0, -2.0, 0.5]])
+    assert trust([((output,), (1.01 * output,))] * 4).noise == pytest.approx(1e-4, rel=1e-3)
+    assert trust([((output,), (output,))] * 4).sqnr > 100
+
+
+def test_a_model_without_outputs_and_an_empty_optional_are_judged() -> None:
+    assert trust([((), ())]).sqnr == math.inf
+    assert trust([((None,), (None,))]).sqnr == math.inf
+    assert trust([((np.ones(2, np.float32),), (None,))]).sqnr == -math.inf

@@ -14,6 +14,7 @@ from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import Statistics
 from onnxq.graph import load, read_model, save
 from onnxq.lowering import Emit
+from onnxq.parameters import channel_means, corrected_biases
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
@@ -145,3 +146,90 @@ def test_nodes_of_idle_bodies_stay_out_whatever_is_wished(build, tmp_path: Path)
     }  # fmt: skip
     wished = without.plan({"one": Demotion(Mode.STATIC, "for the test")})
     assert wished.by_node["one"].mode is Mode.STORAGE
+
+
+def bench_of(model: ModelProto, scheme: str, folder: Path) -> Workbench:
+    path = folder / "prepared.onnx"
+    save(prepare(read_model(model), opset=21), path, external_data=True)
+    return Workbench(path, PRESETS[scheme], TARGETS["onnxruntime-cpu"])
+
+
+def test_means_along_another_axis_than_the_plans_correct_nothing(
+    build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    text = """(float[2,32,32] x) => (float[2,32,32] y, float[2,32,32] z) {
+        [conv] y = Conv <group=32, pads=[1, 1]>(x, k, c) [product] p = MatMul(x, w) z = Add(p, b)
+    }"""
+    model = build(text, k=(32, 1, 3), c=(32,), w=(32, 32), b=(32,))
+    bench = bench_of(model, "int8", tmp_path)
+    x = np.random.default_rng(0).normal(1, 1, (2, 32, 32)).astype(np.float32)
+    first, other = bench.plan({}), bench.plan({"conv": Demotion(Mode.STORAGE, "too small to be stored")})
+    assert (first.means, other.means) == ({"x": 1}, {"x": -1})
+    statistics, fitting = (bench.calibrate(plan, [{"x": x}], silent) for plan in (first, other))
+    bare = {name: replace(one, sums=one.sums[:0], axis=None) for name, one in statistics.tensors.items()}
+
+    def built(found: Statistics) -> np.ndarray:
+        bench.build(other, found, MinMax(), tmp_path / "q.onnx", external_data=False)
+        return np.asarray(run(open_session(tmp_path / "q.onnx"), {"x": x}, ("z",))[0])
+
+    np.testing.assert_array_equal(built(statistics), built(Statistics(1, bare)))
+    assert np.abs(built(fitting) - built(statistics)).max() > 1e-4
+
+
+def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
+    build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    text = "(float[4,64] x) => (float[4,64] y) { l = Log(x) p = MatMul(l, w) s = Add(p, b) y = Sigmoid(s) }"
+    bench = bench_of(build(text, w=(64, 64), b=(64,)), "int4-block32", tmp_path)
+    plan = bench.plan({})
+    assert (plan.taps, plan.means) == ((), {"l": -1})
+    statistics = bench.calibrate(plan, [{"x": np.zeros((4, 64), np.float32)}], silent)
+    assert len(statistics.tensors["l"].means) == 0
+    bench.build(plan, statistics, MinMax(), tmp_path / "q.onnx", external_data=False)
+
+
+def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: Workbench) -> None:
+    storage = replace(bench, scheme=PRESETS["int8-storage"])
+    plan = storage.plan({})
+    seen = storage.calibrate(plan, SAMPLES, silent).tensors
+    assert set(seen) == set(plan.means)
+    assert not any(one.has_range or len(one.counts) for one in seen.values())
+    assert all(len(one.means) for one in seen.values())
+
+
+@pytest.mark.parametrize(("scheme", "kept"), [("int8", True), ("int8-storage", False)])
+def test_means_of_a_large_model_are_kept_where_it_runs_anyway(
+    scheme: str, kept: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxq.workbench.is_large", lambda path: True)
+    large = replace(bench, scheme=PRESETS[scheme])
+    plan = large.plan({})
+    found = channel_means(plan, large.calibrate(plan, SAMPLES, silent))
+    assert bool(found) == kept
+    assert set(found) == (set(plan.means) if kept else set())
+
+
+@pytest.mark.parametrize("bias", [(64,), (1, 64)])
+@pytest.mark.parametrize(
+    ("scheme", "emit"),
+    [
+        ("int8", Emit.QDQ),
+        ("int8-storage", Emit.QDQ),
+        ("int8-storage", Emit.STRICT),
+        ("int8-dynamic", Emit.QDQ),
+        ("int4-block32", Emit.QDQ),
+        ("int4-block32", Emit.ORT),
+    ],
+)
+def test_built_models_have_corrected_biases_whatever_reads_them(
+    scheme: str, emit: Emit, bias: tuple[int, ...], build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    text = "(float[64,64] x) => (float[64,64] y) { p = MatMul(x, w) y = Add(p, b) }"
+    bench = replace(bench_of(build(text, w=(64, 64), b=np.ones(bias, np.float32)), scheme, tmp_path), emit=emit)
+    x = np.random.default_rng(0).normal(2, 0.1, (64, 64)).astype(np.float32)
+    plan = bench.plan({})
+    statistics = bench.calibrate(plan, [{"x": x}], silent)
+    assert corrected_biases(plan, statistics) == 1
+    built = bench.build(plan, statistics, MinMax(), tmp_path / "q.onnx", external_data=False)
+    adding = next(node for node in built.nodes if node.op in ("Add", "Sum") and "b" in node.inputs[1].name)
+    assert adding.inputs[1].name == "b.corrected"

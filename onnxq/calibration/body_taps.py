@@ -29,20 +29,42 @@ def with_body_taps(model: onnx.ModelProto, names: Iterable[str], others: Iterabl
         ModelError: A tensor cannot be carried out: it stands in the body of another operator, or in an If or Loop
             inside a Scan, whose steps all give equally many values.
     """
-    main = _made(model.graph) | {tensor.name for tensor in model.graph.initializer}
-    made = {name for body in _bodies(model.graph) for name in _made(body)} - main
+    made = _made_inside(model.graph)
     inside, counted = made.intersection(names), made.intersection(others)
     if not inside and not counted:
         return model
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
     taps = _Taps(frozenset(inside | counted), frozenset(counted - inside), _mark(model.graph))
-    for body in _bodies(tapped.graph):
-        taps.rename(body)
-    carried = taps.carry(tapped.graph, ())
+    tapped, carried = taps.applied(model)
     tapped.graph.value_info.extend(_vector(name) for name in carried)
-    tapped.graph.initializer.extend(taps.constants())
     return tapped
+
+
+def with_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Return a model whose main graph makes the numbers of values that the named tensors of bodies have in a run.
+
+    No values leave the bodies, so it takes hardly more memory than the model.
+
+    Args:
+        model: The model; it is not changed, and returned itself where no body makes any of the tensors.
+        names: Tensors of any graph, see `with_body_taps`.
+
+    Returns:
+        The model, and the tensors of bodies. It makes int64 scalars, each called ``NAME/size`` as `tapped_bytes` does.
+
+    Raises:
+        ModelError: A tensor cannot be carried out, see `with_body_taps`.
+    """
+    inside = _made_inside(model.graph).intersection(names)
+    if not inside:
+        return model, ()
+    taps = _Taps(frozenset(inside), frozenset(), _mark(model.graph), sizes=True)
+    tapped, carried = taps.applied(model)
+    for name in carried:
+        # A sum of none is not told to be 0 everywhere.
+        some = f"{name}{taps.mark}sizes"
+        tapped.graph.node.append(helper.make_node("Concat", [name, f"{taps.mark}zero"], [some], axis=0))
+        tapped.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
+    return tapped, tuple(carried)
 
 
 @dataclass(frozen=True)
@@ -53,11 +75,23 @@ class _Taps:
         wanted: names of the tapped tensors, which tensors of the main graph take over.
         emptied: those whose values are dropped.
         mark: what no name of the model holds.
+        sizes: whether how many values they have is carried in their place.
     """
 
     wanted: frozenset[str]
     emptied: frozenset[str]
     mark: str
+    sizes: bool = False
+
+    def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+        """Return a copy of a model that carries the taps, and their names."""
+        tapped = onnx.ModelProto()
+        tapped.CopyFrom(model)
+        for body in _bodies(tapped.graph):
+            self.rename(body)
+        carried = self.carry(tapped.graph, ())
+        tapped.graph.initializer.extend(self.constants())
+        return tapped, carried
 
     def rename(self, body: GraphProto) -> None:
         """Give the tapped tensors other names in one body, but not in the bodies inside it."""
@@ -70,7 +104,7 @@ class _Taps:
     def constants(self) -> Iterator[TensorProto]:
         """Yield the initializers that the added nodes read."""
         yield helper.make_tensor(f"{self.mark}shape", TensorProto.INT64, [1], [-1])
-        yield helper.make_tensor(f"{self.mark}nothing", TensorProto.FLOAT, [0], [])
+        yield helper.make_tensor(f"{self.mark}nothing", self._element, [0], [])
         yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
 
     def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
@@ -94,8 +128,11 @@ class _Taps:
             if node.op_type == "If":
                 self._open_if(node, branches, names, depth)
             elif node.op_type == "Loop":
-                before, behind = self._open_loop(node, branches[0][0], names, depth)
-                _insert(graph, index, [before], behind)
+                body = branches[0][0]
+                alike = self._of_one_size(body)
+                behind = self._open_scan(node, body, [name for name in names if name in alike], depth)
+                before, joined = self._open_loop(node, body, [name for name in names if name not in alike], depth)
+                _insert(graph, index, before, [*behind, *joined])
             else:
                 _insert(graph, index, [], self._open_scan(node, branches[0][0], names, depth))
             found.extend(names)
@@ -104,6 +141,10 @@ class _Taps:
     def _flat_values(self, name: str, depth: int) -> Iterator[NodeProto]:
         """Yield the nodes that flatten a tapped tensor in the body that makes it, and drop what is not wanted."""
         flat, values, zero = self._carried(name, depth), self._between(name, depth, "values"), f"{self.mark}zero"
+        if self.sizes:
+            yield helper.make_node("Size", [self._inner(name)], [values])
+            yield self._reshape(values, flat)
+            return
         if name not in self.emptied:
             yield self._reshape(self._inner(name), flat)
             return
@@ -118,16 +159,39 @@ class _Taps:
                 flat = self._carried(name, depth + 1)
                 if name not in taps:
                     branch.node.append(helper.make_node("Identity", [f"{self.mark}nothing"], [flat]))
-                branch.output.append(_vector(flat))
+                branch.output.append(_vector(flat, self._element))
         node.output.extend(self._carried(name, depth) for name in names)
+
+    def _of_one_size(self, body: GraphProto) -> set[str]:
+        """Return the taps of equally many values in all iterations of a Loop, which can give them as a Scan does.
+
+        Those inside further bodies are none of them: how often these run may change.
+        """
+        states = len(body.input) - 2
+        # Shapes follow from those of the states, which tell nothing of a state that grows.
+        if not self.sizes and any(
+            _dimensions(given) is not None and _dimensions(given) != _dimensions(made)
+            for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
+        ):
+            return set()
+        known = {
+            value.name.removesuffix(self.mark)
+            for value in (*body.input, *body.output, *body.value_info)
+            if value.name.endswith(self.mark) and _dimensions(value) is not None
+        }
+        made = {name.removesuffix(self.mark) for name in _made(body) if name.endswith(self.mark)}
+        return made if self.sizes else made & (known | self.emptied)
 
     def _open_loop(
         self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int
-    ) -> tuple[NodeProto, list[NodeProto]]:
+    ) -> tuple[list[NodeProto], list[NodeProto]]:
         """Let a Loop carry sequences, and return the nodes before and behind it that make and join them.
 
-        Scan outputs would have to be of one size in all iterations, and a tensor that grows would be copied in each.
+        Scan outputs have to be of one size in all iterations, and a tensor that grows would be copied in each, as the
+        sequence is too: what it takes is quadratic in the iterations.
         """
+        if not names:
+            return [], []
         states = len(body.input) - 2
         start = self._between(names[0], depth, "start")
         grown, given, joined = [], [], []
@@ -135,9 +199,9 @@ class _Taps:
             flat, parts = self._carried(name, depth + 1), self._between(name, depth, "parts")
             earlier, later = self._between(name, depth, "before"), self._between(name, depth, "behind")
             node.input.append(start)
-            body.input.append(_sequence(earlier))
+            body.input.append(_sequence(earlier, self._element))
             body.node.append(helper.make_node("SequenceInsert", [earlier, flat], [later]))
-            grown.append(_sequence(later))
+            grown.append(_sequence(later, self._element))
             given.append(parts)
             joined.append(helper.make_node("ConcatFromSequence", [parts], [self._carried(name, depth)], axis=0))
         # What a Loop carries stands in front of its scan outputs.
@@ -146,17 +210,22 @@ class _Taps:
         body.output.extend([*grown, *scanned])
         node.output[states:states] = given
         # It holds an empty tensor, since nothing joins a sequence without any.
-        return helper.make_node("SequenceConstruct", [f"{self.mark}nothing"], [start]), joined
+        return [helper.make_node("SequenceConstruct", [f"{self.mark}nothing"], [start])], joined
 
     def _open_scan(self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int) -> list[NodeProto]:
-        """Let a Scan stack the values of its steps, and return the nodes behind it that flatten them."""
+        """Let a Scan or Loop stack the values of its steps, and return the nodes behind it that flatten them."""
         stacked = {name: self._between(name, depth, "stacked") for name in names}
-        body.output.extend(_vector(self._carried(name, depth + 1)) for name in names)
+        body.output.extend(_vector(self._carried(name, depth + 1), self._element) for name in names)
         node.output.extend(stacked.values())
         for attribute in node.attribute:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
                 attribute.ints.extend([0] * len(names))
         return [self._reshape(stacked[name], self._carried(name, depth)) for name in names]
+
+    @property
+    def _element(self) -> int:
+        """The element type of what is carried."""
+        return TensorProto.INT64 if self.sizes else TensorProto.FLOAT
 
     def _reshape(self, source: str, target: str) -> NodeProto:
         return helper.make_node("Reshape", [source, f"{self.mark}shape"], [target])
@@ -187,12 +256,20 @@ def _check(node: NodeProto, path: Sequence[str]) -> None:
         )
 
 
-def _vector(name: str) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None])
+def _dimensions(value: ValueInfoProto) -> list[int] | None:
+    """Return the dimensions of a tensor, or None where one is not known."""
+    kind = value.type.tensor_type
+    known = value.type.HasField("tensor_type") and kind.HasField("shape")
+    sizes = [dimension.dim_value for dimension in kind.shape.dim if dimension.HasField("dim_value")]
+    return sizes if known and len(sizes) == len(kind.shape.dim) else None
 
 
-def _sequence(name: str) -> ValueInfoProto:
-    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, [None])
+def _vector(name: str, element: int = TensorProto.FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, [None])
+
+
+def _sequence(name: str, element: int) -> ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, element, [None])
 
 
 def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: Sequence[NodeProto]) -> None:
@@ -215,6 +292,12 @@ def _own_bodies(node: NodeProto) -> Iterator[GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def _made_inside(graph: GraphProto) -> set[str]:
+    """Return the names of what bodies are given or make, those of the main graph aside."""
+    main = _made(graph) | {tensor.name for tensor in graph.initializer}
+    return {name for body in _bodies(graph) for name in _made(body)} - main
 
 
 def _made(graph: GraphProto) -> set[str]:

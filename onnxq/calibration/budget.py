@@ -8,12 +8,15 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.calibration.body_taps import with_body_taps
+from onnxq.calibration.body_taps import with_body_sizes
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.segments import Segment
 from onnxq.calibration.taps import tap_outputs, tapped_bytes
 from onnxq.errors import DataError, SchemeError
 from onnxq.runtime import open_session, run, serialized
+
+# Bytes of a value of a body: only those of float32 tensors are carried out.
+_BODY_WIDTH = 4
 
 
 def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
@@ -25,20 +28,21 @@ def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, 
         tensors: Tensors of the model; inputs, which are in memory anyway, count as nothing.
 
     Raises:
-        ModelError: The model does not load, or a name is no tensor of the main graph.
+        ModelError: The model does not load, or a name is no tensor of it that can be observed.
         DataError: The sample does not run.
     """
-    proto = with_body_taps(onnx.load(model, load_external_data=False), tensors)
+    proto, inner = with_body_sizes(onnx.load(model, load_external_data=False), tensors)
     own = {value.name for value in proto.graph.output}
-    computed = [name for name in tensors if name not in sample]
+    computed = [name for name in tensors if name not in sample and name not in inner]
     declared = {value.name: value for value in (*proto.graph.output, *tap_outputs(proto, computed))}
-    widths = {
+    widths = dict.fromkeys(inner, _BODY_WIDTH) | {
         name: onnx.helper.tensor_dtype_to_np_dtype(declared[name].type.tensor_type.elem_type).itemsize
         for name in computed
     }
-    session = open_session(tapped_bytes(serialized(proto), (), computed), threads=1, external_folder=model.parent)
-    sizes = run(session, sample, [f"{name}/size" for name in computed])
-    found = {name: int(size) * widths[name] for name, size in zip(computed, sizes, strict=True)}
+    counts = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in inner]
+    session = open_session(tapped_bytes(serialized(proto), counts, computed), threads=1, external_folder=model.parent)
+    sizes = run(session, sample, [f"{name}/size" for name in widths])
+    found = {name: int(size) * widths[name] for name, size in zip(widths, sizes, strict=True)}
     # Outputs of the model are made in any case.
     return dict.fromkeys(tensors, 0) | {name: 0 if name in own else size for name, size in found.items()}
 

@@ -1,4 +1,4 @@
-"""Sums of channels beside what an observer keeps: exact for any order, so that means are too."""
+"""Sums of channels, alone or beside what an observer keeps: exact for any order, so that means are too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.observer import Observer
-from onnxq.calibration.statistics import SUM_BITS, TensorStatistics, merged_sums
+from onnxq.calibration.statistics import EMPTY, SUM_BITS, TensorStatistics, merged_sums, only_sums
 from onnxq.errors import DataError
 
 # Of one array; so many of these add up within an int64 that nothing real reaches its end.
@@ -41,18 +41,57 @@ class ChannelSums:
         self.observer.add(array, sample)
         if not array.size:
             return
-        if not -array.ndim <= self.axis < array.ndim:
-            raise DataError(
-                f"Tensor {self.name!r} has {array.ndim} axes, expected axis {self.axis} for its channels; "
-                "observe it whole"
-            )
-        sums = _whole_and_fraction(channel_sums(array, self.axis))
+        sums = _whole_and_fraction(_checked_sums(array, self.axis, self.name))
         self._sums = merged_sums(self._sums, sums) if len(self._sums) else sums
 
     def statistics(self) -> TensorStatistics:
         """Return the statistics of all that was added."""
         found = self.observer.statistics()
-        return replace(found, sums=self._sums.copy()) if found.count else found
+        return replace(found, sums=self._sums.copy(), axis=self.axis) if found.count else found
+
+
+@dataclass
+class OnlySums:
+    """An observer that adds up each channel and keeps nothing else; of what is not finite it keeps no sums.
+
+    Attributes:
+        name: the tensor, for errors.
+        axis: of the channels.
+    """
+
+    name: str
+    axis: int
+    _count: int = 0
+    _sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+
+    def add(self, array: NDArray[Any], sample: int | None) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: the axis is not there or not as long as before.
+        """
+        if not array.size:
+            return
+        sums = _checked_sums(array, self.axis, self.name)
+        # A comparison with NaN is false too.
+        known = bool((np.abs(sums) <= _LARGEST).all())
+        found = _whole_and_fraction(sums) if known else self._sums[:0]
+        self._sums = merged_sums(self._sums, found) if self._count else found
+        self._count += array.size
+
+    def statistics(self) -> TensorStatistics:
+        """Return the statistics of all that was added."""
+        return only_sums(self._count, self._sums.copy(), self.axis) if self._count else EMPTY
+
+
+def _checked_sums(array: NDArray[Any], axis: int, name: str) -> NDArray[np.float64]:
+    if not -array.ndim <= axis < array.ndim:
+        raise DataError(
+            f"Tensor {name!r} has {array.ndim} axes, expected axis {axis} for its channels; observe it whole"
+        )
+    # What is not finite in the array is not in its sums either.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return channel_sums(array, axis)
 
 
 def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:

@@ -68,7 +68,7 @@ def calibrate_tensors(
     Args:
         model: The float model.
         samples: Checked samples.
-        tensors: Float tensors of the main graph.
+        tensors: Float tensors of the main graph whose range is wanted.
         collection: Where and from what it starts.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
         axes: See `collect`.
@@ -81,9 +81,10 @@ def calibrate_tensors(
         OutputError: A checkpoint cannot be written.
         SchemeError: The workers cannot be had.
     """
-    names = tuple(dict.fromkeys(tensors))
+    axes, means = axes or {}, means or {}
+    names = tuple(dict.fromkeys((*tensors, *means)))
     digest = model_digest(model)
-    known = _Known(digest, collection, samples, axes or {}, means or {})
+    known = _Known(digest, collection, samples, frozenset(tensors), axes, means)
     earlier = known.fitting(collection.reuse, names) if collection.reuse else Statistics()
     workers, passes = _passes(model, samples, names, earlier, collection)
     kept = tuple(name for name in names if name in earlier.tensors)
@@ -92,9 +93,8 @@ def calibrate_tensors(
     for group, base in groups:
         if not group:
             continue
-        partial = _partial(
-            collection.checkpoint, group, (names, sorted((axes or {}).items()), sorted((means or {}).items()))
-        )
+        computed = names, sorted(set(tensors)), sorted(axes.items()), sorted(means.items())
+        partial = _partial(collection.checkpoint, group, computed)
         if partial and partial.exists():
             base = known.continued(partial, group, base)
         if base.samples < len(samples):
@@ -102,13 +102,13 @@ def calibrate_tensors(
             base = collect(
                 model,
                 samples,
-                group,
+                [name for name in group if name in known.ranges],
                 progress=progress,
                 workers=workers,
                 histogram_elements=known.elements,
                 observer=known.observer,
                 axes=axes,
-                means=means,
+                means={name: means[name] for name in group if name in means},
                 others=names,
                 ledger=ledger,
             )
@@ -183,11 +183,13 @@ class _Known:
         model: str,
         collection: Collection,
         samples: SampleSource,
+        ranges: frozenset[str],
         axes: Mapping[str, int],
         means: Mapping[str, int],
     ) -> None:
         self.elements = collection.histogram_elements
         self.observer = collection.observer
+        self.ranges = ranges
         self._model = model
         self._source = samples
         self._notice = collection.notice
@@ -227,8 +229,12 @@ class _Known:
 
     def _has(self, found: Statistics, name: str) -> bool:
         tensor = found.tensors.get(name)
-        return tensor is not None and not (
-            (name in self._axes and not len(tensor.channels)) or (name in self._means and not len(tensor.sums))
+        if tensor is None or not tensor.count:
+            return tensor is not None
+        return not (
+            (name in self.ranges and not tensor.has_range)
+            or (name in self._axes and not len(tensor.channels))
+            or (name in self._means and tensor.axis != self._means[name])
         )
 
     def _misfit(self, found: Statistics) -> str:

@@ -80,8 +80,8 @@ def collect(
     Args:
         model: The float model; a path for models whose weights are in external files.
         samples: Checked samples, see `onnxq.calibration.data.open_samples`.
-        tensors: Float tensors: node outputs, graph inputs, or initializers of the main graph. Those of bodies have
-            names of their own, and all their values of a sample count as one array of one axis.
+        tensors: Float tensors whose range is wanted: node outputs, graph inputs, or initializers of the main graph.
+            Those of bodies have names of their own, and all their values of a sample count as one array of one axis.
         progress: Called with (samples done, samples in all) after each sample.
         workers: Where samples run; None runs them in threads of this process, one for each core.
         histogram_elements: How many evenly spaced elements of a larger tensor its histogram counts in each sample;
@@ -91,18 +91,22 @@ def collect(
             as those of one run for all tensors.
         observer: Name of an observer that a package registers, see `observer_named`; the empty name is our own.
         axes: For tensors whose channels are told apart, the axis of the channels; their extremes are kept too.
-        means: For tensors whose channels' means are wanted, the axis of the channels.
+        means: For tensors whose channels' means are wanted, the axis of the channels. Of those that are not among
+            `tensors` nothing else is kept, and not even that where they hold NaN or infinite values.
         ledger: Continues earlier statistics, and gives the returned ones a provenance; None does neither.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
         DataError: A sample does not run or is not the one that the earlier statistics have under its index, or a tensor
-            is not float, or holds NaN or infinite values.
+            whose range is wanted is not float, or holds NaN or infinite values.
         SchemeError: The workers or the observer cannot be had.
     """
-    tapped = tap(model, tensors, histogram_elements, others)
+    means = dict(means or {})
+    names = tuple(dict.fromkeys((*tensors, *means)))
+    tapped = tap(model, names, histogram_elements, others)
     observer_named(observer)
-    tapped = replace(tapped, observer=observer, axes=dict(axes or {}), means=dict(means or {}))
+    only_means = frozenset(means) - frozenset(tensors)
+    tapped = replace(tapped, observer=observer, axes=dict(axes or {}), means=means, only_means=only_means)
     if ledger:
         origin = Provenance(ledger.model, (), histogram_elements, runtime_version(), observer)
         tapped = replace(tapped, origin=origin)
@@ -120,7 +124,6 @@ def collect(
                 progress(len(shards.done) + reported, len(samples))
         if ledger:
             ledger.keep(total.total)
-    names = dict.fromkeys(tensors)
     found = total.total()
     return found.select(name for name in names if name in found.tensors)
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from onnxq.calibration.channel_sums import ChannelSums
+from onnxq.calibration.channel_sums import ChannelSums, OnlySums
 from onnxq.calibration.inputs import Sample, StoredSample, loaded
 from onnxq.calibration.observer import Observer, observer_named
 from onnxq.calibration.provenance import Provenance, sample_digest
@@ -43,6 +43,7 @@ class Tapped:
         observer: see `observer_named`.
         axes: the axis of its channels, for tensors of which their extremes are kept.
         means: the axis of its channels, for tensors of which their sums are kept.
+        only_means: those of them of which nothing else is kept.
         mapped: see `open_session`.
         origin: the provenance of statistics but for their samples; None where nobody asked.
         weights: the external data by file name, where a worker may not see the folder.
@@ -56,6 +57,7 @@ class Tapped:
     observer: str = ""
     axes: Mapping[str, int] = field(default_factory=dict)
     means: Mapping[str, int] = field(default_factory=dict)
+    only_means: frozenset[str] = frozenset()
     mapped: bool = False
     origin: Provenance | None = None
     weights: tuple[tuple[str, bytes], ...] = ()
@@ -114,6 +116,8 @@ def observe_shard(tapped: Tapped, shard: Shard) -> Statistics:
 
 
 def _observer(tapped: Tapped, name: str) -> Observer:
+    if name in tapped.only_means:
+        return OnlySums(name, tapped.means[name])
     observer = observer_named(tapped.observer)(name, tapped.histogram_elements, tapped.axes.get(name))
     return ChannelSums(observer, name, tapped.means[name]) if name in tapped.means else observer
 

@@ -33,8 +33,8 @@ class TensorStatistics:
 
     Args:
         count: Number of elements seen.
-        minimum: Exact least element; +inf if none was seen.
-        maximum: Exact greatest element; -inf if none was seen.
+        minimum: Exact least element; +inf if none was seen, -inf where only sums were kept.
+        maximum: Exact greatest element; -inf if none was seen, +inf where only sums were kept.
         exponent: Bins are ``2**exponent`` wide; a function of `minimum` and `maximum` only, so merging is exact.
         first: Bin ``i`` of `counts` covers ``[(first + i) * 2**exponent, (first + i + 1) * 2**exponent)``.
         counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; of all elements, or of an even selection
@@ -45,7 +45,9 @@ class TensorStatistics:
         channels: Minimum and maximum of each channel, float64 of shape (channels, 2); of shape (0, 2) where they were
             not asked for.
         sums: Sum of each channel, rounded for each array, in whole numbers and 2**-40: int64 of shape (channels, 2);
-            of shape (0, 2) where they were not asked for.
+            of shape (0, 2) where they were not asked for, or an element was not finite.
+        axis: Axis of the channels of these sums, as it was asked for, since arrays may differ in rank: the last one is
+            -1 whatever its number; None where no sums were asked for, or along different axes.
     """
 
     count: int = 0
@@ -59,6 +61,12 @@ class TensorStatistics:
     extremes: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     channels: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    axis: int | None = None
+
+    @property
+    def has_range(self) -> bool:
+        """Whether the extremes are known; of a tensor that nobody quantizes, nothing but sums is kept."""
+        return self.minimum != -math.inf
 
     @property
     def means(self) -> NDArray[np.float64]:
@@ -89,6 +97,7 @@ class TensorStatistics:
             and np.array_equal(self.extremes, other.extremes)
             and np.array_equal(self.channels, other.channels)
             and np.array_equal(self.sums, other.sums)
+            and self.axis == other.axis
         )
 
     def __hash__(self) -> int:
@@ -141,6 +150,10 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
     """
     if not a.count or not b.count:
         return a if a.count else b
+    axis = a.axis if a.axis == b.axis else None
+    sums = merged_sums(a.sums, b.sums) if axis is not None else a.sums[:0]
+    if not (a.has_range and b.has_range):
+        return only_sums(a.count + b.count, sums, axis)
     minimum, maximum = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
     exponent = exponent_of(minimum, maximum)
     first = bin_of(minimum, exponent)
@@ -151,10 +164,14 @@ def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
     core = None if a.core is None and b.core is None else merge(_core(a), _core(b))
     samples, extremes = _merged_extremes(a, b)
     channels = merged_channels(a.channels, b.channels)
-    sums = merged_sums(a.sums, b.sums)
     return TensorStatistics(
-        a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes, channels, sums
+        a.count + b.count, minimum, maximum, exponent, first, counts, core, samples, extremes, channels, sums, axis
     )
+
+
+def only_sums(count: int, sums: NDArray[np.int64], axis: int | None) -> TensorStatistics:
+    """Return the statistics of so many elements of which nothing but sums of channels is known, or not even these."""
+    return TensorStatistics(count, -math.inf, math.inf, sums=sums, axis=axis)
 
 
 def merged_channels(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -274,6 +291,7 @@ def restored(
     count: int,
     minimum: float,
     maximum: float,
+    axis: int | None,
     counts: NDArray[np.int64],
     samples: NDArray[np.int64],
     extremes: NDArray[np.float64],
@@ -287,8 +305,12 @@ def restored(
     """
     if not count:
         return EMPTY
+    if len(sums) and (axis is None or count < len(sums)):
+        raise ValueError("sums belong to no channels")
+    if minimum == -math.inf:
+        return only_sums(count, sums, axis)
     found = _statistics(count, minimum, maximum, counts)
-    found = replace(found, samples=samples, extremes=extremes, channels=channels, sums=sums)
+    found = replace(found, samples=samples, extremes=extremes, channels=channels, sums=sums, axis=axis)
     last = bin_of(found.maximum, found.exponent)
     wrong = len(counts) != last - found.first + 1 or counts.min() < 0 or not 0 < counts.sum() <= count
     if count < 0 or (len(counts) and wrong):

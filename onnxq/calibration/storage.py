@@ -22,7 +22,7 @@ from onnxq.calibration.sentinels import sentinels
 from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, restored
 from onnxq.errors import DataError, OutputError
 
-_FORMAT = "onnxq statistics 4"
+_FORMAT = "onnxq statistics 5"
 # Histograms are mostly small numbers, which the fastest level already packs well.
 _COMPRESSION = 1
 # The earliest date that a zip archive can hold; the time of writing would make equal statistics unequal bytes.
@@ -100,6 +100,15 @@ def described(statistics: Statistics) -> dict[str, Any]:
 def _described(tensor: TensorStatistics) -> dict[str, Any]:
     if not tensor.count:
         return {"elements": 0, "minimum": None, "maximum": None, "percentile": [None, None], "note": "empty"}
+    if not tensor.has_range:
+        what = f"only the means of {len(tensor.sums)} channels" if len(tensor.sums) else "no mean, which is not finite"
+        return {
+            "elements": tensor.count,
+            "minimum": None,
+            "maximum": None,
+            "percentile": [None, None],
+            "note": what,
+        }
     note = ""
     if masks := sentinels(tensor):
         note = "masked with " + ", ".join(f"{value:g}" for value in masks)
@@ -136,6 +145,7 @@ def _packed(statistics: Statistics) -> bytes:
                     len(one.samples),
                     len(one.channels),
                     len(one.sums),
+                    one.axis,
                 ]
                 for one in chain
             ]
@@ -195,10 +205,11 @@ def _unpacked(header: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> 
     return Statistics(int(header["samples"]), MappingProxyType(tensors), provenance)
 
 
-def _restored_chain(chain: list[list[float]], pieces: Iterator[tuple[NDArray[Any], ...]]) -> TensorStatistics:
+def _restored_chain(chain: list[list[Any]], pieces: Iterator[tuple[NDArray[Any], ...]]) -> TensorStatistics:
     parts = []
-    for count, minimum, maximum, *_ in chain:
-        parts.append(restored(int(count), float(minimum), float(maximum), *next(pieces)))
+    for count, minimum, maximum, *_, axis in chain:
+        kept = None if axis is None else int(axis)
+        parts.append(restored(int(count), float(minimum), float(maximum), kept, *next(pieces)))
     return parts[0] if len(parts) == 1 else replace(parts[0], core=parts[1])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import READING_EXIT_CODES, image_options, two_models
+from onnxq.cli.options import READING_EXIT_CODES, FiniteRange, image_options, two_models
 
 if TYPE_CHECKING:
     from onnxq.calibration.images import ImageOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     default=10.0,
     show_default=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,18 @@ import click
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
+
+
+class FiniteRange(click.FloatRange):
+    """The type of options that are numbers between limits; NaN, which is beyond no limit, and infinity are refused."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the number."""
+        found = super().convert(value, parameter, context)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value}", parameter, context)
+        return found
+
 
 READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."

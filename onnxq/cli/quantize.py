@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.calibration import chosen_scheme
-from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options, limit_option
+from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options, limit_option
 
 if TYPE_CHECKING:
     from onnxq.calibration.images import ImageOptions
@@ -61,7 +61,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     help="Judge by top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION instead, on the samples in their order.",
 )
 @click.option(
-    "--max-drop", type=click.FloatRange(min=0), metavar="NUMBER", help="How much the metric may lose.  [default: 0]"
+    "--max-drop", type=FiniteRange(min=0), metavar="NUMBER", help="How much the metric may lose.  [default: 0]"
 )
 @click.option(
     "--search",
@@ -95,7 +95,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @limit_option
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     default=2.0,
     show_default=True,
@@ -141,7 +141,7 @@ def quantize(
     from onnxq.cli import terminal
     from onnxq.metrics import load_metric
     from onnxq.planning.plan_file import load_plan, save_plan
-    from onnxq.publish import check_output
+    from onnxq.publish import check_output, data_file
 
     given = click.get_current_context().get_parameter_source
     if plan_file is not None and any(
@@ -169,13 +169,16 @@ def quantize(
         raise click.UsageError("give --calib with representative samples: they set the scales and prove the result")
     replay = load_plan(plan_file) if plan_file is not None else None
     output = output or Path(f"{model.stem}.{replay.scheme if replay is not None else scheme.name}.onnx")
+    written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
     for option, path in (("--report", report), ("--plan-out", plan_out), ("--costs", costs)):
-        if path is not None:
-            check_output(path, model)
-            if path.resolve() == output.resolve():
-                raise click.UsageError(f"{option} {path} is the output itself; give another name")
-    if report is not None and plan_out is not None and report.resolve() == plan_out.resolve():
-        raise click.UsageError(f"--report and --plan-out are both {report}; give one of them another name")
+        if path is None:
+            continue
+        check_output(path, model)
+        other = written.setdefault(path.resolve(), option)
+        if other.startswith("-") and other != option:
+            raise click.UsageError(f"{other} and {option} are both {path}; give one of them another name")
+        if other != option:
+            raise click.UsageError(f"{option} {path} is {other} itself; give another name")
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,

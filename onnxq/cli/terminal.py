@@ -91,6 +91,8 @@ def print_report(report: Report) -> None:
     )
     plan = report.plan
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
+    if report.corrected_biases:
+        table.add_row("biases", f"{report.corrected_biases} corrected for the mean error of rounded weights")
     console.print(table)
     reasons = plan.left_in_float()
     if reasons:

@@ -6,6 +6,7 @@ extent, of which the last may be partial.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -187,4 +188,4 @@ def signal_to_noise(signal: float, noise: float) -> float:
         return float("inf")
     if signal == 0:
         return float("-inf")
-    return float(10.0 * np.log10(signal / noise))
+    return 10.0 * (math.log10(signal) - math.log10(noise))

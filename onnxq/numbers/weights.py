@@ -136,8 +136,23 @@ def quantize_weight_with_bias(
     else:
         parameters = Parameters(raised.reshape(first.parameters.scale.shape), None)
         quantized = quantize(weight, parameters, format)
+    return quantized, quantize_bias(bias, quantized, input_scale)
+
+
+def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: float) -> QTensor:
+    """Quantize the bias of a quantized weight to int32 with scale ``input_scale * weight scale`` and zero point 0.
+
+    Args:
+        bias: one value for each channel of the weight, which are within half of the int32 range or clipped to it.
+        weight: has one scale, or one for each channel.
+        input_scale: scale of the data that the weight multiplies.
+
+    Returns:
+        Codes of shape (channels,); the scale is per channel when the weight's is, else a scalar.
+    """
     # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
-    bias_scale = np.maximum(np.float32(input_scale) * raised, np.float32(SMALLEST_SCALE))
-    codes = FORMATS["int32"].round(np.clip(flat / bias_scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
-    shaped = bias_scale if per_channel else bias_scale.reshape(())
-    return quantized, QTensor(codes, Parameters(shaped, None), FORMATS["int32"])
+    weight_scale = weight.parameters.scale.reshape(-1 if weight.parameters.scale.ndim else ())
+    scale = np.maximum(np.float32(input_scale) * weight_scale, np.float32(SMALLEST_SCALE))
+    flat = bias.reshape(-1).astype(np.float64)
+    codes = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
+    return QTensor(codes, Parameters(np.asarray(scale), None), FORMATS["int32"])

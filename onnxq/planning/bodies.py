@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from onnxq.calibration.body_taps import CARRYING
 from onnxq.calibration.statistics import Statistics
+from onnxq.errors import DataError
 from onnxq.graph import Graph, Node, scopes
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
 from onnxq.targets import Target
+
+_IDLE = "its body did not run on any sample"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +39,12 @@ class Bodies:
         """
         reasons = {graph: ""}
         scanned = {graph: False}
-        names = Counter[str]()
         for scope in scopes(graph):
-            made = (tensor.name for node in scope.nodes for tensor in node.outputs if tensor.name)
-            names.update({*made, *(tensor.name for tensor in scope.inputs)})
             for node in scope.nodes:
                 for body in node.bodies() if node.attrs else ():
                     reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
                     scanned[body] = scanned[scope] or node.op == "Scan"
-        return cls(reasons, frozenset(name for name, count in names.items() if count > 1))
+        return cls(reasons, ambiguous_names(graph))
 
     def obstacle(self, scope: Graph, node: Node) -> str:
         """Return why a node cannot be integer on account of the graph that lists it, or an empty string."""
@@ -54,6 +54,16 @@ class Bodies:
             if tensor.name in self.ambiguous:
                 return f"tensors of several graphs are called {tensor.name}, and calibration tells them apart by name"
         return ""
+
+
+def ambiguous_names(graph: Graph) -> frozenset[str]:
+    """Return the names that several graphs use for what they make, are given or store themselves."""
+    names = Counter[str]()
+    for scope in scopes(graph):
+        made = {tensor.name for node in scope.nodes for tensor in node.outputs if tensor.name}
+        stored = (*scope.initializers, *(tensor for tensor, _ in scope.sparse_initializers))
+        names.update(made.union(tensor.name for tensor in (*scope.inputs, *stored)))
+    return frozenset(name for name, count in names.items() if count > 1)
 
 
 def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[str, Demotion]:
@@ -78,8 +88,26 @@ def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[
         idle.add(scope)
         for node in scope.nodes:
             if plan.by_node[node.name].mode is Mode.STATIC:
-                found[node.name] = Demotion(Mode.STORAGE, "its body did not run on any sample")
+                found[node.name] = Demotion(Mode.STORAGE, _IDLE)
     return found
+
+
+def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> None:
+    """Refuse a plan to be carried out as it is that has static nodes in bodies of which calibration says nothing.
+
+    Args:
+        graph: the prepared graph.
+        plan: what is to be carried out.
+        statistics: of the plan's taps.
+
+    Raises:
+        DataError: it has; the message names the first.
+    """
+    for name in leave_idle_bodies(graph, plan, statistics):
+        raise DataError(
+            f"node {name!r} is static in the plan, but {_IDLE}, expected values to set its scales by; give samples "
+            "that run it, or make the nodes of the body storage"
+        )
 
 
 def _body_obstacle(node: Node, target: Target, *, in_scan: bool) -> str:

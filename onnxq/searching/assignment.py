@@ -60,7 +60,9 @@ def cheapest(problem: Problem) -> frozenset[str]:
     Two states and costs between neighbours that only differing states pay make a minimum cut of a graph, found as a
     maximum flow (Greig, Porteous and Seheult, 1989; Boykov and Kolmogorov, 2004). What is paid once for several
     consumers stands on a vertex of its own, which is on the integer side as soon as one consumer is, or on the float
-    side as soon as one is there. The result depends on no order of the nodes.
+    side as soon as one is there. Pushing excess flow (Goldberg and Tarjan, 1988) takes long chains of equal gains in
+    their stride, where paths are augmented one by one in quadratic time. What is reached from the integer side is the
+    same for every maximum flow, so the result depends on no order of the nodes.
 
     Args:
         problem: the costs.
@@ -73,7 +75,7 @@ def cheapest(problem: Problem) -> frozenset[str]:
     """
     # networkx takes a while to load, and most commands need none of it.
     import networkx
-    from networkx.algorithms.flow import boykov_kolmogorov
+    from networkx.algorithms.flow import preflow_push
 
     vertices = {name: vertex for vertex, name in enumerate(sorted(problem.integer_costs), start=2)}
     network = networkx.DiGraph()
@@ -81,7 +83,7 @@ def cheapest(problem: Problem) -> frozenset[str]:
     for (start, end), capacity in _merged(_edges(problem, vertices)).items():
         # networkx takes an edge without a capacity as one that is never cut.
         network.add_edge(start, end, **({} if capacity is None else {"capacity": capacity}))
-    residual = boykov_kolmogorov(network, _INTEGER, _FLOAT)
+    residual = preflow_push(network, _INTEGER, _FLOAT)
     reached = _reached(residual.adj)
     return frozenset(name for name, vertex in vertices.items() if vertex in reached)
 

@@ -31,6 +31,7 @@ _HEADROOM = 1.0
 # Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_GOAL = 150.0
 _LOWEST_GOAL = -100.0
+# Each costs time in every trial; the confidence bound allows for how few they are.
 _SEARCH_SAMPLES = 16
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0

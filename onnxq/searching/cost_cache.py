@@ -16,13 +16,14 @@ from typing import Any
 
 from onnxq.calibration.workers import available_cores
 from onnxq.errors import DataError, OutputError
-from onnxq.publish import check_output
+from onnxq.publish import check_output, locked
 from onnxq.runtime import runtime_version
 from onnxq.searching.kernel_times import NodeTimes
 
 _FORMAT = "onnxq costs 1"
-# Those of some twenty searches; the oldest make room.
+# Those of some twenty searches, fewer of models with very many nodes; the oldest make room.
 _MOST_ENTRIES = 200
+_MOST_BYTES = 1 << 26
 _DIGEST_BYTES = 16
 
 
@@ -33,10 +34,12 @@ class CostCache:
     Attributes:
         path: the file that keeps them; None keeps them for as long as this lives.
         known: by key.
+        added: those that were measured since the file was read.
     """
 
     path: Path | None = None
     known: dict[str, NodeTimes] = field(default_factory=dict)
+    added: dict[str, NodeTimes] = field(default_factory=dict)
 
     @classmethod
     def opened(cls, path: Path | None) -> CostCache:
@@ -52,16 +55,25 @@ class CostCache:
         return cls(path, _read(path) if path.exists() else {})
 
     def times(self, key: str, measure: Callable[[], NodeTimes]) -> NodeTimes:
-        """Return what is known, or what is measured now and written at once.
+        """Return what is known, or what is measured now."""
+        if key not in self.known:
+            self.known[key] = self.added[key] = measure()
+        return self.known[key]
+
+    def save(self) -> None:
+        """Add what was measured to what the file holds by now, which other runs may have written meanwhile.
 
         Raises:
+            DataError: something else was written to the file.
             OutputError: the file cannot be written.
         """
-        if key not in self.known:
-            self.known[key] = measure()
-            if self.path is not None:
-                _write(self.known, self.path)
-        return self.known[key]
+        if self.path is None or not self.added:
+            return
+        with locked(self.path.parent):
+            before = _read(self.path) if self.path.exists() else {}
+            kept = {key: times for key, times in before.items() if key not in self.added}
+            _write({**kept, **self.added}, self.path)
+        self.added.clear()
 
 
 def cost_key(model: str, samples: Iterable[str], effect: object) -> str:
@@ -94,7 +106,7 @@ def _read(path: Path) -> dict[str, NodeTimes]:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; give another file for node times") from error
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} does not hold node times ({error}), expected a file of {_FORMAT}; give another one, or remove it"
         ) from error
@@ -121,9 +133,21 @@ def _numbers(found: Mapping[str, float]) -> dict[str, float]:
     return dict(found)
 
 
+def _newest(known: Mapping[str, NodeTimes]) -> list[str]:
+    """Return the newest entries as JSON, the oldest first, as many as may be kept."""
+    kept: list[str] = []
+    size = 0
+    for key, times in reversed(list(known.items())[-_MOST_ENTRIES:]):
+        entry = f"{json.dumps(key)}: {json.dumps(asdict(times))}"
+        size += len(entry)
+        if kept and size > _MOST_BYTES:
+            break
+        kept.append(entry)
+    return kept[::-1]
+
+
 def _write(known: Mapping[str, NodeTimes], path: Path) -> None:
-    newest = list(known.items())[-_MOST_ENTRIES:]
-    text = json.dumps({"format": _FORMAT, "times": {key: asdict(times) for key, times in newest}})
+    text = f'{{"format": {json.dumps(_FORMAT)}, "times": {{{", ".join(_newest(known))}}}}}'
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

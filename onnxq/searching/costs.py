@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxq.graph import Graph, Node, Variable, scopes
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import DECODING, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import Alternative, Offer
 from onnxq.searching.assignment import Border
@@ -35,6 +35,8 @@ class Costs:
         floats: times of the prepared float model.
         static: times of the full plan's model.
         offers: what else nodes can be, with times of models in which all are; finer codes before coarser ones.
+        quantized: what corrections found of borders that quantize, by tensor.
+        dequantized: what they found of those that dequantize.
     """
 
     graph: Graph
@@ -43,17 +45,24 @@ class Costs:
     floats: NodeTimes
     static: NodeTimes
     offers: tuple[Offer, ...] = ()
+    quantized: Mapping[str, float] = field(default_factory=dict)
+    dequantized: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def static_nodes(self) -> Mapping[str, float]:
-        """Nanoseconds of each node that can be static, what it makes slower around it included."""
+        """Nanoseconds of each node that can be static, what it makes slower around it included.
+
+        None where a run makes too many events for a profile: what is not known is not free.
+        """
+        if not self.floats.nodes or not self.static.nodes:
+            return {}
         names = {decision.node for decision in self.full.decisions if decision.mode is Mode.STATIC}
-        return self._converted(names, self.static)
+        return self._converted(names, self.full, self.static)
 
     @cached_property
     def offered(self) -> Mapping[Alternative, Mapping[str, float]]:
         """Nanoseconds of the nodes that can take an alternative, what they make slower around them included."""
-        return {offer.alternative: self._converted(offer.nodes, offer.times) for offer in self.offers}
+        return {offer.alternative: self._converted(offer.nodes, offer.plan, offer.times) for offer in self.offers}
 
     @cached_property
     def worthwhile(self) -> Mapping[Alternative, Mapping[str, float]]:
@@ -74,9 +83,13 @@ class Costs:
             alternatives: its nodes that take an alternative.
             observed: its times.
         """
-        # What integers make slower around them shows in the nodes that can never be static.
-        ours = {name: time for name, time in observed.nodes.items() if name in static or name not in self.static_nodes}
-        borders = {**self.static.borders, **{name: time for name, time in observed.borders.items() if time}}
+        # What integers make slower around them shows in the nodes that can never be integers.
+        ours = {
+            name: time
+            for name, time in observed.nodes.items()
+            if name in static or (name not in self.static_nodes and name not in alternatives)
+        }
+        into, back = self._directed(observed, static)
         offers = []
         for offer in self.offers:
             seen = {
@@ -85,14 +98,20 @@ class Costs:
                 if alternative == offer.alternative and name in observed.nodes
             }
             offers.append(replace(offer, times=replace(offer.times, nodes={**offer.times.nodes, **seen})))
-        times = replace(self.static, nodes={**self.static.nodes, **ours}, borders=borders)
-        return replace(self, static=times, offers=tuple(offers))
+        return replace(
+            self,
+            static=replace(self.static, nodes={**self.static.nodes, **ours}),
+            offers=tuple(offers),
+            quantized={**self.quantized, **into},
+            dequantized={**self.dequantized, **back},
+        )
 
     @cached_property
     def borders(self) -> tuple[Border, ...]:
         """A border for each tensor that an integer node reads or makes."""
         found = []
         quantize, dequantize = self._rates
+        quantized, dequantized = self._known
         returned = {tensor for scope in self._scopes for tensor in scope.outputs}
         for tensor in self._tensors:
             producer = _producer(tensor)
@@ -103,13 +122,8 @@ class Costs:
             if maker is None and not any(name in self.static_nodes for name in readers):
                 continue
             size = self.floats.elements.get(producer.name, 0.0) if producer is not None else 0.0
-            known = round(self.static.borders.get(tensor.name, 0.0))
-            into = round(_BORDER + quantize * size)
-            back = round(_BORDER + dequantize * size)
-            if known and maker is None:
-                into = known
-            elif known:
-                back = known
+            into = round(quantized.get(tensor.name, _BORDER + quantize * size))
+            back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
             found.append(Border(maker, readers, into, back))
         return tuple(found)
 
@@ -152,17 +166,21 @@ class Costs:
             found += [tensor for node in scope.nodes for tensor in node.outputs if tensor.name]
         return tuple(found)
 
-    def _converted(self, names: Set[str], found: NodeTimes) -> dict[str, float]:
+    def _converted(self, names: Set[str], plan: Plan, found: NodeTimes) -> dict[str, float]:
         """Return the times of nodes, and what others take longer than in float at the nearest of them before it.
 
-        Others take longer because a pattern that the runtime fuses in float was cut, or because of their data's layout.
+        Others take longer because a pattern that the runtime fuses in float was cut, or because of their data's layout;
+        those that work on codes themselves have times of their own.
         """
+        decoding = {one.node for one in plan.decisions if one.mode in DECODING}
         times = {node.name: found.nodes.get(node.name, 0.0) for node in self._nodes if node.name in names}
         cause: dict[Node, str] = {}
         longer: dict[str, float] = defaultdict(float)
         for node in self._nodes:
             if node.name in times:
                 cause[node] = node.name
+                continue
+            if node.name in decoding:
                 continue
             known = (cause.get(tensor.inputs[0]) for tensor in node.inputs if tensor.inputs)
             blamed = next((name for name in known if name is not None), None)
@@ -180,17 +198,33 @@ class Costs:
         return None if gives_floats else str(producer.name)
 
     @cached_property
+    def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Nanoseconds of borders that were measured, by tensor: those that quantize, and those that dequantize."""
+        into, back = self._directed(self.static, self.static_nodes.keys())
+        return {**into, **self.quantized}, {**back, **self.dequantized}
+
+    def _directed(self, observed: NodeTimes, static: Set[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Tell borders that quantize from those that dequantize what a static node of the observed model made."""
+        into: dict[str, float] = {}
+        back: dict[str, float] = {}
+        for tensor in self._tensors:
+            time = observed.borders.get(tensor.name, 0.0)
+            if time:
+                made = self._integer_maker(_producer(tensor)) in static
+                (back if made else into)[tensor.name] = time
+        return into, back
+
+    @cached_property
     def _rates(self) -> tuple[float, float]:
         """Nanoseconds of an element to quantize and to dequantize it, changes of layout included."""
         times, sizes = [0.0, 0.0], [0.0, 0.0]
         for tensor in self._tensors:
             producer = _producer(tensor)
             size = self.floats.elements.get(producer.name, 0.0) if producer is not None else 0.0
-            time = self.static.borders.get(tensor.name, 0.0)
-            if size and time:
-                direction = 1 if self._integer_maker(producer) is not None else 0
-                times[direction] += time
-                sizes[direction] += size
+            for direction, known in enumerate(self._known):
+                if size and tensor.name in known:
+                    times[direction] += known[tensor.name]
+                    sizes[direction] += size
         rates = [time / size if size else _BORDER_ELEMENT for time, size in zip(times, sizes, strict=True)]
         return rates[0], rates[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from onnxq.searching.noise import NoiseMeter
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import profile_costs
 from onnxq.searching.regions import find_regions
-from onnxq.searching.search import Outcome, Point, Sensitivity
+from onnxq.searching.search import Outcome, Point
 from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
@@ -27,6 +27,8 @@ _WEIGHTS = 24
 _LOOKED_AT = 5
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
+# Part of what is left then after which the noise of no more alternatives is measured.
+_MEASURED = 2 / 3
 # Of short timings, a difference of so little says nothing.
 _SAME_SPEED = 0.98
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
@@ -86,11 +88,13 @@ class _Search:
         noise = SILENT
         tried = [self._tried(prices, noise, 0.0)]
         if not self._is_faithful(tried[0]):
-            meter = NoiseMeter(self.laboratory, self._full, self.goal, self.effort)
+            least = tried[0].assignment.nanoseconds
+            meter = self._noise_meter()
             noise = meter.of_integers(prices.costs.worthwhile)
             tried = self._sweep(prices, noise)
-            if meter.stored_too_coarse and not self._gains_half(prices, tried):
-                noise = replace(noise, stored=meter.of_stored())
+            if meter.stored_too_coarse and not self._is_enough(prices, tried, least):
+                coarse = meter.of_stored()
+                noise = replace(noise, stored=coarse.ratios, alone=(*noise.alone, *coarse.alone))
                 prices = replace(prices, left=meter.instead_of_coarse(noise.stored))
                 tried += self._sweep(prices, noise)
         faithful = sorted(
@@ -99,19 +103,18 @@ class _Search:
         )
         if faithful and noise.ways:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
-        promising = faithful[: self.effort.timed]
+        promising = list(_distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
-        whole = self._whole(prices)
-        if self._is_faithful(whole) and whole.plan.effect not in {one.plan.effect for one in promising}:
-            promising.append(whole)
-        timed = [replace(one, speed=self.laboratory.speed(one.plan)) for one in promising]
+        if not promising or not self._is_late:
+            promising = list(_distinct([*promising, *filter(self._is_faithful, [self._whole(prices)])]))
+        timed = list(self._timed(promising))
         best = _fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
-            if time.monotonic() > self.deadline or best.speed is None:
+            if self._is_late or best.speed is None:
                 break
             corrected = corrected.corrected(best.assignment, self.laboratory.times(best.plan))
-            again = self._refined(corrected, noise, best)
+            again = self._refined(corrected, noise, best, {one.plan.effect for one in timed})
             if again is None:
                 break
             timed.append(again)
@@ -125,7 +128,12 @@ class _Search:
             best = stored if self._is_faithful(stored) else best
         regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
         frontier = tuple(_frontier([*tried, *timed], best))
-        return Outcome(best.plan, _sensitivities(noise), self.laboratory.measured, frontier, regions)
+        alone = tuple(sorted(noise.alone, key=lambda one: one.sqnr))
+        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions)
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self.deadline
 
     @cached_property
     def _full(self) -> Plan:
@@ -143,20 +151,32 @@ class _Search:
         given = (self.laboratory, self.graph, self.target, self._stores)
         return Prices(profile_costs(*given, latest=latest, progress=self.progress))
 
+    def _noise_meter(self) -> NoiseMeter:
+        now = time.monotonic()
+        rest = max(self.deadline - now, 0.0)
+        effort = replace(self.effort, noise_seconds=min(self.effort.noise_seconds, rest / 2))
+        return NoiseMeter(self.laboratory, self._full, self.goal, effort, now + _MEASURED * rest)
+
     def _tried(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
         """Solve for a weight, and measure how faithful the solution is."""
         one = self._solved(prices, noise, weight)
         return replace(one, sqnr=self.laboratory.sqnr(one.plan))
 
+    def _timed(self, promising: Sequence[_Tried]) -> Iterator[_Tried]:
+        """Time plans beside the float model, at least one even when time is up."""
+        for number, one in enumerate(promising):
+            if number and self._is_late:
+                return
+            yield replace(one, speed=self.laboratory.speed(one.plan))
+
     def _whole(self, prices: Prices) -> _Tried:
-        """Return the plan in which every node is static that can be."""
-        assignment = prices.assignment(frozenset(prices.costs.static_nodes), SILENT, 0.0)
-        return _Tried(assignment, self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
+        """Return the plan in which all is as the scheme wants it."""
+        return _Tried(prices.planned(self._full), self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
 
     def _stored(self, prices: Prices) -> _Tried:
-        """Return the plan in which every node stores its weights that could be static."""
+        """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
         assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
-        plan = self.laboratory.plan(self._stores)
+        plan = self.laboratory.plan({**self._stores, **prices.left})
         return _Tried(assignment, plan, 0.0, frozenset(), self.laboratory.sqnr(plan))
 
     def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
@@ -173,12 +193,11 @@ class _Search:
     def _is_faithful(self, one: _Tried) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
 
-    def _gains_half(self, prices: Prices, tried: Sequence[_Tried]) -> bool:
-        """Return whether a faithful plan is expected to gain half of the time that there is to gain at all."""
-        least = self._solved(prices, SILENT, 0.0).assignment.nanoseconds
+    def _is_enough(self, prices: Prices, tried: Sequence[_Tried], least: float) -> bool:
+        """Return whether a faithful plan gains half of what there is to gain, or time is up and there is one."""
         floats = prices.assignment(frozenset(), SILENT, 0.0).nanoseconds
         found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
-        return found <= (floats + least) / 2
+        return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
 
     def _sweep(self, prices: Prices, noise: Noise) -> list[_Tried]:
         """Return the plans around the point where time weighed against noise reaches the goal, fastest first.
@@ -186,11 +205,10 @@ class _Search:
         Weights of noise reach only the corners of the frontier, so the plans without the noisiest are tried too.
         """
         first = prices.costs.floats.total / self._allowed / 100
-        weighed = list(_distinct(self._solved(prices, noise, first * 2.0**power) for power in range(_WEIGHTS)))
         ways = noise.ways
         noisiest = sorted(ways, key=lambda way: -ways[way])
         return [
-            *self._crossing(len(weighed), lambda index: weighed[index]),
+            *self._crossing(_WEIGHTS, lambda index: self._solved(prices, noise, first * 2.0**index)),
             *self._crossing(
                 len(noisiest) + 1,
                 lambda index: self._solved(prices.without(frozenset(noisiest[:index])), noise, 0.0),
@@ -198,24 +216,29 @@ class _Search:
         ]
 
     def _crossing(self, count: int, solved: Callable[[int], _Tried]) -> list[_Tried]:
-        """Return what was measured of plans that grow quieter with their number, to find the first that is faithful."""
+        """Return what was measured of plans that grow quieter with their number, to find the first that is faithful.
+
+        The quietest is measured even when time is up.
+        """
         known: dict[int, _Tried] = {}
 
         def faithful(index: int) -> bool:
             one = solved(index)
             known[index] = replace(one, sqnr=self.laboratory.sqnr(one.plan))
-            return (known[index].sqnr or -math.inf) >= self.goal
+            return self._is_faithful(known[index])
 
         low, high = -1, count - 1
         if not faithful(high):
             # Noise does not always fall from one to the next, so some between are looked at.
             for index in range(0, high, max(high // _LOOKED_AT, 1)):
+                if self._is_late:
+                    break
                 faithful(index)
-            return [known[index] for index in sorted(known)]
-        while high - low > 1:
+            low = high
+        while high - low > 1 and not self._is_late:
             middle = (low + high) // 2
             low, high = (low, middle) if faithful(middle) else (middle, high)
-        return [known[index] for index in sorted(known)]
+        return list(_distinct(known[index] for index in sorted(known)))
 
     def _grown(self, prices: Prices, noise: Noise, start: _Tried) -> _Tried:
         """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
@@ -228,7 +251,7 @@ class _Search:
         best = start
         kept_out = frozenset(out)
         for _ in range(self.effort.grown):
-            if not groups or time.monotonic() > self.deadline:
+            if not groups or self._is_late:
                 break
             group = groups.pop(0)
             one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
@@ -242,10 +265,10 @@ class _Search:
                 groups += [group[:middle], group[middle:]]
         return best
 
-    def _refined(self, prices: Prices, noise: Noise, best: _Tried) -> _Tried | None:
+    def _refined(self, prices: Prices, noise: Noise, best: _Tried, timed: Set[object]) -> _Tried | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
         again = self._solved(prices.without(best.without), noise, best.weight)
-        if again.plan.effect == best.plan.effect:
+        if again.plan.effect in timed:
             return None
         again = replace(again, sqnr=self.laboratory.sqnr(again.plan))
         if (again.sqnr or 0.0) < self.goal:
@@ -261,19 +284,13 @@ def _fastest(timed: Sequence[_Tried]) -> _Tried:
     )
 
 
-def _distinct(tried: Iterator[_Tried]) -> Iterator[_Tried]:
+def _distinct(tried: Iterable[_Tried]) -> Iterator[_Tried]:
+    """Yield the first of each that make the same model."""
     seen = set()
     for one in tried:
-        if one.assignment.ways not in seen:
-            seen.add(one.assignment.ways)
+        if one.plan.effect not in seen:
+            seen.add(one.plan.effect)
             yield one
-
-
-def _sensitivities(noise: Noise) -> tuple[Sensitivity, ...]:
-    known = [(node, way.mode, ratio) for (node, way), ratio in noise.ways.items()]
-    known += [(node, Mode.STORAGE, ratio) for node, ratio in noise.stored.items()]
-    found = (Sensitivity(node, mode, -10 * math.log10(ratio)) for node, mode, ratio in known if ratio > 0)
-    return tuple(sorted(found, key=lambda one: one.sqnr))
 
 
 def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -96,42 +97,34 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
         ModelError: onnxruntime refuses the model.
         DataError: a sample cannot be run.
     """
-    runs_affordable = _MOST_EVENTS // max(_events_of_a_run(model, samples[0], folder), 1)
-    if runs_affordable < 2:
-        return ()
-    repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
-    samples = samples[: runs_affordable - 1]
-    optimized = folder / "profiled.onnx"
-    session = open_session(model, optimized_copy=optimized, profile=folder / "profile")
-    run(session, samples[0])
-    for sample in samples:
-        for _ in range(repeats):
-            run(session, sample)
-    written = Path(session.end_profiling())
-    try:
-        runs = _runs(_events(written))
-        graph = onnx.load(optimized, load_external_data=False).graph
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
-    finally:
-        written.unlink(missing_ok=True)
-        optimized.unlink(missing_ok=True)
+    with TemporaryDirectory(dir=folder) as scratch:
+        optimized = Path(scratch) / "profiled.onnx"
+        session = open_session(model, optimized_copy=optimized, profile=Path(scratch) / "profile")
+        try:
+            graph = onnx.load(optimized, load_external_data=False).graph
+            runs_affordable = _MOST_EVENTS // max(_events_of_a_run(graph, model, samples[0], Path(scratch)), 1)
+            repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
+            samples = samples[: runs_affordable - 1] if runs_affordable > 1 else ()
+            for sample in samples[:1]:
+                run(session, sample)
+            for sample in samples:
+                for _ in range(repeats):
+                    run(session, sample)
+            runs = _runs(_events(Path(session.end_profiling())))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
     return tuple(_kernels(graph, runs[1:], repeats))
 
 
-def _events_of_a_run(model: Path, sample: Sample, folder: Path) -> int:
-    """Return how many events a run makes at most, which only a run tells where there are loops."""
-    nodes = list(_all_nodes(onnx.load(model, load_external_data=False).graph))
+def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:
+    """Return how many events a run of what the runtime made of a model makes; with loops only a run tells."""
+    nodes = list(_all_nodes(graph))
     if not any(node.op_type in _LOOPS for node in nodes):
         return len(nodes)
-    session = open_session(model, profile=folder / "profile")
+    session = open_session(model, profile=folder / "counted")
     run(session, sample)
-    written = Path(session.end_profiling())
-    try:
-        with written.open("rb") as lines:
-            return sum(1 for _ in lines)
-    finally:
-        written.unlink(missing_ok=True)
+    with Path(session.end_profiling()).open("rb") as lines:
+        return sum(1 for _ in lines)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

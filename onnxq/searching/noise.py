@@ -6,7 +6,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from onnxq.scheme import Mode
 from onnxq.searching.alternatives import Alternative
 from onnxq.searching.measures import Effort, Measures
 from onnxq.searching.prices import Noise
-from onnxq.searching.search import FINER, Demotions, small_nodes
+from onnxq.searching.search import FINER, FINEST, Demotions, Sensitivity, small_nodes
 
 # Part of the measurements that goes to groups of one size.
 _FIRST_LOOK = 4 / 5
@@ -87,6 +87,19 @@ def _shared(
     return [(whole * share, *part) for share, part in zip(shares, parts, strict=True)]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What nodes add in one mode, told from measuring some of them together.
+
+    Attributes:
+        ratios: noise-to-signal ratio by node: its own, or its share of what its group makes.
+        alone: those that were measured with everything else silent.
+    """
+
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    alone: tuple[Sensitivity, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class NoiseMeter:
     """Measures where the noise of a plan comes from.
@@ -96,12 +109,15 @@ class NoiseMeter:
         full: the plan in which every node is an integer kernel that can be.
         goal: SQNR in decibels to reach.
         effort: how much to measure.
+        deadline: value of the monotonic clock after which only the static nodes are measured, all together; what is
+            offered instead is taken as too noisy then.
     """
 
     laboratory: Measures
     full: Plan
     goal: float
     effort: Effort
+    deadline: float = math.inf
 
     def of_integers(self, offered: Mapping[Alternative, Collection[str]]) -> Noise:
         """Return the noise of each node as a static kernel and in what it is offered instead.
@@ -114,21 +130,26 @@ class NoiseMeter:
         integers = {one.node: None for one in self.full.decisions if one.weights and one.mode is Mode.STATIC}
         asked = {alternative: set(nodes) for alternative, nodes in offered.items() if nodes}
         seconds = self.effort.noise_seconds / max(1 + len(asked), 2)
+        static = self._spread(Mode.STATIC, integers, seconds)
         alternatives = {}
         for alternative, nodes in asked.items():
             wish = alternative.demotion(_ALONE)
-            alternatives[alternative] = self._spread({node: wish for node in self._weighted if node in nodes}, seconds)
+            wanted: dict[str, Demotion | None] = {node: wish for node in self._weighted if node in nodes}
+            late = time.monotonic() > self.deadline
+            unknown = Measured(dict.fromkeys(wanted, _LARGEST_NOISE))
+            alternatives[alternative] = unknown if late else self._spread(alternative.mode, wanted, seconds)
         return Noise(
-            self._spread(integers, seconds),
-            alternatives,
+            static.ratios,
+            {alternative: found.ratios for alternative, found in alternatives.items()},
             dict.fromkeys(self._weighted, self._stored_noise / max(len(self._weighted), 1)),
+            tuple(one for found in (static, *alternatives.values()) for one in found.alone),
         )
 
-    def of_stored(self) -> Mapping[str, float]:
+    def of_stored(self) -> Measured:
         """Return the noise of each node's weights alone."""
         modes = {one.node: one.mode for one in self._stored.decisions}
         wanted = {node: Demotion(modes[node], _ALONE) for node in self._weighted}
-        return self._spread(wanted, self.effort.noise_seconds / 2)
+        return self._spread(Mode.STORAGE, wanted, self.effort.noise_seconds / 2)
 
     @property
     def stored_too_coarse(self) -> bool:
@@ -138,7 +159,8 @@ class NoiseMeter:
     def instead_of_coarse(self, stored: Mapping[str, float]) -> Mapping[str, Demotion]:
         """Return what becomes of weights whose codes are too coarse, most noise for their size first.
 
-        They get codes of finer scales, or stay float where they are small, or where even those are too coarse.
+        They get codes of finer scales, or of 16 bits where they are small, or where even those are too coarse; where
+        nothing else is faithful, they stay float.
 
         Args:
             stored: noise of each node's weights alone.
@@ -146,11 +168,13 @@ class NoiseMeter:
         weighted = {one.node: one for one in self.full.decisions if one.weights}
         sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
         order = sorted(stored, key=lambda node: -stored[node] / (sizes[node] + 1))
-        floats = dict.fromkeys(order, Demotion(Mode.FLOAT, "its weights as codes would hurt the worst output too much"))
+        hurts = "its weights as codes would hurt the worst output too much"
+        floats = dict.fromkeys(order, Demotion(Mode.FLOAT, hurts))
+        finest = dict.fromkeys(order, Demotion(Mode.STORAGE, hurts.replace("codes", "8-bit codes"), weight=FINEST))
         small = small_nodes(self.full)
         reason = "its weights as coarser codes would hurt the worst output too much"
         finer = {
-            node: floats[node] if node in small else Demotion(_storing(weighted[node].mode), reason, weight=FINER)
+            node: finest[node] if node in small else Demotion(_storing(weighted[node].mode), reason, weight=FINER)
             for node in order
         }
         goal = -10 * math.log10(_STORED_SHARE * self._allowed)
@@ -169,8 +193,10 @@ class NoiseMeter:
         with_finer = sqnr(finer)
         if with_finer >= goal:
             return fewest(finer, {})
-        # Float weights are four times as large, so they are for what would not be faithful otherwise.
-        return finer if with_finer >= self.goal else fewest(floats, finer)
+        # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
+        if with_finer >= self.goal:
+            return finer
+        return fewest(finest if sqnr(finest) >= self.goal else floats, finer)
 
     @cached_property
     def _allowed(self) -> float:
@@ -195,32 +221,39 @@ class NoiseMeter:
     def _weighted(self) -> tuple[str, ...]:
         return tuple(one.node for one in self.full.decisions if one.weights)
 
-    def _spread(self, wanted: Mapping[str, Demotion | None], seconds: float) -> dict[str, float]:
+    def _spread(self, mode: Mode, wanted: Mapping[str, Demotion | None], seconds: float) -> Measured:
         """Measure nodes, each in the mode that is wanted or as the full plan has it, with all other weights in float.
 
         Args:
+            mode: what they are then.
             wanted: by node, in the order in which data flows.
             seconds: time to spend.
         """
         if not wanted:
-            return {}
+            return Measured()
+        alone: dict[str, float] = {}
         silence = Demotion(Mode.FLOAT, "left in float to measure other nodes")
 
-        def measure(group: Iterable[str]) -> float:
+        def measure(group: Sequence[str]) -> float:
             kept = {node: wanted[node] for node in group}
             demotions = {node: silence for node in self._weighted if node not in kept}
             demotions |= {node: demotion for node, demotion in kept.items() if demotion is not None}
-            return min(self.laboratory.expected_noise(self.laboratory.plan(demotions)), _LARGEST_NOISE)
+            found = min(self.laboratory.expected_noise(self.laboratory.plan(demotions)), _LARGEST_NOISE)
+            alone.update(dict.fromkeys(group if len(group) == 1 else (), found))
+            return found
 
         units = tuple(wanted)
-        each = self._seconds_each(units, measure)
-        return spread_noise(
+        late = time.monotonic() > self.deadline
+        each = 0.0 if late else self._seconds_each(units, measure)
+        ratios = spread_noise(
             units,
             measure,
             whole=measure(units),
-            most=int(seconds / each) if each else len(units),
+            most=0 if late else int(seconds / each) if each else len(units),
             negligible=_NEGLIGIBLE * self._allowed,
         )
+        known = {node: -10 * math.log10(ratio) for node, ratio in alone.items() if ratio > 0}
+        return Measured(ratios, tuple(Sensitivity(node, mode, sqnr) for node, sqnr in known.items()))
 
     def _seconds_each(self, units: Sequence[str], measure: Callable[[Sequence[str]], float]) -> float:
         """Return what it takes to measure the first unit that is not remembered; 0 when all are."""

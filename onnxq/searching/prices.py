@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxq.graph import scopes
-from onnxq.planning.plan import Demotion
+from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC, Alternative, Way
 from onnxq.searching.assignment import Problem, cost
 from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.search import Sensitivity
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Noise:
         static: by node.
         alternatives: by alternative and node.
         stored: by node.
+        alone: what was measured of nodes one by one; the ratios of other nodes are shares of what groups make.
     """
 
     static: Mapping[str, float] = field(default_factory=dict)
     alternatives: Mapping[Alternative, Mapping[str, float]] = field(default_factory=dict)
     stored: Mapping[str, float] = field(default_factory=dict)
+    alone: tuple[Sensitivity, ...] = ()
 
     def of(self, alternative: Alternative, node: str) -> float:
         """Return what a node adds that takes an alternative."""
@@ -39,6 +42,11 @@ class Noise:
         """What is known of nodes as integers, by node and what they could be."""
         known = {STATIC: self.static, **self.alternatives}
         return {(node, way): ratio for way, ratios in known.items() for node, ratio in ratios.items()}
+
+    @cached_property
+    def alone_by_node(self) -> Mapping[tuple[str, Mode], float]:
+        """SQNR in decibels of what was measured alone, by node and mode."""
+        return {(one.node, one.mode): one.sqnr for one in self.alone}
 
 
 SILENT = Noise()
@@ -111,10 +119,22 @@ class Prices:
         """Return what it means that these nodes are static, the others taking what is best for them then."""
         sides = {name: self.float_side(name, noise, weight)[0] for name in self._names if name not in static}
         taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
+        return self._assigned(static, taken, noise)
+
+    def planned(self, plan: Plan) -> Assignment:
+        """Return what it means that every node is static or dynamic that is so in a plan."""
+        modes = {one.node: one.mode for one in plan.decisions}
+        static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
+        dynamic = Alternative(Mode.DYNAMIC)
+        taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
+        return self._assigned(static, taken, SILENT)
+
+    def _assigned(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> Assignment:
         times = {name: self._float_time(name, taken.get(name)) for name in self._names}
+        others = static | taken.keys()
         ratio = sum(noise.static.get(name, 0.0) for name in static)
         ratio += sum(noise.of(alternative, name) for name, alternative in taken.items())
-        ratio += sum(self._stored_noise(name, noise) for name in sides.keys() - taken.keys())
+        ratio += sum(self._stored_noise(name, noise) for name in self._names if name not in others)
         return Assignment(static, taken, cost(self._problem(times, SILENT, 0.0), static), ratio)
 
     def demotions(self, assignment: Assignment, noise: Noise) -> Mapping[str, Demotion]:
@@ -130,7 +150,7 @@ class Prices:
                     found[name] = taken.demotion(*self._reason(name, noise, decision.mode, taken))
             elif name in self.left:
                 found[name] = self.left[name]
-            elif decision.mode is Mode.STATIC or (decision.mode is Mode.DYNAMIC and name in self._dynamic):
+            elif decision.mode in (Mode.STATIC, Mode.DYNAMIC):
                 found[name] = Demotion(Mode.STORAGE, *self._reason(name, noise, decision.mode, None))
         return found
 
@@ -163,7 +183,9 @@ class Prices:
         figures = [f"{floats / 1e6:.3f} ms in float", f"{integers / 1e6:.3f} ms as integers"]
         figures += self._alternative_figures(name, wanted)
         if ratio:
-            figures.append(f"{-10 * math.log10(ratio):.1f} dB alone")
+            alone = noise.alone_by_node.get((name, wanted))
+            share = f"{-10 * math.log10(ratio):.1f} dB as its share of a group's noise"
+            figures.append(share if alone is None else f"{alone:.1f} dB alone")
         if taken is not None:
             reason = "it is faster so, or less noisy, than " + (
                 "with fixed scales" if wanted is Mode.STATIC else "with dynamic scales"

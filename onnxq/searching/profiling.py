@@ -35,7 +35,8 @@ def profile_costs(
         progress: told of the stage ``profile``.
 
     Returns:
-        The costs. Alternatives for which no model can be built, such as one at the opset that they need, are left out.
+        The costs. Alternatives for which no model can be built, such as one at the opset that they need, and those
+        whose run makes too many events for a profile, are left out.
     """
     full = laboratory.plan({})
     asked = []
@@ -52,6 +53,10 @@ def profile_costs(
     offers = []
     for number, (alternative, plan, nodes) in enumerate(asked, start=2):
         progress("profile", number, total)
+        already = frozenset(one.node for one in full.decisions if one.mode is alternative.mode and one.node in nodes)
         if time.monotonic() < latest and laboratory.expresses(plan):
             offers.append(Offer(alternative, plan, nodes, laboratory.times(plan)))
-    return Costs(graph, target, full, floats, static, tuple(offers))
+        elif already:
+            # What the scheme wants can only be weighed against float where it is an offer too.
+            offers.append(Offer(alternative, full, already, static))
+    return Costs(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))

@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
-from onnxq.planning.plan import DECODING, Demotion, Plan
+from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
 from onnxq.progress import Progress
-from onnxq.scheme import Mode, Spec
+from onnxq.scheme import Granularity, Mode, Spec
 from onnxq.searching.regions import Region
 
 _SMALL_SHARE = 0.01
 
 FINER = Spec("int8-narrow", per=(32,), scale="float16")
 """For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger than int8."""
+
+FINEST = Spec("int16-narrow", per=Granularity.CHANNEL)
+"""For weights that 8 bits are too few for: half of their floats, and hardly any noise."""
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
@@ -86,10 +89,10 @@ def leave_what_hurts(
     """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
-    demotion reaches the goal. Demoted nodes store their weights as codes, or keep them in float when they are among
-    the smallest nodes, which together hold a hundredth of all weights; only when that is still too noisy are
-    other stored weights left in float, most noise for their size first, and then the rest is tried as integers once
-    more.
+    demotion reaches the goal. Demoted nodes store their weights as codes, of 16 bits when they are among the smallest
+    nodes, which together hold a hundredth of all weights; only when that is still too noisy do other stored weights get
+    16 bits, most noise for their size first, and then the rest is tried as integers once more. Where even these are too
+    coarse, weights are left in float.
 
     Args:
         planner: demotions to plan.
@@ -120,9 +123,12 @@ def leave_what_hurts(
         worth = sorted(stored, key=lambda one: one.sqnr + 10 * math.log10(sizes[one.node] + 1))
         lefts = {one.node: _demotion(one, small) for one in worth}
         plan, sqnr = best = _shortest_prefix(planner, counter, lefts, demotions, goal)
+        if sqnr < goal:
+            lefts = {node: Demotion(Mode.FLOAT, demotion.reason) for node, demotion in lefts.items()}
+            plan, sqnr = best = max(best, _shortest_prefix(planner, counter, lefts, demotions, goal), key=_sqnr)
         if sqnr >= goal:
-            # With the few left in float whose codes alone are too coarse, others may be integers after all.
-            left = {node: demotion for node, demotion in lefts.items() if plan.by_node[node].mode is Mode.FLOAT}
+            # With the few left whose 8-bit codes alone are too coarse, others may be integers after all.
+            left = {node: demotion for node, demotion in lefts.items() if _follows(plan.by_node[node], demotion)}
             others = {node: demotion for node, demotion in demotions.items() if node not in left}
             best = _shortest_prefix(planner, counter, others, left, goal)
             best = best if best[1] >= goal else (plan, sqnr)
@@ -192,8 +198,19 @@ def small_nodes(plan: Plan) -> set[str]:
 def _demotion(one: Sensitivity, small: set[str]) -> Demotion:
     if one.mode is Mode.WEIGHT_ONLY and one.node not in small:
         return Demotion(Mode.WEIGHT_ONLY, "its weights as coarser codes hurt the worst output too much", weight=FINER)
-    fallback = Mode.STORAGE if one.mode is Mode.STATIC and one.node not in small else Mode.FLOAT
-    return Demotion(fallback, f"{one.mode} quantization of it hurts the worst output too much")
+    plenty = one.mode is Mode.STATIC and one.node not in small
+    reason = f"{one.mode} quantization of it hurts the worst output too much"
+    return Demotion(Mode.STORAGE, reason, weight=None if plenty else FINEST)
+
+
+def _follows(decision: Decision, demotion: Demotion) -> bool:
+    """Whether a decision is what a demotion asked for."""
+    wanted = demotion.weight is None or (decision.weights and decision.weights[0].spec == demotion.weight)
+    return decision.mode is demotion.mode and bool(wanted)
+
+
+def _sqnr(found: tuple[Plan, float]) -> float:
+    return found[1]
 
 
 class _Counter:

@@ -10,12 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.calibration.body_taps import with_body_taps
+from onnxq.calibration.body_taps import with_body_sizes, with_body_taps
 from onnxq.calibration.budget import tap_sizes
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.segments import segments
 from onnxq.errors import ModelError
+from onnxq.graph import read_model, to_model
+from onnxq.preparation import prepare
 from onnxq.runtime import open_session, run
 
 Arrays = dict[str, NDArray[Any]]
@@ -226,6 +228,92 @@ def test_what_cannot_be_carried_out_is_refused(text: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         with_body_taps(model(text), ["a"])
     assert str(caught.value) == message
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+
+def operators(made: ModelProto) -> set[str]:
+    """Return the operators of a model and its bodies."""
+    pending, found = [made.graph], set()
+    while pending:
+        graph = pending.pop()
+        found |= {node.op_type for node in graph.node}
+        pending += [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return found
+
+
+def test_a_tensor_of_one_known_size_is_stacked_by_the_loop() -> None:
+    made = to_model(prepare(read_model(model(LOOP, go=True))))
+    assert "SequenceInsert" not in operators(with_body_taps(made, ["s", "a"]))
+    found = tapped(made, {"x": X, "n": np.array(3)}, "s", "a")
+    assert found == {"s": [1, 2, 3, -2, -4, -6, 1, 2, 3], "a": [2, 4, 6, -1, -2, -3, 2, 4, 6]}
+    assert tapped(made, {"x": X, "n": np.array(0)}, "s", "a") == {"s": [], "a": []}
+
+
+def test_tensors_of_known_and_unknown_sizes_leave_one_loop() -> None:
+    text = """(float[1] x, float[2] e, int64 n) => (float[q] y, float[2] z) {
+        y, z = Loop (n, go, x, e) <body = b (int64 i, bool go_in, float[r] s, float[2] f)
+            => (bool go_out, float[w] t, float[2] g) {
+            go_out = Identity(go_in) a = Neg(s) t = Concat <axis = 0> (s, a) c = Neg(f) g = Add(c, e)
+        }>
+    }"""
+    made = to_model(prepare(read_model(model(text, go=True))))
+    assert "SequenceInsert" in operators(with_body_taps(made, ["a", "c"]))
+    assert "SequenceInsert" not in operators(with_body_taps(made, ["c"], ["a"]))
+    found = tapped(made, {"x": np.float32([1]), "e": np.float32([1, 2]), "n": np.array(3)}, "a", "c")
+    assert found == {"a": [-1, -1, 1, -1, 1, 1, -1], "c": [-1, -2, 0, 0, -1, -2]}
+
+
+def test_a_state_that_is_declared_as_small_and_grows_is_not_stacked() -> None:
+    text = """(float[1] x, int64 n) => (float[q] y) {
+        y = Loop (n, go, x) <body = b (int64 i, bool go_in, float[1] s) => (bool go_out, float[w] t) {
+            go_out = Identity(go_in) a = Neg(s) t = Concat <axis = 0> (s, a)
+        }>
+    }"""
+    made = model(text, go=True)
+    carried = with_body_taps(made, ["s"])
+    assert "SequenceInsert" in operators(carried)
+    carried.graph.output.extend(value for value in carried.graph.value_info if value.name == "s")
+    found = ran(carried, {"x": np.float32([1]), "n": np.array(3)})
+    assert found["s"].tolist() == [1, 1, -1, 1, -1, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "sample", "sizes"),
+    [
+        (BRANCHES, {}, {"x": X, "c": np.array(True)}, {"a": 12, "b": 0, "v": 0}),
+        (LOOP, {"go": True}, {"x": X, "n": np.array(3)}, {"s": 36, "a": 36}),
+        (LOOP, {"go": True}, {"x": X, "n": np.array(0)}, {"s": 0, "a": 0}),
+        (SCAN, {}, {"x": X, "xs": STEPS}, {"a": 24, "e": 24}),
+        (IF_IN_LOOP, {"go": True, "zero": 0}, {"x": X, "n": np.array(3)}, {"a": 12, "b": 24, "y": 0}),
+    ],
+    ids=["If", "Loop", "idle Loop", "Scan", "If in Loop"],
+)
+def test_sizes_are_asked_for_without_values(
+    text: str, constants: dict[str, object], sample: Arrays, sizes: dict[str, int], tmp_path
+) -> None:
+    made = model(text, **constants)
+    onnx.save(made, tmp_path / "model.onnx")
+    assert tap_sizes(tmp_path / "model.onnx", sample, list(sizes)) == sizes
+    sized, inner = with_body_sizes(made, sizes)
+    assert set(inner) == set(sizes) - {"y"}
+    onnx.checker.check_model(sized, full_check=True)
+    kinds = {graph_value.type.tensor_type.elem_type for graph_value in carried_values(sized)}
+    assert kinds == {onnx.TensorProto.INT64}
+
+
+def carried_values(made: ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return what the bodies of a model give, beyond what they gave before they were tapped."""
+    pending, found = [made.graph], []
+    while pending:
+        graph = pending.pop()
+        bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+        found += [
+            value for body in bodies for value in body.output if value.name[-1].isdigit() and "/tap" in value.name
+        ]
+        pending += bodies
+    return found
 
 
 # --- statistics ---------------------------------------------------------------------------------------------------

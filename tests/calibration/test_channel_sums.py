@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.calibration.channel_sums import ChannelSums, channel_sums
+from onnxq.calibration.channel_sums import ChannelSums, OnlySums, channel_sums
 from onnxq.calibration.observer import TensorObserver
 from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, merge, observe
+from onnxq.calibration.storage import described
 from onnxq.errors import DataError
 
 
@@ -79,3 +80,56 @@ def test_sums_are_kept_in_files(tmp_path: Path) -> None:
 def test_sums_of_a_strided_array_are_those_of_its_values() -> None:
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
     assert channel_sums(array, 1).tolist() == array.sum((0, 2)).tolist()
+
+
+def summed(arrays: list[np.ndarray], axis: int = 1) -> TensorStatistics:
+    observer = OnlySums("t", axis)
+    for index, array in enumerate(arrays):
+        observer.add(array, index)
+    return observer.statistics()
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 2])
+def test_sums_along_different_axes_are_dropped(axis: int) -> None:
+    array = np.ones((3, 3, 3), np.float32)
+    for found in (merge(observed([array], 1), observed([array], axis)), merge(summed([array]), summed([array], axis))):
+        assert (found.axis, len(found.sums)) == (None, 0)
+        assert len(merge(found, observed([array], 1)).sums) == 0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6))
+def test_sums_alone_are_those_kept_beside_a_range_in_any_order(seed: int, count: int) -> None:
+    arrays = arrays_of(seed, count, 1.0)
+    whole = summed(arrays)
+    assert whole.means.tolist() == pytest.approx(observed(arrays, 1).means.tolist())
+    assert (whole.has_range, len(whole.counts), len(whole.samples), len(whole.channels)) == (False, 0, 0, 0)
+    assert merge(summed(arrays[1:]), merge(EMPTY, summed(arrays[:1]))) == whole
+    assert merge(observed(arrays[1:], 1), summed(arrays[:1])) == whole
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_no_mean_is_known_of_what_is_not_finite_whatever_is_merged(value: float) -> None:
+    good, bad = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
+    bad[1, 2] = value
+    unknown = summed([bad])
+    assert (unknown.count, unknown.axis, len(unknown.sums)) == (6, 1, 0)
+    assert summed([good, bad, good]) == merge(merge(summed([good]), unknown), summed([good]))
+    for found in (summed([good, bad, good]), merge(EMPTY, unknown), merge(observed([good], 1), unknown)):
+        assert len(found.means) == 0
+        assert not found.has_range
+
+
+def test_sums_alone_are_kept_in_files_and_shown(tmp_path: Path) -> None:
+    infinite = np.full((1, 3), np.inf, np.float32)
+    found = Statistics(2, {"a": summed(arrays_of(0, 2, 1.0), -2), "b": summed([infinite]), "c": summed([])})
+    found.save(tmp_path / "s.npz")
+    loaded = Statistics.load(tmp_path / "s.npz")
+    assert loaded == found
+    assert [loaded.tensors[name].axis for name in "abc"] == [-2, 1, None]
+    shown = described(loaded)["tensors"]
+    assert [shown[name]["note"] for name in "abc"] == [
+        "only the means of 3 channels",
+        "no mean, which is not finite",
+        "empty",
+    ]
+    assert shown["a"]["minimum"] is shown["a"]["percentile"][0] is None

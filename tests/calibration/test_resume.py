@@ -248,3 +248,32 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
     assert kills >= 20
     assert finished >= 1
     assert kept >= 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted", "again"),
+    [
+        (((), {TAPS[0]: 1}), ((), {TAPS[0]: 1}), 0),
+        ((TAPS[:1], {TAPS[0]: 1}), ((), {TAPS[0]: 1}), 0),
+        ((TAPS[:1], {TAPS[0]: 1}), (TAPS[:1], {}), 0),
+        (((), {TAPS[0]: 1}), ((), {TAPS[0]: -1}), 1),
+        (((), {TAPS[0]: 1}), (TAPS[:1], {TAPS[0]: 1}), 1),
+        ((TAPS[:1], {}), ((), {TAPS[0]: 1}), 1),
+    ],
+)
+def test_means_are_used_where_they_are_along_the_wanted_axis_and_ranges_where_they_were_kept(
+    kept: tuple[list[str], dict[str, int]],
+    wanted: tuple[list[str], dict[str, int]],
+    again: int,
+    tmp_path: Path,
+    notices: list[str],
+) -> None:
+    def calibrated(tensors: tuple[list[str], dict[str, int]], collection: Collection) -> Statistics:
+        return calibrate_tensors(MODEL, SAMPLES[:2], tensors[0], collection, means=tensors[1])
+
+    save_statistics(calibrated(kept, Collection()), tmp_path / "a.npz")
+    found = calibrated(wanted, Collection(reuse=tmp_path / "a.npz", notice=notices.append))
+    assert len(notices) == again, notices
+    fresh, one = (statistics.tensors[TAPS[0]] for statistics in (calibrated(wanted, Collection()), found))
+    assert one.has_range >= fresh.has_range
+    np.testing.assert_array_equal(one.sums if wanted[1] else fresh.sums, fresh.sums)

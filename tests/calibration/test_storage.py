@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "onnxq statistics 3"}, "has format 'onnxq statistics 3', expected 'onnxq statistics 4'"),
+        ({"format": "onnxq statistics 3"}, "has format 'onnxq statistics 3', expected 'onnxq statistics 5'"),
         ({"tensors": {"a": [[2, 1.0, 3.0, 2, 1]]}}, "does not hold calibration statistics"),
         ({"tensors": {"a": [[2, 5.0, 2.0, 2, 1]]}}, "does not hold calibration statistics"),
         ({"data": 7}, "does not hold calibration statistics"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -106,6 +107,38 @@ def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_pat
     result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
     assert result.exit_code == 2
     assert "--report and --plan-out are both" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = ("--report", "--plan-out", "--costs")
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
+def test_two_files_of_one_name_are_refused_before_anything_runs(one: str, other: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, one, path, other, path.parent / "." / "file")
+    assert result.exit_code == 2
+    assert f"{one} and {other} are both" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", FILES)
+@pytest.mark.parametrize(("name", "what"), [("q.onnx", "the output"), ("q.onnx.data", "the data of the output")])
+def test_a_file_beside_the_output_is_not_the_output(option: str, name: str, what: str, tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "-o", tmp_path / "q.onnx", option, tmp_path / name)
+    result = invoke("quantize", MODELS / "gru.onnx", *options)
+    assert result.exit_code == 2
+    assert f"is {what} itself" in " ".join(result.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--max-drop", "--seconds"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_numbers_without_an_end_are_refused(option: str, number: str, tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "-o", tmp_path / "q.onnx", "--metric", "top1:labels.npy", option, number)
+    result = invoke("quantize", MODELS / "gru.onnx", *options)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

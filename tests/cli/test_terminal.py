@@ -8,10 +8,13 @@ import pytest
 
 from onnxq.cli import terminal
 from onnxq.pipeline import quantize
+from onnxq.presets import PRESETS
 from onnxq.progress import silent
+from onnxq.scheme import Scheme
 from onnxq.searching.search import Point
 
 MODELS = Path(__file__).parents[2] / "models"
+UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 
 
 def test_progress_is_silent_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +86,12 @@ def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFix
     assert "12 more; see --report" in shown
     terminal.print_report(replace(report, frontier=tuple(quiet)))
     assert capsys.readouterr().err.count("33.3 dB") == 8
+
+
+@pytest.mark.parametrize(("scheme", "shown"), [(PRESETS["int8"], True), (UNCORRECTED, False)], ids=["with", "without"])
+def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    calib = MODELS / "data" / "calib.npz"
+    report = quantize(MODELS / "resnet.onnx", calib, scheme=scheme, limit=2, seconds=0, search="off", force=True).report
+    terminal.print_report(report)
+    assert (report.corrected_biases > 5) == shown
+    assert ("corrected for the mean error" in capsys.readouterr().err) == shown

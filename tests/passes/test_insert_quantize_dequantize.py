@@ -25,7 +25,7 @@ from onnxq.calibration.ranges import MinMax
 from onnxq.graph import Graph, as_graph, infer_shapes, load, save, scopes, to_model
 from onnxq.numbers.numerics import Parameters
 from onnxq.parameters import activation_parameters
-from onnxq.passes import Changes, InsertQuantizeDequantize, QuantizeWeights
+from onnxq.passes import Changes, InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
@@ -296,3 +296,19 @@ def test_values_are_those_of_the_dequantized_codes() -> None:
     data = values(64, scale=2)
     codes = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
     assert difference(outputs(graph, {"x": data}), {"y": ((codes - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
+
+
+def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
+    made = model(
+        """g (float[4] x, bool c) => (float[4] y) {
+            y = If (c) <
+                then_branch = yes () => (float[4] u) { t = Constant <value_floats = [1.0]> () u = Add(x, t) },
+                else_branch = no () => (float[4] v) { t = Neg(x) v = Abs(t) }>
+        }"""
+    )
+    graph = as_graph(made)
+    LiftConstants().apply(graph)
+    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), {"t": FINE}).apply(graph)
+    assert changes.changed == ("t",)
+    (quantizer,) = nodes(graph, "QuantizeLinear")
+    assert quantizer.inputs[0].inputs[0].op == "Neg"

@@ -107,6 +107,38 @@ def test_a_vector_is_still_added_by_the_product() -> None:
     assert not apply_once(IsolateProducts(plan), graph)
 
 
+IN_BODIES = {
+    "clamp": "t = Relu(m) u = Neg(t)",
+    "two clamps": "t = Clip(m, low, high) u = Neg(t)",
+    "bias": "s = Add(m, b) t = Relu(s) u = Neg(t)",
+    "matrix": "s = Add(m, x) u = Neg(s)",
+}
+
+
+@pytest.mark.parametrize("body", IN_BODIES)
+@pytest.mark.parametrize("preset", ["int8", "int4-block32"])
+def test_what_stands_in_a_body_is_not_taken_for_the_end_of_a_product_around_it(
+    body: str, preset: str, build, quantize_to, tmp_path: Path
+) -> None:
+    made = build(
+        f"""(float[4,64] x, bool c) => (float[4,64] y) {{
+            [p] m = MatMul(x, w)
+            y = If (c) <
+                then_branch = yes () => (float[4,64] u) {{ {IN_BODIES[body]} }},
+                else_branch = no () => (float[4,64] v) {{ v = Neg(x) }}>
+        }}""",
+        w=(64, 64), b=(64,), low=np.float32([-0.25]).reshape(()), high=np.float32([0.5]).reshape(()),
+    )  # fmt: skip
+    generator = np.random.default_rng(0)
+    samples = [
+        {"x": generator.standard_normal((4, 64)).astype(np.float32), "c": np.array(index % 2 == 0)}
+        for index in range(4)
+    ]
+    report = quantize_to(made, tmp_path / "q.onnx", scheme=preset, samples=samples).report
+    assert report.plan.by_node["p"].mode is (Mode.STATIC if preset == "int8" else Mode.WEIGHT_ONLY)
+    assert report.agreement.worst_sqnr > 10
+
+
 CHAINS = {
     "plain": "[a] p = MatMul(x, w0) [b] q = MatMul(p, w1) [c] y = MatMul(q, w2)",
     "clamps": "[a] p = MatMul(x, w0) [r] pr = Relu(p) [b] q = MatMul(pr, w1) [s] qr = Relu(q) [c] y = MatMul(qr, w2)",

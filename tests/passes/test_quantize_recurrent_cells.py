@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,18 @@ def test_a_hidden_state_of_each_step_of_a_loop_is_quantized_anew() -> None:
     assert changes.changed == ("cell",)
     inputs = sample(made)
     assert 1e-4 < difference(outputs(graph, inputs), outputs(decoded(graph), inputs)) < NOISE
+
+
+def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
+    plan = make_plan(named_graph(cell()), Scheme((Rule(Mode.DYNAMIC),)), target_named("onnxruntime-cpu"), emit=Emit.ORT)
+    turned = replace(plan, decisions=tuple(replace(one, weights=one.weights[::-1]) for one in plan.decisions))
+    names = []
+    for found in (plan, turned):
+        graph = named_graph(cell())
+        QuantizeRecurrentCells(found).apply(graph)
+        names.append([tensor.name for tensor in node_named(graph, "cell").inputs])
+    assert names[0] == names[1]
+    assert names[0][-4:] == ["w.scale", "w.zero_point", "r.scale", "r.zero_point"]
 
 
 # --- what is left ---------------------------------------------------------------------------------------------------

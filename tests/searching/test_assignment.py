@@ -156,6 +156,32 @@ def least_of_a_chain(problem: Problem) -> int:
     return int(min(is_float, is_integer))
 
 
+def uniform_chain(length: int, *, gain: int, border: int) -> Problem:
+    """Return a chain whose every second node gains the same; its ends are floats."""
+    names = [f"n{index:05}" for index in range(length)]
+    ends = zip([None, *names], [*names, "end"], strict=True)
+    return Problem(
+        {"end": 0, **{name: gain * (index % 2 == 0) for index, name in enumerate(names)}},
+        dict.fromkeys(names, 0),
+        tuple(Border(producer, (consumer,), border, border) for producer, consumer in ends),
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+@pytest.mark.parametrize(("gain", "border"), [(6, 1), (1, 2), (1, 1), (2, 5), (0, 1)])
+def test_of_equal_gains_all_are_taken_or_none(length: int, gain: int, border: int) -> None:
+    problem = uniform_chain(length, gain=gain, border=border)
+    every = {integer: cost(problem, integer) for integer in assignments(problem)}
+    least = min(every.values())
+    assert every[cheapest(problem)] == least
+    assert all(cheapest(problem) <= integer for integer, paid in every.items() if paid == least)
+
+
+@pytest.mark.parametrize(("border", "taken"), [(7_999, 15_999), (8_000, 0)])
+def test_sixteen_thousand_equal_gains_are_taken_together_or_not_at_all(border: int, taken: int) -> None:
+    assert len(cheapest(uniform_chain(15_999, gain=2, border=border))) == taken
+
+
 def test_a_chain_of_sixteen_thousand_nodes_is_solved_exactly() -> None:
     problem = long_chain(16_000, branches=0)
     assert cost(problem, cheapest(problem)) == least_of_a_chain(problem)

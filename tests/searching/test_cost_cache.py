@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from onnxq.errors import DataError, OutputError
 from onnxq.pipeline import quantize
+from onnxq.publish import locked
 from onnxq.searching import cost_cache, laboratory
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels
@@ -24,10 +26,14 @@ def never() -> NodeTimes:
 
 def test_what_was_measured_is_known_to_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    assert CostCache.opened(path).times("key", lambda: TIMES) == TIMES
+    first = CostCache.opened(path)
+    assert first.times("key", lambda: TIMES) == TIMES
+    assert not path.exists()
+    first.save()
     again = CostCache.opened(path)
     assert again.times("key", never) == TIMES
     assert again.times("other", lambda: TIMES) == TIMES
+    again.save()
     assert CostCache.opened(path).known == {"key": TIMES, "other": TIMES}
     assert [found.name for found in tmp_path.iterdir()] == ["costs.json"]
 
@@ -35,6 +41,7 @@ def test_what_was_measured_is_known_to_the_next_run(tmp_path: Path) -> None:
 def test_without_a_file_times_are_known_for_as_long_as_the_cache_lives(tmp_path: Path) -> None:
     cache = CostCache.opened(None)
     cache.times("key", lambda: TIMES)
+    cache.save()
     assert cache.times("key", never) == TIMES
     assert list(tmp_path.iterdir()) == []
 
@@ -44,7 +51,64 @@ def test_the_oldest_times_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cache = CostCache.opened(tmp_path / "costs.json")
     for key in ("a", "b", "c"):
         cache.times(key, lambda: TIMES)
+    cache.save()
     assert list(CostCache.opened(tmp_path / "costs.json").known) == ["b", "c"]
+
+
+def test_the_times_of_very_many_nodes_make_room_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_cache, "_MOST_BYTES", 200)
+    cache = CostCache.opened(tmp_path / "costs.json")
+    many = NodeTimes({f"node{index}": 1.0 for index in range(100)}, {}, {}, 0.0)
+    for key, times in (("many", many), ("a", TIMES), ("b", TIMES)):
+        cache.times(key, lambda found=times: found)
+    cache.save()
+    assert list(CostCache.opened(tmp_path / "costs.json").known) == ["a", "b"]
+    cache.times("largest", lambda: many)
+    cache.save()
+    assert list(CostCache.opened(tmp_path / "costs.json").known) == ["largest"]
+
+
+def test_runs_that_share_a_file_keep_what_the_others_measured(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    one, other = CostCache.opened(path), CostCache.opened(path)
+    one.times("one", lambda: TIMES)
+    other.times("other", lambda: TIMES)
+    one.save()
+    other.save()
+    assert list(CostCache.opened(path).known) == ["one", "other"]
+
+
+def test_a_run_waits_for_another_that_writes(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    cache = CostCache.opened(path)
+    cache.times("one", lambda: TIMES)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path) as held:
+            assert held
+            saved = pool.submit(cache.save)
+            with pytest.raises(TimeoutError):
+                saved.result(timeout=0.2)
+        saved.result(timeout=10)
+    assert list(CostCache.opened(path).known) == ["one"]
+
+
+def test_what_something_else_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    cache = CostCache.opened(path)
+    cache.times("one", lambda: TIMES)
+    path.write_text("a diary")
+    with pytest.raises(DataError, match="does not hold node times"):
+        cache.save()
+    assert path.read_text() == "a diary"
+
+
+def test_a_search_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    write = cost_cache._write
+    monkeypatch.setattr(cost_cache, "_write", lambda known, path: (written.append(len(known)), write(known, path)))
+    quantize(MODELS / "gru.onnx", CALIB, limit=4, seconds=0.01, costs=tmp_path / "costs.json")
+    assert len(written) == 1
+    assert written[0] > 1
 
 
 @pytest.mark.parametrize(
@@ -58,6 +122,7 @@ def test_the_oldest_times_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": {}, "elements": {}}}}',
         '{"format": "onnxq costs 1", "times": {"key": {"nodes": {"a": -1}, "borders": {}, "elements": {}, "rest": 0}}}',
         '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": {}, "elements": {}, "rest": NaN}}}',
+        f'{{"format": "onnxq costs 1", "times": {{"key": {{"nodes": {{"a": 1{"0" * 400}}}, "borders": {{}}}}}}}}',
         '{"format": "onnxq costs 1", "times": {"key": {"nodes": {}, "borders": 3, "elements": {}, "rest": 0}}}',
         "\x08\x07model",
     ],
@@ -78,7 +143,7 @@ def test_places_that_cannot_hold_a_file_are_told_in_a_sentence(tmp_path: Path) -
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(OutputError, match="taken cannot be written"):
-        CostCache(tmp_path / "taken").times("key", lambda: TIMES)
+        cost_cache._write({"key": TIMES}, tmp_path / "taken")
     assert [found.name for found in tmp_path.iterdir()] == ["taken"]
 
 

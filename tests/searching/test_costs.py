@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from onnx import ModelProto
@@ -89,8 +90,47 @@ def test_corrections_keep_what_was_not_seen(gated: ModelProto) -> None:
     found = timed(gated, floats, times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"p": 5.0, "q": 4.0}))
     again = found.corrected({"a"}, {}, times({"a": 4.0, "tanh": 2.0, "b": 9.5}, {"p": 6.0}))
     assert again.static.nodes == {"a": 4.0, "tanh": 2.0, "b": 3.0}
-    assert again.static.borders == {"p": 6.0, "q": 4.0}
+    assert [(one.quantize, one.dequantize) for one in again.borders[1:3]] == [(3_004, 6), (4, 3_006)]
     assert again.static_nodes == {"a": 5.0, "b": 3.0}
+
+
+def test_a_corrected_border_counts_in_the_direction_that_it_had_in_the_observed_model(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,8,4,4] y) { [a] p = Conv(x, w0) [b] y = Conv(p, w1) }",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8, 3, 3),
+    )
+    found = timed(model, times({"a": 9.0, "b": 9.0}), times({"a": 3.0, "b": 3.0}, {"x": 2_000.0, "y": 1_000.0}))
+    assert [one for one in found.borders if one.producer == "a"] == [Border("a", ("b",), 3_500, 4_000)]
+    into = found.corrected({"b"}, {}, times({"a": 9.0, "b": 3.0}, {"p": 700.0}))
+    assert [one for one in into.borders if one.producer == "a"] == [Border("a", ("b",), 700, 4_000)]
+    back = into.corrected({"a"}, {}, times({"a": 3.0, "b": 9.0}, {"p": 900.0}))
+    assert [one for one in back.borders if one.producer == "a"] == [Border("a", ("b",), 700, 900)]
+
+
+def test_what_a_node_that_works_on_codes_itself_takes_is_its_own_affair(build: Callable[..., ModelProto]) -> None:
+    model = build(
+        """(float[4,64] x) => (float[4,64] y) {
+            [a] p = MatMul(x, w0) [tanh] q = Tanh(p) [b] r = MatMul(q, w1) [sin] y = Sin(r) }""",
+        w0=(64, 64),
+        w1=(64, 64),
+    )
+    floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0, "sin": 1.0})
+    slow = times({"a": 2.0, "tanh": 2.0, "b": 50.0, "sin": 7.0})
+    found = timed(model, floats, slow, {DYNAMIC: slow}, scheme="int8-dynamic")
+    (offer,) = found.offers
+    assert offer.nodes == {"a", "b"}
+    assert replace(found, offers=(replace(offer, nodes=frozenset({"a"})),)).offered == {DYNAMIC: {"a": 3.0}}
+
+
+def test_nothing_is_known_of_a_model_whose_profile_is_empty(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    for known in (timed(perceptron, floats, times({})), timed(perceptron, times({}), floats)):
+        assert known.static_nodes == {}
+        assert known.borders == ()
+        assert known.worthwhile == {}
 
 
 def test_corrections_are_for_the_alternative_that_was_taken(perceptron: ModelProto) -> None:
@@ -99,6 +139,13 @@ def test_corrections_are_for_the_alternative_that_was_taken(perceptron: ModelPro
     found = timed(perceptron, floats, floats, {DYNAMIC: fast, CODES: fast})
     again = found.corrected(set(), {"first": CODES, "second": DYNAMIC}, times({"first": 5.0, "second": 6.0}))
     assert again.offered == {DYNAMIC: {"first": 2.0, "second": 6.0}, CODES: {"first": 5.0, "second": 2.0}}
+
+
+def test_what_a_taken_alternative_takes_is_no_correction_of_the_full_plan(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    found = timed(perceptron, floats, floats, {CODES: floats}, scheme="int8-dynamic")
+    again = found.corrected(set(), {"first": CODES}, times({"first": 5.0, "relu": 2.0, "second": 9.0}))
+    assert again.static.nodes == {"first": 9.0, "relu": 2.0, "second": 9.0}
 
 
 def test_nodes_in_bodies_have_their_price_and_share_borders_with_those_around_them(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from onnx import ModelProto
@@ -17,10 +17,12 @@ from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
+from onnxq.searching import frontier
+from onnxq.searching.assignment import Problem, cheapest
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.measures import EFFORTS
-from onnxq.searching.search import Outcome
+from onnxq.searching.search import FINEST, Outcome
 from onnxq.targets import target_named
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")
@@ -47,6 +49,7 @@ class Table:
     alternatives: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     scheme: str = "int8"
     seen: set[object] = field(default_factory=set)
+    compared: list[object] = field(default_factory=list)
 
     @property
     def measured(self) -> int:
@@ -64,7 +67,7 @@ class Table:
         for decision in plan.decisions:
             if decision.mode is Mode.STATIC:
                 ratio += self.noise.get(decision.node, 0.0)
-            elif decision.mode is Mode.STORAGE:
+            elif decision.mode is Mode.STORAGE and decision.weights[0].spec != FINEST:
                 ratio += self.stored.get(decision.node, 0.0)
             elif kind(decision) in self.alternatives:
                 ratio += self.alternatives[kind(decision)][1]
@@ -95,6 +98,7 @@ class Table:
         return True
 
     def speed(self, plan: Plan) -> float:
+        self.compared.append(plan.effect)
         return self.times(None).total / self.times(plan).total
 
 
@@ -116,10 +120,11 @@ def products(build: Callable[..., ModelProto]) -> Graph:
     return prepare(read_model(build(f"(float[4,64] x) => (float[4,64] y) {{ {nodes} }}", **weights)))
 
 
-def search(table: Table, goal: float = 20.0) -> Outcome:
+def search(table: Table, goal: float = 20.0, **changes: float) -> Outcome:
     effort = EFFORTS["fast"]
     assert effort is not None
-    return find_fastest(table, table.graph, target_named("onnxruntime-cpu"), goal, effort, silent)
+    target = target_named("onnxruntime-cpu")
+    return find_fastest(table, table.graph, target, goal, replace(effort, **changes), silent)
 
 
 def static(outcome: Outcome) -> list[str]:
@@ -175,13 +180,13 @@ def test_of_two_noisy_nodes_the_one_that_gains_less_time_goes(chain: Graph) -> N
     assert static(outcome) == ["c1", "c2", "c3", "c4", "c5"]
 
 
-def test_weights_whose_codes_are_too_coarse_stay_float(chain: Graph) -> None:
+def test_weights_whose_codes_are_too_coarse_get_16_bits(chain: Graph) -> None:
     noise = dict.fromkeys(NODES, 0.5)
     stored = {**dict.fromkeys(NODES, 1e-6), "c3": 0.4}
     table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise, stored)
     outcome = search(table)
-    assert outcome.plan.by_node["c3"].mode is Mode.FLOAT
-    assert outcome.plan.count(Mode.STORAGE) == 5
+    assert [one.node for one in outcome.plan.decisions if one.weights[0].spec == FINEST] == ["c3"]
+    assert outcome.plan.count(Mode.STORAGE) == 6
     assert table.sqnr(outcome.plan) >= 20
 
 
@@ -271,3 +276,106 @@ def test_every_round_of_corrections_builds_on_the_one_before(chain: Graph) -> No
 
     outcome = search(Surprising(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {}))
     assert static(outcome) == ["c1", "c2", "c4", "c5"]
+
+
+def noisy(chain: Graph) -> Table:
+    noise = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
+    return Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+
+
+def test_no_plan_is_timed_twice(chain: Graph) -> None:
+    table = noisy(chain)
+    search(table)
+    assert len(table.compared) > 1
+    assert len(set(table.compared)) == len(table.compared)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the assignments that are solved for, as they come."""
+    solved: list[int] = []
+
+    def counted(problem: Problem) -> frozenset[str]:
+        found = cheapest(problem)
+        solved.append(len(found))
+        return found
+
+    monkeypatch.setattr(frontier, "cheapest", counted)
+    return solved
+
+
+def test_only_the_assignments_are_solved_that_are_looked_at(chain: Graph, cuts: list[int]) -> None:
+    table = noisy(chain)
+    assert table.sqnr(search(table, grown=0, refinements=0).plan) >= 20
+    # The fastest; of 24 weights the last and those of a bisection; likewise of the six nodes that may stay float.
+    assert len(cuts) <= 1 + (1 + 5) + (1 + 3)
+
+
+def test_when_time_is_up_the_quietest_plans_are_still_tried_and_nothing_else(chain: Graph, cuts: list[int]) -> None:
+    table = noisy(chain)
+    assert table.sqnr(search(table, seconds=0.0).plan) >= 20
+    assert len(cuts) == 3
+    assert len(table.compared) == 1
+
+
+def test_when_profiling_is_late_noisy_nodes_that_the_scheme_wants_dynamic_are_still_stored(
+    products: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Uneven(Table):
+        """One of the products is too noisy with dynamic scales."""
+
+        def sqnr(self, plan: Plan) -> float:
+            found = super().sqnr(plan)
+            return 3.0 if plan.by_node["c2"].mode is Mode.DYNAMIC else found
+
+    monkeypatch.setattr(frontier, "_PROFILED", -1.0)
+    floats = dict.fromkeys(NODES, 9e5)
+    table = Uneven(products, floats, floats, {}, alternatives={"dynamic": (3e5, 1e-5)}, scheme="int8-dynamic")
+    outcome = search(table)
+    assert by_kind(outcome) == {"dynamic": 5, "storage": 1}
+    assert outcome.plan.by_node["c2"].mode is Mode.STORAGE
+
+
+def test_the_step_back_to_storage_keeps_what_is_finer_where_codes_are_too_coarse(chain: Graph) -> None:
+    noise = {"c0": 0.5, "c1": 0.5, "c2": 0.5}
+    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 8.8e5), noise, {"c3": 0.4})
+    outcome = search(table)
+    assert by_kind(outcome) == {"storage": 6}
+    assert outcome.plan.by_node["c3"].weights[0].spec == FINEST
+    assert table.sqnr(outcome.plan) >= 20
+
+
+def test_the_plan_of_the_scheme_is_expected_to_take_what_its_own_modes_take(products: Graph) -> None:
+    floats = dict.fromkeys(NODES, 9e5)
+    table = Table(products, floats, floats, {}, alternatives={"dynamic": (9.5e5, 0.0)}, scheme="int8-dynamic")
+    assert {point.dynamic: point.milliseconds for point in search(table).frontier} == pytest.approx({0: 5.4, 6: 5.7})
+
+
+@pytest.mark.parametrize(("speed", "taken"), [(3.0, 6), (1.01, 0)])
+def test_a_model_too_long_to_profile_is_all_integers_where_timing_says_so(
+    chain: Graph, speed: float, taken: int
+) -> None:
+    class Long(Table):
+        """Runs of models with integers make too many events for a profile."""
+
+        def times(self, plan: Plan | None) -> NodeTimes:
+            return super().times(None) if plan is None else NodeTimes({}, {}, {}, 0.0)
+
+        def speed(self, plan: Plan) -> float:
+            return speed if plan.count(Mode.STATIC) else 1.0
+
+    outcome = search(Long(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {}))
+    assert len(static(outcome)) == taken
+    assert outcome.plan.count(Mode.STORAGE) == 6 - taken
+
+
+def test_only_nodes_that_were_measured_alone_are_said_to_be(chain: Graph) -> None:
+    table = noisy(chain)
+    outcome = search(table, noise_seconds=0.0)
+    assert [(one.node, one.mode) for one in outcome.sensitivities] == [("c0", Mode.STATIC)]
+    assert outcome.sensitivities[0].sqnr == pytest.approx(26.99, abs=0.01)
+    figures = {one.node: one.figures for one in outcome.plan.decisions if one.figures}
+    assert figures
+    assert all(
+        text.endswith("alone" if node == "c0" else "its share of a group's noise") for node, text in figures.items()
+    )

@@ -140,6 +140,19 @@ def test_a_long_loop_is_run_less_often_or_not_at_all(
     assert ("inner" in {one.name for one in kernels}) is (runs > 0)
 
 
+def test_nodes_that_the_runtime_takes_out_make_no_events(
+    build: Callable[..., ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = " ".join(f"t{index + 1} = Identity(t{index})" for index in range(40))
+    model = build(
+        f"(float[1,8] x) => (float[1,8] y) {{ [first] t0 = MatMul(x, w0) {passing} y = Relu(t40) }}", w0=(8, 8)
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    monkeypatch.setattr(kernel_times, "_MOST_EVENTS", 30)
+    kernels = profile_kernels(tmp_path / "m.onnx", [{"x": np.ones((1, 8), np.float32)}], tmp_path, repeats=2)
+    assert "first" in {one.name for one in kernels}
+
+
 def test_bodies_with_tensors_of_one_name_are_told_apart_by_their_nodes(build: Callable[..., ModelProto]) -> None:
     model = build(
         """(float[4] x, bool c) => (float[4] y) {

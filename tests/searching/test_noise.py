@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +155,7 @@ def test_every_alternative_is_measured_on_the_nodes_that_may_take_it(build: Call
         codes: pytest.approx({"c1": 2e-1, "c2": 1e-1}, rel=1e-3),
     }
     assert sum(found.stored.values()) == pytest.approx(4e-4, rel=1e-3)
-    assert meter(laboratory, 100.0).of_stored() == pytest.approx({"c0": 1e-4, "c1": 2e-4, "c2": 1e-4}, rel=1e-3)
+    assert meter(laboratory, 100.0).of_stored().ratios == pytest.approx({"c0": 1e-4, "c1": 2e-4, "c2": 1e-4}, rel=1e-3)
 
 
 def test_what_is_remembered_says_nothing_of_what_measuring_takes(build: Callable[..., ModelProto]) -> None:
@@ -174,6 +174,18 @@ def test_what_is_all_remembered_is_told_node_by_node(build: Callable[..., ModelP
     measured = laboratory.measured
     assert meter(laboratory, 0.0).of_integers({}) == first
     assert laboratory.measured == measured
+
+
+def test_when_time_is_up_the_static_nodes_are_measured_together_and_the_rest_is_taken_as_too_noisy(
+    build: Callable[..., ModelProto],
+) -> None:
+    laboratory = Remembering(chained(build, 4), {"static": 1.0})
+    dynamic = Alternative(Mode.DYNAMIC)
+    late = replace(meter(laboratory, 100.0), deadline=-math.inf)
+    found = late.of_integers({dynamic: ("c0", "c1")})
+    assert found.static == pytest.approx(dict.fromkeys(("c0", "c1", "c2", "c3"), 5 / 4))
+    assert found.alternatives == {dynamic: {"c0": 1e10, "c1": 1e10}}
+    assert (found.alone, laboratory.alone) == ((), [])
 
 
 def ranks(values: Sequence[float]) -> NDArray[np.float64]:

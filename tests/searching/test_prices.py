@@ -106,6 +106,20 @@ def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
     assert one.ways == {("first", STATIC), ("relu", STATIC)}
 
 
+def test_what_is_wanted_dynamic_and_was_not_offered_is_stored(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    assert {node: one.mode for node, one in demotions.items()} == {"first": Mode.STORAGE, "second": Mode.STORAGE}
+
+
+def test_a_plan_means_the_modes_that_it_names(perceptron: ModelProto) -> None:
+    slow = times(dict.fromkeys(FLOATS.nodes, 20.0))
+    found = Prices(timed(perceptron, FLOATS, slow, {DYNAMIC: slow}, scheme="int8-dynamic"))
+    one = found.planned(found.costs.full)
+    assert one.alternatives == {"first": DYNAMIC, "second": DYNAMIC}
+    assert found.demotions(one, SILENT) == {}
+
+
 def test_all_that_is_known_of_integers_is_one_list() -> None:
     noise = Noise({"a": 0.5}, {COARSE: {"a": 0.25}}, {"a": 0.1})
     assert noise.ways == {("a", STATIC): 0.5, ("a", COARSE): 0.25}

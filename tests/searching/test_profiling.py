@@ -16,6 +16,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
+from onnxq.searching.alternatives import Alternative
 from onnxq.searching.costs import Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.profiling import profile_costs
@@ -28,6 +29,7 @@ class Recorder:
     graph: Graph
     scheme: str = "int8"
     can_decode: bool = True
+    fits: bool = True
     profiled: list[Plan | None] = field(default_factory=list)
     measured: int = 0
 
@@ -42,7 +44,7 @@ class Recorder:
 
     def times(self, plan: Plan | None) -> NodeTimes:
         self.profiled.append(plan)
-        return NodeTimes({}, {}, {}, 0.0)
+        return NodeTimes({"first": 1.0} if self.fits else {}, {}, {}, 0.0)
 
     def speed(self, plan: Plan) -> float:
         return 1.0
@@ -78,8 +80,18 @@ def test_an_alternative_that_no_model_can_express_is_left_out(perceptron: ModelP
     assert [offer.alternative.mode for offer in profiled(laboratory).offers] == [Mode.DYNAMIC]
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8-dynamic"])
-def test_when_it_is_late_no_alternative_is_profiled(perceptron: ModelProto, scheme: str) -> None:
+def test_what_makes_too_many_events_for_a_profile_is_no_offer(perceptron: ModelProto) -> None:
+    laboratory = Recorder(planned(perceptron)[0], fits=False)
+    costs = profiled(laboratory)
+    assert (costs.offers, costs.static_nodes, costs.borders) == ((), {}, ())
+
+
+@pytest.mark.parametrize(("scheme", "offers"), [("int8", []), ("int8-dynamic", [{"first", "second"}])])
+def test_when_it_is_late_only_what_the_scheme_wants_is_offered_and_nothing_more_is_profiled(
+    perceptron: ModelProto, scheme: str, offers: list[set[str]]
+) -> None:
     laboratory = Recorder(planned(perceptron)[0], scheme)
-    assert profiled(laboratory, latest=-math.inf).offers == ()
+    costs = profiled(laboratory, latest=-math.inf)
+    assert [offer.nodes for offer in costs.offers] == offers
+    assert all(offer.alternative == Alternative(Mode.DYNAMIC) for offer in costs.offers)
     assert len(laboratory.profiled) == 2

@@ -11,11 +11,17 @@ from onnx import ModelProto
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.progress import silent
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.search import FINER, Outcome, as_stored, leave_what_hurts, slower, without_integers
+from onnxq.searching.search import FINER, FINEST, Outcome, as_stored, leave_what_hurts, slower, without_integers
 
 # Noise of each node as an integer kernel, and with its weight stored.
 NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}
 WEIGHT = (Weight(1, "w", Spec("int8"), 0, elements=100),)
+
+
+def weights_of(demotion: Demotion | None) -> tuple[Weight, ...]:
+    if demotion is not None and demotion.mode is Mode.FLOAT:
+        return ()
+    return (replace(WEIGHT[0], spec=demotion.weight),) if demotion is not None and demotion.weight else WEIGHT
 
 
 def planner(demotions: Mapping[str, Demotion]) -> Plan:
@@ -26,7 +32,7 @@ def planner(demotions: Mapping[str, Demotion]) -> Plan:
             "Conv",
             demotions[name].mode if name in demotions else Mode.STATIC,
             demotions[name].reason if name in demotions else "integer kernel",
-            () if name in demotions and demotions[name].mode is Mode.FLOAT else WEIGHT,
+            weights_of(demotions.get(name)),
         )
         for name in NOISE
     ]
@@ -36,7 +42,8 @@ def planner(demotions: Mapping[str, Demotion]) -> Plan:
 def noise(plan: Plan) -> float:
     """Return minus the noise of all nodes, as if it were decibels."""
     costs = {Mode.STATIC: 0, Mode.STORAGE: 1}
-    return -sum(NOISE[one.node][costs[one.mode]] for one in plan.decisions if one.weights)
+    weighted = (one for one in plan.decisions if one.weights and one.weights[0].spec != FINEST)
+    return -sum(NOISE[one.node][costs[one.mode]] for one in weighted)
 
 
 def search(goal: float) -> Outcome:
@@ -71,13 +78,13 @@ def test_the_shortest_prefix_of_the_noisiest_is_demoted() -> None:
     assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
 
 
-def test_coarse_codes_are_left_in_float_and_what_is_quiet_enough_stays_integer() -> None:
+def test_coarse_codes_get_16_bits_and_what_is_quiet_enough_stays_integer() -> None:
     outcome = search(goal=-1.0)
-    assert {one.node: one.mode for one in outcome.plan.decisions if one.node in NOISE} == {
-        "a": Mode.STORAGE,
-        "b": Mode.STORAGE,
-        "c": Mode.FLOAT,
-        "d": Mode.STATIC,
+    assert {one.node: (one.mode, one.weights[0].spec) for one in outcome.plan.decisions if one.node in NOISE} == {
+        "a": (Mode.STORAGE, WEIGHT[0].spec),
+        "b": (Mode.STORAGE, WEIGHT[0].spec),
+        "c": (Mode.STORAGE, FINEST),
+        "d": (Mode.STATIC, WEIGHT[0].spec),
     }
     assert {one.mode for one in outcome.sensitivities} == {Mode.STATIC, Mode.STORAGE}
     assert [one.sqnr for one in outcome.sensitivities] == sorted(one.sqnr for one in outcome.sensitivities)
@@ -85,8 +92,17 @@ def test_coarse_codes_are_left_in_float_and_what_is_quiet_enough_stays_integer()
 
 def test_the_most_faithful_plan_is_kept_when_the_goal_is_out_of_reach() -> None:
     outcome = search(goal=1.0)
-    assert {one.mode for one in outcome.plan.decisions if one.node in NOISE} == {Mode.FLOAT}
+    assert {one.weights[0].spec for one in outcome.plan.decisions if one.node in NOISE} == {FINEST}
     assert noise(outcome.plan) == 0
+
+
+def test_weights_stay_float_where_16_bits_are_too_coarse() -> None:
+    def measure(plan: Plan) -> float:
+        return noise(plan) - sum(0.5 for one in plan.decisions if one.weights and one.weights[0].spec == FINEST)
+
+    outcome = leave_what_hurts(planner, measure, -0.2, silent)
+    assert [one.mode for one in outcome.plan.decisions if one.node in "bc"] == [Mode.FLOAT] * 2
+    assert measure(outcome.plan) >= -0.2
 
 
 def test_the_first_plan_is_kept_when_demoting_makes_it_worse() -> None:
@@ -141,7 +157,7 @@ def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so() -> None:
     assert decisions["b"].mode is Mode.FLOAT
 
 
-def test_a_small_node_that_hurts_keeps_its_weights_in_float() -> None:
+def test_a_small_node_that_hurts_stores_its_weights_with_16_bits() -> None:
     def with_a_large_node(demotions: Mapping[str, Demotion]) -> Plan:
         plan = planner(demotions)
         large = Decision("large", "MatMul", Mode.STATIC, "integer kernel", (Weight(1, "v", Spec("int8"), 0, 50_000),))
@@ -150,7 +166,7 @@ def test_a_small_node_that_hurts_keeps_its_weights_in_float() -> None:
     outcome = leave_what_hurts(
         with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent
     )
-    assert {one.node: one.mode for one in outcome.plan.decisions}["b"] is Mode.FLOAT
+    assert {one.node: one.weights for one in outcome.plan.decisions}["b"][0].spec == FINEST
 
 
 def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
