@@ -23,7 +23,7 @@ from onnxq.metrics import Metric
 from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.planning.plan_file import check_fits
+from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import check_plan, prepare, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named

@@ -36,7 +36,7 @@ from onnxq.passes import (
 )
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
-from onnxq.planning.plan_file import check_fits
+from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import prepare

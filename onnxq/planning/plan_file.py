@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,14 +12,9 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnxq.errors import OutputError, SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, scopes
-from onnxq.lowering import Emit
-from onnxq.operators import OPERATORS
-from onnxq.planning.bodies import ambiguous_names
-from onnxq.planning.obstacles import dynamic_obstacle
-from onnxq.planning.plan import Activation, Decision, Mean, Plan
-from onnxq.scheme import Granularity, Mode, Spec
-from onnxq.targets import Target, target_named
+from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.scheme import Granularity, Spec
+from onnxq.targets import target_named
 
 Record = TypeVar("Record")
 
@@ -88,21 +83,6 @@ def load_plan(path: str | Path) -> Plan:
         return _parse_plan(document)
     except SchemeError as reason:
         raise SchemeError(f"plan {path}: {reason}") from reason
-
-
-def check_fits(plan: Plan, graph: Graph) -> None:
-    """Check that a plan was made for a model: every name in it exists, and every node has a decision.
-
-    Args:
-        plan: from a file.
-        graph: a prepared graph.
-
-    Raises:
-        SchemeError: it was not; the message names the first difference.
-    """
-    nodes = {node.name: node for scope in scopes(graph) for node in scope.nodes}
-    for difference in (*_node_differences(plan, nodes), *_activation_differences(plan, graph)):
-        raise SchemeError(f"the plan does not fit the model: {difference}")
 
 
 # --- values to tables ---------------------------------------------------------------------------------------------
@@ -236,98 +216,3 @@ def _choice(key: str, found: object, choices: Any) -> str:
     if found not in names:
         raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}")
     return str(found)
-
-
-# --- a plan beside a model ----------------------------------------------------------------------------------------
-
-
-def _node_differences(plan: Plan, nodes: Mapping[str, Node]) -> Iterator[str]:
-    target = target_named(plan.target)
-    for decision in plan.decisions:
-        node = nodes.get(decision.node)
-        if node is None:
-            yield f"it has no node {decision.node!r}{nearest(decision.node, nodes)}"
-        elif node.op != decision.op_type:
-            yield f"node {decision.node!r} is {node.op}, in the plan {decision.op_type}"
-        else:
-            yield from _input_differences(decision, node)
-            yield from _mode_differences(decision, node, target)
-    for name, node in nodes.items():
-        if name not in plan.by_node:
-            yield f"its {node.op} {name!r} has no entry under nodes{nearest(name, plan.by_node)}"
-
-
-def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
-    names = [tensor.name for tensor in node.inputs]
-    for weight in decision.weights:
-        if not 0 <= weight.index < len(names) or names[weight.index] != weight.tensor:
-            yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{nearest(weight.tensor, names)}"
-            continue
-        tensor = node.inputs[weight.index]
-        if not isinstance(tensor, Constant):
-            yield f"weight {weight.tensor!r} of node {node.name!r} is not constant"
-            continue
-        for axis in (weight.axis, weight.reduction_axis):
-            if not -len(tensor.shape) <= axis < len(tensor.shape):
-                yield f"weight {weight.tensor!r} of node {node.name!r} has {len(tensor.shape)} axes, no axis {axis}"
-    if decision.bias is not None and not (0 <= decision.bias < len(names) and names[decision.bias]):
-        yield f"node {node.name!r} has no input {decision.bias} to be a bias"
-    if decision.data and decision.data not in names:
-        yield f"node {node.name!r} does not read {decision.data!r}{nearest(decision.data, names)}"
-    if decision.mean is not None:
-        yield from _mean_differences(decision, decision.mean, node)
-
-
-def _mean_differences(decision: Decision, mean: Mean, node: Node) -> Iterator[str]:
-    if not any(weight.index == 1 for weight in decision.weights):
-        yield f"node {node.name!r} has a mean and no weight at input 1 whose rounding it makes up for; leave it out"
-        return
-    if mean.tensor != node.inputs[0].name:
-        yield f"the mean of node {node.name!r} is that of its data {node.inputs[0].name!r}, found {mean.tensor!r}"
-    axis = OPERATORS[node.op].channels if node.op in OPERATORS and not node.domain else None
-    if axis is None:
-        yield f"node {node.name!r} has a mean, and no {node.op} has a bias that is corrected; leave it out"
-    elif mean.axis != axis:
-        yield f"the mean of node {node.name!r} is along axis {axis} of its data, found {mean.axis}"
-
-
-def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterator[str]:
-    """Yield what keeps the passes from doing what a mode says."""
-    indices = sorted(weight.index for weight in decision.weights)
-    if decision.mode is Mode.FLOAT and indices:
-        yield f"node {node.name!r} is float and has weights that become codes; leave them out"
-    if decision.mode is Mode.WEIGHT_ONLY and not indices:
-        yield f"node {node.name!r} is weight-only and lacks weights; give them, or make it float"
-    if decision.mode is Mode.DYNAMIC and not (indices and decision.data):
-        yield f"node {node.name!r} is dynamic and lacks weights or data"
-    elif decision.mode is Mode.DYNAMIC:
-        whole = sorted(OPERATORS[node.op].weights) if node.op in target.own_dynamic else [1]
-        if indices != whole:
-            yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
-        elif problem := dynamic_obstacle(node, target, Emit.ORT):
-            yield f"node {node.name!r} cannot be dynamic: {problem}"
-    elif decision.mode is Mode.STATIC and indices and indices != [1]:
-        yield f"node {node.name!r} is static and its weight is input 1, found {indices}"
-    if decision.mode in (Mode.STATIC, Mode.DYNAMIC) and indices and decision.data != node.inputs[0].name:
-        yield f"the data of node {node.name!r} is {node.inputs[0].name!r}, found {decision.data!r}"
-
-
-def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
-    # A dictionary keeps the order of the graph, in which suggestions are the same every time.
-    tensors: dict[str, None] = {}
-    for scope in scopes(graph):
-        read_or_made = (tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))
-        found = (*scope.inputs, *read_or_made)
-        tensors |= dict.fromkeys(tensor.name for tensor in found if not isinstance(tensor, Constant))
-    main = {tensor.name for tensor in graph.inputs} | {one.name for node in graph.nodes for one in node.outputs}
-    unclear = ambiguous_names(graph) - main
-    for activation in plan.activations:
-        for name in (activation.tensor, activation.group):
-            if name not in tensors:
-                yield f"it has no tensor {name!r} that is fed or computed{nearest(name, tensors)}"
-            if name in unclear:
-                yield f"tensors of several bodies are called {name!r}, and calibration tells them apart by name"
-    scaled = {activation.tensor for activation in plan.activations}
-    for decision in plan.decisions:
-        if decision.mode is Mode.STATIC and decision.weights and decision.data not in scaled:
-            yield f"node {decision.node!r} is static and its data {decision.data!r} has no entry under activations"

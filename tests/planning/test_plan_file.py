@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from onnxq.errors import OutputError, SchemeError
 from onnxq.graph import Graph, read_model
 from onnxq.lowering import Emit
 from onnxq.numbers.formats import FORMATS
-from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
-from onnxq.planning.plan_file import check_fits, load_plan, save_plan
+from onnxq.planning.plan import Activation, Decision, Plan, Weight
+from onnxq.planning.plan_file import load_plan, save_plan
+from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
@@ -135,55 +135,6 @@ def test_a_cell_with_two_weights_comes_back_and_fits(build, tmp_path: Path) -> N
     check_fits(found, graph)
 
 
-def cell(plan: Plan) -> Decision:
-    return plan.by_node["n"]
-
-
-@pytest.mark.parametrize(
-    ("edit", "sentence"),
-    [
-        (
-            lambda plan: edited(plan, "n", weights=cell(plan).weights[:1]),
-            r"node 'n' is dynamic and its weights are inputs \[1, 2\], found \[1\]",
-        ),
-        (
-            lambda plan: edited(plan, "n", weights=cell(plan).weights + cell(plan).weights[1:]),
-            r"inputs \[1, 2\], found \[1, 2, 2\]",
-        ),
-        (lambda plan: edited(plan, "n", data="r"), "the data of node 'n' is 'x', found 'r'"),
-        (
-            lambda plan: edited(plan, "n", mean=Mean("x", 2)),
-            "node 'n' has a mean, and no LSTM has a bias that is corrected; leave it out",
-        ),
-    ],
-)
-def test_a_cell_becomes_integers_as_a_whole(edit, sentence: str, build) -> None:
-    model = build(
-        "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }",
-        w=(1, 64, 8),
-        r=(1, 64, 16),
-    )
-    graph = prepare(read_model(model))
-    plan = make_plan(graph, PRESETS["int8"], CPU, emit=Emit.ORT)
-    check_fits(edited(plan, "n", weights=cell(plan).weights[::-1]), graph)
-    with pytest.raises(SchemeError, match=f"^the plan does not fit the model: .*{sentence}"):
-        check_fits(edit(plan), graph)
-
-
-def test_a_tensor_that_several_bodies_have_cannot_get_a_scale(build, plan_of) -> None:
-    model = build(
-        """(float[4,32] x, bool c) => (float[4,32] y) {
-            y = If (c) <
-                then_branch = t () => (float[4,32] u) { a = Neg(x) [one] u = MatMul(a, w) },
-                else_branch = e () => (float[4,32] v) { a = Abs(x) v = Tanh(a) }>
-        }""",
-        w=(32, 32),
-    )
-    plan = replace(plan_of(model), activations=(Activation("a", Spec("uint8", symmetric=False), "a"),))
-    with pytest.raises(SchemeError, match="tensors of several bodies are called 'a', and calibration tells them apart"):
-        check_fits(plan, prepare(read_model(model)))
-
-
 def test_the_file_is_made_to_be_read(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# A plan of onnxq: what happens to every node")
@@ -261,88 +212,3 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"^plan .*plan\.toml cannot be written"):
         save_plan(plan, tmp_path / "missing" / "plan.toml")
-
-
-def edited(plan: Plan, node: str, /, **changes: object) -> Plan:
-    return replace(
-        plan,
-        decisions=tuple(replace(one, **changes) if one.node == node else one for one in plan.decisions),
-    )
-
-
-def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
-    return (replace(plan.by_node["stem"].weights[0], **changes),)
-
-
-@pytest.mark.parametrize(
-    ("edit", "sentence"),
-    [
-        (lambda plan: edited(plan, "stem", node="stemm"), "it has no node 'stemm'; did you mean 'stem'"),
-        (lambda plan: edited(plan, "stem", op_type="Gemm"), "node 'stem' is Conv, in the plan Gemm"),
-        (lambda plan: replace(plan, decisions=plan.decisions[1:]), "its Conv 'stem' has no entry under nodes"),
-        (lambda plan: edited(plan, "stem", weights=weight_of(plan, tensor="w")), "input 1 of node 'stem' is not 'w'"),
-        (lambda plan: edited(plan, "stem", weights=weight_of(plan, index=7)), "input 7 of node 'stem' is not 'w0'"),
-        (
-            lambda plan: edited(plan, "stem", weights=weight_of(plan, index=0, tensor="x")),
-            "weight 'x' of node 'stem' is not constant",
-        ),
-        (lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=4)), "has 4 axes, no axis 4"),
-        (lambda plan: edited(plan, "stem", bias=3), "node 'stem' has no input 3 to be a bias"),
-        (lambda plan: edited(plan, "stem", data="y"), "node 'stem' does not read 'y'"),
-        (lambda plan: edited(plan, "stem", mode=Mode.FLOAT), "node 'stem' is float and has weights"),
-        (lambda plan: edited(plan, "stem", data="w0"), "the data of node 'stem' is 'x', found 'w0'"),
-        (
-            lambda plan: edited(plan, "stem_relu", mode=Mode.WEIGHT_ONLY),
-            "node 'stem_relu' is weight-only and lacks weights; give them, or make it float",
-        ),
-        (
-            lambda plan: edited(plan, "stem", mode=Mode.DYNAMIC),
-            "node 'stem' cannot be dynamic: Conv has no dynamic integer kernel on onnxruntime-cpu",
-        ),
-        (
-            lambda plan: edited(plan, "stem", weights=weight_of(plan) * 2),
-            r"node 'stem' is static and its weight is input 1, found \[1, 1\]",
-        ),
-        (
-            lambda plan: edited(plan, "stem_relu", mean=Mean("x", 1)),
-            "node 'stem_relu' has a mean and no weight at input 1 whose rounding it makes up for; leave it out",
-        ),
-        (
-            lambda plan: edited(plan, "stem", mean=Mean("y", 1)),
-            "the mean of node 'stem' is that of its data 'x', found 'y'",
-        ),
-        (lambda plan: edited(plan, "stem", mean=Mean("x", 0)), "of node 'stem' is along axis 1 of its data, found 0"),
-        (lambda plan: edited(plan, "stem", mean=Mean("x", 9)), "of node 'stem' is along axis 1 of its data, found 9"),
-        (
-            lambda plan: replace(plan, activations=(Activation("w0", Spec("int8"), "w0"), *plan.activations)),
-            "it has no tensor 'w0' that is fed or computed",
-        ),
-        (lambda plan: edited(plan, "stem_relu", mode=Mode.DYNAMIC), "node 'stem_relu' is dynamic and lacks weights"),
-        (lambda plan: replace(plan, activations=()), "node 'stem' is static and its data 'x' has no entry under"),
-        (
-            lambda plan: replace(plan, activations=(Activation("xx", Spec("int8"), "x"),)),
-            "it has no tensor 'xx'",
-        ),
-        (
-            lambda plan: replace(plan, activations=(Activation("x", Spec("int8"), "other"),)),
-            "it has no tensor 'other'",
-        ),
-    ],
-)
-def test_a_plan_of_another_model_is_told_by_its_first_difference(edit, sentence: str, plan: Plan, prepared) -> None:
-    with pytest.raises(SchemeError, match=f"^the plan does not fit the model: .*{sentence}"):
-        check_fits(edit(plan), prepared)
-
-
-def test_a_plan_may_name_tensors_of_bodies(build, plan_of) -> None:
-    model = build(
-        """(float[4,32] x, bool c) => (float[4,32] y) {
-            y = If (c) <
-                then_branch = t () => (float[4,32] u) { a = Neg(x) [inner] u = MatMul(a, w) },
-                else_branch = e () => (float[4,32] v) { v = Tanh(x) }>
-        }""",
-        w=(32, 32),
-    )
-    plan = plan_of(model)
-    assert plan.taps == ("a",)
-    check_fits(plan, prepare(read_model(model)))
