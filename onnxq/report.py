@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from onnxq.errors import FidelityError, ModelError, OutputError
@@ -144,7 +145,11 @@ def _lacks_fidelity(report: Report) -> bool:
 
 def _noisiest(report: Report) -> str:
     """Name the nodes that were measured as the noisiest; an empty string where none was measured alone."""
-    hurt = ", ".join(f"{one.node} ({one.sqnr:.1f} dB)" for one in report.sensitivities[:3])
+    worst: dict[str, float] = {}
+    for one in report.sensitivities:
+        # A node is measured in each of its modes.
+        worst.setdefault(one.node, one.sqnr)
+    hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
     return f"the nodes that hurt most are {hurt}" if hurt else ""
 
 
