@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.statistics import Statistics, TensorStatistics
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import DataError
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, parameters_from_range

@@ -23,29 +23,24 @@ from onnxq.metrics import Metric
 from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.planning.plan_fit import check_fits
-from onnxq.planning.weight_plan import weight_opset
-from onnxq.preparation import check_plan, prepare, refuse_overwriting, refuse_quantized
+from onnxq.preparation import check_plan, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.report import Report, check_fidelity
-from onnxq.scheme import Mode, Scheme
+from onnxq.scheme import Scheme
 from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.measures import effort_named
-from onnxq.targets import DEFAULT_TARGET, Target, target_named
+from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.verify import loads_in_onnxruntime
-from onnxq.workbench import Workbench, inner_variables
+from onnxq.workbench import open_workbench
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
 
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
-
-# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
-_STATIC_OPSET = 13
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ def quantize(
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
-        ranges: which range the statistics of a tensor mean; None tries min-max, a percentile and the least squared
+        ranges: which range the statistics of a tensor mean; None tries min-max, percentiles and the least squared
             error on the whole model and keeps the best, or takes min-max when there is no search; a scheme that names a
             range method has that one.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
@@ -149,7 +144,7 @@ def quantize(
     with staging(output) as folder:
         reference = _reference_file(graph, source, folder)
         external = _external_bytes(graph)
-        bench = _workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
+        bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
         samples = bench.samples(calibration, images, limit, chain or {})
         plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
@@ -239,7 +234,7 @@ def calibrate(
     graph = as_graph(model)
     refuse_quantized(graph)
     with staging(None) as folder:
-        bench = _workbench(graph, scheme, runtime, folder)
+        bench = open_workbench(graph, scheme, runtime, folder)
         samples = bench.samples(calibration, images, limit, chain or {})
         return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
 
@@ -260,7 +255,7 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_T
     with staging(None) as folder:
         graph = as_graph(model)
         refuse_quantized(graph)
-        bench = _workbench(graph, scheme, runtime, folder, emit_named(emit))
+        bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit))
         found = bench.plan({})
         check_plan(found, bench.graph)
     return found
@@ -283,35 +278,8 @@ def _check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
             raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
 
 
-def _workbench(
-    graph: Graph,
-    scheme: Scheme,
-    target: Target,
-    folder: Path,
-    emit: Emit = Emit.QDQ,
-    replay: Plan | None = None,
-) -> Workbench:
-    """Prepare the graph in place and put it on disk, at a later opset only when the plan needs one."""
-    declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit)
-    save(prepare(graph), bench.prepared, external_data=True)
-    if replay is not None:
-        check_fits(replay, bench.graph)
-    if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
-        save(prepare(graph, opset=needed), bench.prepared, external_data=True)
-        # The graph that the first one planned on is out of date.
-        bench = replace(bench)
-    return bench
-
-
 def _planned_ranges(plan: Plan) -> RangeMethod:
     return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
-
-
-def _needed_opset(plan: Plan, emit: Emit) -> int:
-    """Return the lowest opset that can express what a plan inserts."""
-    integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
 
 
 def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:

@@ -42,9 +42,12 @@ from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import prepare
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
-from onnxq.scheme import Scheme
+from onnxq.scheme import Mode, Scheme
 from onnxq.targets import Target
 from onnxq.trust import Trust, trust
+
+# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
+_STATIC_OPSET = 13
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,45 @@ class Workbench:
         names = tuple(output_names(session))
         expected = tuple(tuple(run(session, sample, names)) for sample in kept)
         return Trials(self, statistics, kept, names, expected)
+
+
+def open_workbench(
+    graph: Graph,
+    scheme: Scheme,
+    target: Target,
+    folder: Path,
+    emit: Emit = Emit.QDQ,
+    replay: Plan | None = None,
+) -> Workbench:
+    """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
+
+    Args:
+        graph: the float model.
+        scheme: the user's rules.
+        target: the runtime.
+        folder: where the prepared model is put.
+        emit: which operators decode weights.
+        replay: a plan to be carried out instead of what the scheme plans.
+
+    Raises:
+        SchemeError: the plan to be carried out is of another model.
+    """
+    declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
+    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit)
+    save(prepare(graph), bench.prepared, external_data=True)
+    if replay is not None:
+        check_fits(replay, bench.graph)
+    if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
+        save(prepare(graph, opset=needed), bench.prepared, external_data=True)
+        # The graph that the first one planned on is out of date.
+        bench = replace(bench)
+    return bench
+
+
+def _needed_opset(plan: Plan, emit: Emit) -> int:
+    """Return the lowest opset that can express what a plan inserts."""
+    integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
+    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
 
 
 @dataclass(frozen=True, eq=False)

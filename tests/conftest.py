@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import read_model
+from onnxq.graph import Graph, read_model
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
@@ -163,3 +163,15 @@ def perceptron() -> ModelProto:
         w1=(32, 16),
         bias=(16,),
     )
+
+
+@pytest.fixture
+def prepared(residual: ModelProto) -> Graph:
+    """Return the prepared graph of a small residual network."""
+    return prepare(read_model(residual))
+
+
+@pytest.fixture
+def plan(prepared: Graph) -> Plan:
+    """Return what the default preset plans for it."""
+    return make_plan(prepared, PRESETS["int8"], TARGETS["onnxruntime-cpu"])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.statistics import EMPTY, Statistics, observe, only_sums
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.tensor_statistics import EMPTY, observe, only_sums
 from onnxq.errors import DataError
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.parameters import activation_parameters, channel_means

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.observer import Observer
-from onnxq.calibration.statistics import EMPTY, SUM_BITS, TensorStatistics, merged_sums, only_sums
+from onnxq.calibration.tensor_statistics import EMPTY, SUM_BITS, TensorStatistics, merged_sums, only_sums
 from onnxq.errors import DataError
 
 # Of one array; so many of these add up within an int64 that nothing real reaches its end.

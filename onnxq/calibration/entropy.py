@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.ranges import histogram_of
-from onnxq.calibration.statistics import TensorStatistics
+from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import SchemeError
 
 _BINS = 2048

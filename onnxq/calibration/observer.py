@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.calibration.bins import MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of, stride_of
 from onnxq.calibration.inputs import is_floating
 from onnxq.calibration.registered import registered, registered_names
-from onnxq.calibration.statistics import EMPTY, MASK, TensorStatistics, merged_channels
+from onnxq.calibration.tensor_statistics import EMPTY, MASK, TensorStatistics, merged_channels
 from onnxq.errors import DataError, SchemeError, nearest
 
 ENTRY_POINTS = "onnxq.observers"

@@ -23,7 +23,8 @@ from onnxq.calibration.ranges import (
     histogram_of,
 )
 from onnxq.calibration.registered import registered, registered_names
-from onnxq.calibration.statistics import Statistics, TensorStatistics
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import SchemeError, nearest
 
 ENTRY_POINTS = "onnxq.ranges"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.sentinels import without_sentinels
-from onnxq.calibration.statistics import TensorStatistics
+from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import DataError, SchemeError
 
 _STEPS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.calibration.bins import BINS
-from onnxq.calibration.statistics import MASK, TensorStatistics
+from onnxq.calibration.tensor_statistics import MASK, TensorStatistics
 
 
 def sentinels(statistics: TensorStatistics) -> tuple[float, ...]:

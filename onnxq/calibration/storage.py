@@ -19,7 +19,8 @@ from onnxq.calibration.arrays import npz_arrays
 from onnxq.calibration.provenance import Provenance
 from onnxq.calibration.ranges import Percentile, has_histogram
 from onnxq.calibration.sentinels import sentinels
-from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, restored
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, restored
 from onnxq.errors import DataError, OutputError
 
 _FORMAT = "onnxq statistics 5"

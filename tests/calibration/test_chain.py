@@ -11,7 +11,7 @@ from onnxq.calibration.chain import ChainedSamples, parse_chain, with_optional
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import model_inputs
 from onnxq.calibration.runner import collect
-from onnxq.calibration.statistics import observe
+from onnxq.calibration.tensor_statistics import observe
 from onnxq.errors import SchemeError
 
 

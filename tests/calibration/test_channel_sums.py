@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from onnxq.calibration.channel_sums import ChannelSums, OnlySums, channel_sums
 from onnxq.calibration.observer import TensorObserver
-from onnxq.calibration.statistics import EMPTY, Statistics, TensorStatistics, merge, observe
+from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.storage import described
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge, observe
 from onnxq.errors import DataError
 
 

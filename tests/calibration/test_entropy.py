@@ -5,7 +5,7 @@ import pytest
 
 from onnxq.calibration.entropy import Entropy
 from onnxq.calibration.ranges import MinMax, expected_errors
-from onnxq.calibration.statistics import observe
+from onnxq.calibration.tensor_statistics import observe
 
 
 @pytest.mark.parametrize("outlier", [25.0, -25.0])

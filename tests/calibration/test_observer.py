@@ -16,7 +16,7 @@ from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, o
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.sentinels import sentinels
-from onnxq.calibration.statistics import EMPTY, TensorStatistics, merge, observe
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge, observe
 from onnxq.errors import DataError, SchemeError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

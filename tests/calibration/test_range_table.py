@@ -18,7 +18,7 @@ from onnxq.calibration.ranges import (
     RangeMethod,
     expected_errors,
 )
-from onnxq.calibration.statistics import TensorStatistics, observe
+from onnxq.calibration.tensor_statistics import TensorStatistics, observe
 from onnxq.errors import DataError, SchemeError
 
 

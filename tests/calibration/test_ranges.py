@@ -22,7 +22,7 @@ from onnxq.calibration.ranges import (
     RangeMethod,
     expected_errors,
 )
-from onnxq.calibration.statistics import EMPTY, merge, observe
+from onnxq.calibration.tensor_statistics import EMPTY, merge, observe
 from onnxq.errors import DataError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)

@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration.runner import Ledger, collect
 from onnxq.calibration.shards import Workers
-from onnxq.calibration.statistics import Statistics, TensorStatistics, merge, observe
+from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.taps import with_taps
+from onnxq.calibration.tensor_statistics import TensorStatistics, merge, observe
 from onnxq.calibration.workers import Processes, Threads
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime import runtime_version

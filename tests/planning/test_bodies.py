@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.calibration.statistics import EMPTY, Statistics, observe
+from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.tensor_statistics import EMPTY, observe
 from onnxq.graph import read_model
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import Plan

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto
 
 from onnxq.errors import OutputError, SchemeError
-from onnxq.graph import Graph, read_model
+from onnxq.graph import read_model
 from onnxq.lowering import Emit
 from onnxq.numbers.formats import FORMATS
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
@@ -89,16 +88,6 @@ def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path_factory: pytest.TempPa
     before = path.read_bytes()
     save_plan(found, path)
     assert path.read_bytes() == before
-
-
-@pytest.fixture
-def prepared(residual: ModelProto) -> Graph:
-    return prepare(read_model(residual))
-
-
-@pytest.fixture
-def plan(prepared: Graph) -> Plan:
-    return make_plan(prepared, PRESETS["int8"], CPU)
 
 
 @pytest.fixture

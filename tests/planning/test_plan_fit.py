@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from onnx import ModelProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Graph, read_model
+from onnxq.graph import read_model
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
 from onnxq.planning.plan_fit import check_fits
@@ -19,16 +18,6 @@ from onnxq.scheme import Mode, Spec
 from onnxq.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]
-
-
-@pytest.fixture
-def prepared(residual: ModelProto) -> Graph:
-    return prepare(read_model(residual))
-
-
-@pytest.fixture
-def plan(prepared: Graph) -> Plan:
-    return make_plan(prepared, PRESETS["int8"], CPU)
 
 
 def cell(plan: Plan) -> Decision:
