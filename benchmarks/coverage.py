@@ -34,7 +34,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.graph.versions import NEWEST_IR_VERSION, NEWEST_OPSET
+from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET
 
 # Anything that imports onnxruntime is imported in the children only: its threads do not survive a fork.
 
@@ -262,7 +262,8 @@ def _generated(model: ModelProto, seed: int) -> Values:
 def judge(case: Case, scheme: str) -> Result:
     """Quantize a case and judge what was written."""
     import onnxq
-    from onnxq.errors import FidelityError, ModelError, OnnxqError
+    from onnxq.errors import ModelError, OnnxqError
+    from onnxq.report import FidelityError
 
     def ended(outcome: Outcome, detail: str = "", sqnr: float | None = None) -> Result:
         return Result(case.group, case.name, outcome, detail, sqnr)

@@ -29,7 +29,8 @@ from onnxq import dequantize, quantize
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import Sample, model_inputs
 from onnxq.evaluate import compare_files
-from onnxq.graph import load, skeleton
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode

@@ -29,7 +29,9 @@ from onnx import TensorProto
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import model_inputs
 from onnxq.evaluate import compare_files
-from onnxq.graph import constants, load, onnx_dtype, skeleton
+from onnxq.graph import constants, onnx_dtype
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
 from onnxq.verify import evenly, measure_latency
 
 TIMED_SAMPLES = 4

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
-    from onnxq.dequantizing.dequantization import dequantize
+    from onnxq.calibration.storage import load_statistics, save_statistics
+    from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
-    from onnxq.graph import Graph, load, save
-    from onnxq.passes import Changes, Pass, Pipeline
+    from onnxq.graph import Changes, Graph, Pass, Pipeline
+    from onnxq.modelfile import load, save
     from onnxq.pipeline import calibrate, plan, quantize
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
-    from onnxq.scheme import Mode, Rule, Scheme, Spec, load_scheme
+    from onnxq.scheme import Mode, Rule, Scheme, Spec
+    from onnxq.scheme_file import load_scheme
 
 __all__ = [
     "PRESETS",
@@ -39,23 +41,27 @@ __all__ = [
     "dequantize",
     "load",
     "load_scheme",
+    "load_statistics",
     "plan",
     "prepare",
     "quantize",
     "save",
+    "save_statistics",
 ]
 
 _HOMES = {
     "onnxq.calibration.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
-    "onnxq.dequantizing.dequantization": ("dequantize",),
+    "onnxq.calibration.storage": ("load_statistics", "save_statistics"),
+    "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
-    "onnxq.graph": ("Graph", "load", "save"),
-    "onnxq.passes": ("Changes", "Pass", "Pipeline"),
+    "onnxq.graph": ("Changes", "Graph", "Pass", "Pipeline"),
+    "onnxq.modelfile": ("load", "save"),
     "onnxq.pipeline": ("calibrate", "plan", "quantize"),
     "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),
-    "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec", "load_scheme"),
+    "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec"),
+    "onnxq.scheme_file": ("load_scheme",),
 }
 
 

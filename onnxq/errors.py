@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from onnxq.report import Report
-
 
 _LONGEST = 600
 
@@ -37,18 +32,6 @@ class SchemeError(OnnxqError):
 
 class OutputError(OnnxqError):
     """The output cannot be written where the user asked for it."""
-
-
-class FidelityError(OnnxqError):
-    """The quantized model was verified and is below the wanted fidelity; nothing was written.
-
-    Attributes:
-        report: what was decided and measured.
-    """
-
-    def __init__(self, message: str, report: Report) -> None:
-        super().__init__(message)
-        self.report = report
 
 
 def _one_line(message: str) -> str:

@@ -14,8 +14,9 @@ from onnxq.calibration.data import open_samples
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import model_inputs
 from onnxq.errors import DataError
-from onnxq.graph import load, skeleton
+from onnxq.modelfile import load
 from onnxq.numbers.numerics import signal_to_noise
+from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array, Session, open_session, run
 
 # Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, constants, load, onnx_dtype, scopes
+from onnxq.graph import Constant, Node, constants, onnx_dtype, scopes
+from onnxq.modelfile import load
 from onnxq.operators import ALREADY_QUANTIZED, OPERATORS, Role
 from onnxq.planning.plan import METADATA_KEY
 

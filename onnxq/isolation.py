@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from onnxq.publish import remove_abandoned, told_of_staging
+from onnxq.modelfile.publish import remove_abandoned, told_of_staging
 
 _BAD_INPUT = 2
 _ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})

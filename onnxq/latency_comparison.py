@@ -11,8 +11,9 @@ from pathlib import Path
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import model_inputs
-from onnxq.graph import load, skeleton
 from onnxq.latency import Latency, measure_latency
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
 from onnxq.verify import evenly
 
 _TIMED_SAMPLES = 8

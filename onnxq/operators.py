@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from onnxq.dequantizing.integer_operators import INTEGER_OPERATORS
+from onnxq.integer_operators import INTEGER_OPERATORS
 
 if TYPE_CHECKING:
     from onnxq.graph import Node

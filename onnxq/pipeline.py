@@ -17,16 +17,17 @@ from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import OutputError, SchemeError
-from onnxq.graph import Graph, as_graph, constants, load, read_model, save
+from onnxq.graph import Graph, constants
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
+from onnxq.modelfile import as_graph, load, read_model, save
+from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, refuse_overwriting, refuse_quantized
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
-from onnxq.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Scheme
 from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
@@ -228,7 +229,7 @@ def calibrate(
         progress: told of the stage.
 
     Returns:
-        Statistics of every activation that the plan quantizes; save() writes them to one file.
+        Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
     """
     scheme, runtime = _scheme(scheme), target_named(target)
     graph = as_graph(model)

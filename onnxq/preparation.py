@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.graph import Graph, ProtoPayload, constants, infer_shapes, scopes
+from onnxq.graph import Graph, Pipeline, ProtoPayload, constants, scopes
+from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import (
     DropNoOps,
@@ -16,7 +17,6 @@ from onnxq.passes import (
     InlineFunctions,
     LiftConstants,
     NameNodes,
-    Pipeline,
     RemoveUnused,
     ShareInitializers,
     UpgradeOpset,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from onnxq.errors import FidelityError, ModelError, OutputError
+from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement, share_at
 from onnxq.planning.plan import Plan
 from onnxq.searching.choosing import Scores, Wish
@@ -92,6 +92,18 @@ class Report:
             Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
+
+
+class FidelityError(OnnxqError):
+    """The quantized model was verified and is below the wanted fidelity; nothing was written.
+
+    Attributes:
+        report: what was decided and measured.
+    """
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def check_fidelity(report: Report, wish: Wish) -> None:

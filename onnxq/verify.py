@@ -15,7 +15,7 @@ from onnxq.calibration.runner import SampleSource
 from onnxq.errors import ModelError
 from onnxq.evaluate import Agreement, compare
 from onnxq.latency import Latency, measure_latency
-from onnxq.publish import staging
+from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "evenly", "measure_latency", "verify"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,14 +18,15 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Graph, Variable, load, save, scopes, skeleton, spilling
+from onnxq.graph import Graph, Pipeline, inner_variables
 from onnxq.lowering import Emit
+from onnxq.modelfile import load, save, spilling
+from onnxq.onnx_tools import skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes import (
     DecodeWeights,
     InsertQuantizeDequantize,
     IsolateProducts,
-    Pipeline,
     QuantizeDynamically,
     QuantizeRecurrentCells,
     QuantizeWeights,
@@ -265,11 +266,3 @@ class Trials:
         path = self.bench.prepared.with_name("candidate.onnx")
         self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
         return path
-
-
-def inner_variables(graph: Graph) -> Iterator[Variable]:
-    """Yield the tensors that nodes of a graph and its bodies compute, outputs of a graph aside."""
-    for scope in scopes(graph):
-        outputs = set(scope.outputs)
-        for node in scope.nodes:
-            yield from (tensor for tensor in node.outputs if tensor.name and tensor not in outputs)

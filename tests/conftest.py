@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import Graph, read_model
+from onnxq.graph import Graph
+from onnxq.modelfile import read_model
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan

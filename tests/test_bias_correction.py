@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.graph import Graph, infer_shapes, read_model, to_model
+from onnxq.graph import Graph, Pass
+from onnxq.modelfile import read_model, to_model
 from onnxq.numbers.numerics import Parameters
+from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import (
     DecodeWeights,
     NameNodes,
-    Pass,
     QuantizeDynamically,
     QuantizeWeights,
     ReplaceWithContrib,

@@ -5,7 +5,7 @@ import pytest
 from onnxq import errors
 
 
-@pytest.mark.parametrize("name", ["DataError", "FidelityError", "ModelError", "OutputError", "SchemeError"])
+@pytest.mark.parametrize("name", ["DataError", "ModelError", "OutputError", "SchemeError"])
 def test_every_error_is_an_onnxq_error(name: str) -> None:
     assert issubclass(getattr(errors, name), errors.OnnxqError)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxq.calibration.observer import observe
 from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.tensor_statistics import EMPTY, observe, only_sums
+from onnxq.calibration.tensor_statistics import EMPTY, only_sums
 from onnxq.errors import DataError
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.parameters import activation_parameters, channel_means

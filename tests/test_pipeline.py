@@ -13,9 +13,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.errors import FidelityError, ModelError, OutputError, SchemeError
+from onnxq.errors import ModelError, OutputError, SchemeError
 from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY
+from onnxq.report import FidelityError
 from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.workbench import Workbench
 

@@ -18,7 +18,7 @@ from onnxq.calibration.ranges import MinMax, Percentile
 from onnxq.calibration.runner import collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import load, read_model
+from onnxq.modelfile import load, read_model
 from onnxq.pipeline import plan, quantize
 from onnxq.preparation import prepare
 from onnxq.runtime import open_session, run
@@ -389,7 +389,7 @@ def test_a_model_in_memory_is_not_changed(residual: ModelProto, samples_for) -> 
 
 
 def test_preparing_twice_changes_nothing_more(residual: ModelProto) -> None:
-    from onnxq.graph import to_model
+    from onnxq.modelfile import to_model
 
     once = to_model(prepare(read_model(residual)))
     assert to_model(prepare(read_model(once))).SerializeToString(deterministic=True) == once.SerializeToString(

@@ -7,7 +7,7 @@ import pytest
 
 import onnxq
 from onnxq.errors import ModelError, OutputError
-from onnxq.graph import load
+from onnxq.modelfile import load
 from onnxq.preparation import prepare, refuse_overwriting, refuse_quantized
 
 MODELS = Path(__file__).parent.parent / "models"

@@ -12,11 +12,11 @@ import pytest
 from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 
-from onnxq.errors import FidelityError, ModelError, OutputError
+from onnxq.errors import ModelError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.presets import PRESETS
-from onnxq.report import Report, check_fidelity
+from onnxq.report import FidelityError, Report, check_fidelity
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.choosing import Wish
 from onnxq.searching.search import Point, Sensitivity

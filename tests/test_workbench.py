@@ -12,8 +12,8 @@ from onnx import ModelProto
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import Statistics
-from onnxq.graph import load, read_model, save
 from onnxq.lowering import Emit
+from onnxq.modelfile import load, read_model, save
 from onnxq.parameters import channel_means, corrected_biases
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare

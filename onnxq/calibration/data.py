@@ -17,7 +17,7 @@ from onnxq.calibration.files import Part, npz_part, suffixes, walk
 from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import Input, Sample, StoredSample, check_sample, loaded, model_inputs
 from onnxq.errors import DataError
-from onnxq.publish import staging
+from onnxq.modelfile.publish import staging
 
 __all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
 

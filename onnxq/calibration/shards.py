@@ -21,7 +21,7 @@ from onnxq.calibration.provenance import Provenance, sample_digest
 from onnxq.calibration.segments import Segment
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError
-from onnxq.publish import staging
+from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array, Session, open_session, release_shared_memory, run
 
 _FRUITLESS = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from pathlib import Path
 from types import MappingProxyType
 
 from onnxq.calibration.provenance import Provenance
@@ -48,27 +47,6 @@ class Statistics:
         """Return the tensors of both, which were seen in the same samples; a tensor of both is taken from `self`."""
         assert self.samples == other.samples, "only statistics of the same samples can be joined"
         return replace(self, tensors=MappingProxyType({**other.tensors, **self.tensors}))
-
-    def save(self, path: Path) -> None:
-        """Write one ``.npz`` file without pickles; equal statistics of equal provenance are written as equal bytes.
-
-        Raises:
-            OutputError: The file cannot be written; nothing is left behind.
-        """
-        from onnxq.calibration.storage import save_statistics
-
-        save_statistics(self, path)
-
-    @staticmethod
-    def load(path: Path) -> Statistics:
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: The file cannot be read, or is not what `save` wrote.
-        """
-        from onnxq.calibration.storage import load_statistics
-
-        return load_statistics(path)
 
 
 class Accumulation:

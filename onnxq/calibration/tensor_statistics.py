@@ -100,40 +100,6 @@ EMPTY = TensorStatistics()
 """The statistics of no elements, the neutral element of `merge`."""
 
 
-def observe(
-    array: NDArray[Any],
-    *,
-    name: str = "tensor",
-    sample: int | None = None,
-    histogram_elements: int | None = None,
-    axis: int | None = None,
-) -> TensorStatistics:
-    """Return the statistics of one float array of any shape.
-
-    Count and extremes are always exact. Without `histogram_elements`, observing arrays one by one and merging equals
-    observing all of them at once.
-
-    Args:
-        array: float16, bfloat16, float32, float64 or float8; may be empty.
-        name: The tensor, for errors.
-        sample: The index of the sample, whose extremes are then kept, and for errors.
-        histogram_elements: A larger array is counted into the histogram at about that many evenly spaced elements;
-            None counts all, 0 none but those of at least `MASK` in magnitude.
-        axis: Keep the extremes of each channel along this axis too.
-
-    Raises:
-        DataError: The dtype is no float type, or an element is NaN or infinite.
-
-    >>> observe(np.float32([0, 1, 1])).maximum
-    1.0
-    """
-    from onnxq.calibration.observer import TensorObserver
-
-    observer = TensorObserver(name, histogram_elements, axis)
-    observer.add(array, sample)
-    return observer.statistics()
-
-
 def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
     """Return the statistics of the elements of both: bit for bit what one observation of all of them gives.
 

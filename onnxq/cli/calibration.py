@@ -65,8 +65,9 @@ def calibrate(
     from onnxq import pipeline
     from onnxq.calibration.range_table import needs_histogram, parse_range
     from onnxq.calibration.resume import Collection, discard_checkpoints
+    from onnxq.calibration.storage import save_statistics
     from onnxq.cli import terminal
-    from onnxq.publish import check_output
+    from onnxq.modelfile.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model)
@@ -89,7 +90,7 @@ def calibrate(
             images=images,
             progress=progress,
         )
-    statistics.save(chosen)
+    save_statistics(statistics, chosen)
     discard_checkpoints(chosen)
     click.echo(chosen)
 
@@ -137,7 +138,7 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
         SchemeError: There is no such preset, or the file is wrong.
     """
     from onnxq.presets import preset_named
-    from onnxq.scheme import load_scheme
+    from onnxq.scheme_file import load_scheme
 
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')

@@ -64,7 +64,8 @@ def main() -> None:
 
 
 def _exit_with_sentence(error: Exception) -> None:
-    from onnxq.errors import FidelityError, OnnxqError
+    from onnxq.errors import OnnxqError
+    from onnxq.report import FidelityError
 
     if isinstance(error, FidelityError):
         from onnxq.cli import terminal

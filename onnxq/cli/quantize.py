@@ -140,8 +140,8 @@ def quantize(
     from onnxq.calibration.range_table import parse_range
     from onnxq.cli import terminal
     from onnxq.metrics import load_metric
+    from onnxq.modelfile.publish import check_output, data_file
     from onnxq.planning.plan_file import load_plan, save_plan
-    from onnxq.publish import check_output, data_file
 
     given = click.get_current_context().get_parameter_source
     if plan_file is not None and any(

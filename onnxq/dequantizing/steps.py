@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 
 from onnxq.dequantizing.decoding import Array, dequantize_linear
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.graph import Graph, Node, Payload, Tensor, Variable, to_model
+from onnxq.graph import Graph, Node, Payload, Tensor, Variable
+from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.runtime import open_session, run
 

@@ -1,4 +1,4 @@
-"""The model layer: GraphSurgeon classes, read and written without loss."""
+"""The graph in memory: GraphSurgeon's classes with identity, edits in linear time, and what a pass is."""
 
 from __future__ import annotations
 
@@ -14,56 +14,40 @@ from onnxq.graph.elements import (
     onnx_dtype,
 )
 from onnxq.graph.model import Graph
-from onnxq.graph.opset import inline_functions, upgrade_opset
 from onnxq.graph.order import toposort
+from onnxq.graph.passes import Changes, Pass, Pipeline
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
-from onnxq.graph.placement import place_constants
-from onnxq.graph.reader import as_graph, from_graphsurgeon, load, read_model
-from onnxq.graph.scopes import Names, constants, owner_graphs, scopes
-from onnxq.graph.shapes import infer_shapes
-from onnxq.graph.skeleton import skeleton
-from onnxq.graph.spill import spilling
+from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
-from onnxq.graph.versions import minimum_ir_version
-from onnxq.graph.writer import save, to_model
 
 __all__ = [
     "ArrayPayload",
+    "Changes",
     "Constant",
     "Graph",
     "Names",
     "Node",
     "OpaqueAttribute",
     "PackedPayload",
+    "Pass",
     "Payload",
+    "Pipeline",
     "ProtoPayload",
     "Tensor",
     "Variable",
-    "as_graph",
     "become_constant",
     "constant",
     "constants",
-    "from_graphsurgeon",
-    "infer_shapes",
-    "inline_functions",
+    "inner_variables",
     "insert_nodes",
-    "load",
-    "minimum_ir_version",
     "onnx_dtype",
     "owner_graphs",
-    "place_constants",
-    "read_model",
     "remove_nodes",
     "remove_unused",
     "replace_nodes",
     "replace_uses",
     "restore_classes",
-    "save",
     "scopes",
-    "skeleton",
-    "spilling",
-    "to_model",
     "toposort",
-    "upgrade_opset",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnxq.graph.data_types import data_type_of
 from onnxq.graph.payload import Payload
 from onnxq.graph.stored import as_payload
-
-if TYPE_CHECKING:
-    from onnxq.graph.model import Graph
 
 Tensor: TypeAlias = "Variable | Constant"
 Shape: TypeAlias = "list[int | str | None]"
@@ -56,9 +53,9 @@ class Node(Identity, gs.Node):
     outputs: list[Any]
     source: NodeProto | None = None
 
-    def bodies(self) -> list[Graph]:
+    def bodies(self) -> list[Any]:
         """Return the control-flow bodies of this node, in attribute order."""
-        found: list[Graph] = []
+        found: list[Any] = []
         for value in self.attrs.values():
             if isinstance(value, gs.Graph):
                 found.append(value)
@@ -94,7 +91,7 @@ class Variable(Identity, gs.Variable):
     inputs: list[Any]
     outputs: list[Any]
     source: ValueInfoProto | None = None
-    returned_by: Sequence[Graph] = ()
+    returned_by: Sequence[Any] = ()
 
     def to_constant(self, values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> Constant:
         """Turn this tensor into a Constant in place, as GraphSurgeon does; its producer stays attached."""
@@ -124,7 +121,7 @@ class Constant(Identity, gs.Constant):
     name: str
     inputs: list[Any]
     outputs: list[Any]
-    returned_by: Sequence[Graph] = ()
+    returned_by: Sequence[Any] = ()
     input_source: ValueInfoProto | None = None
     kept: bool = False
 

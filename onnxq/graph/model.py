@@ -9,8 +9,11 @@ import onnx_graphsurgeon as gs
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, SparseTensorProto, helper
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
+from onnxq.graph.copies import copy_graph
 from onnxq.graph.elements import Constant, Identity, Node, Tensor, Variable
 from onnxq.graph.external import DataFolder
+from onnxq.graph.order import toposort
+from onnxq.graph.surgeon import restore_classes
 
 
 class _Outputs(SynchronizedList):
@@ -175,26 +178,18 @@ class Graph(Identity, gs.Graph):
 
         Functions are carried unchanged, whatever ``recurse_functions`` says, and so are unused outputs.
         """
-        from onnxq.graph.surgeon import restore_classes
-
         restore_classes(self)
         super().cleanup(False, recurse_subgraphs, remove_unused_graph_inputs, recurse_functions=False)
         return self
 
     def toposort(self, recurse_subgraphs: bool = True, recurse_functions: bool = False, mode: str = "full") -> Graph:
         """Sort the nodes of this graph and its bodies, as `onnxq.graph.toposort` does."""
-        from onnxq.graph.order import toposort
-        from onnxq.graph.surgeon import restore_classes
-
         toposort(restore_classes(self))
         return self
 
     def copy(self, tensor_map: Mapping[str, Tensor] | None = None) -> Graph:
-        """Return an independent graph; the values of constants are shared, not copied.
+        """Return an independent graph; the values of constants and the protos that were read are shared, not copied."""
+        return copy_graph(restore_classes(self))
 
-        Raises:
-            ModelError: the graph is not whole: a tensor is read that nothing produces, or two share a name.
-        """
-        from onnxq.graph.skeleton import Skeleton
-
-        return Skeleton.of(self, threshold=0).restore()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self.copy()

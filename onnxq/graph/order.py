@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Any
 
 from onnxq.errors import ModelError
 from onnxq.graph.elements import Node, Tensor
-from onnxq.graph.model import Graph
 from onnxq.graph.scopes import scopes
 
 _SHOWN = 4
 
 
-def toposort(graph: Graph) -> None:
+def toposort(graph: Any) -> None:
     """Sort the nodes of a graph and of its bodies so that each follows the producers of what it reads.
 
     A body's node reads on behalf of the node that holds the body. An order that is valid already is left alone, and
@@ -26,7 +26,7 @@ def toposort(graph: Graph) -> None:
         scope.nodes[:] = sorted_nodes(scope)
 
 
-def sorted_nodes(scope: Graph) -> list[Node]:
+def sorted_nodes(scope: Any) -> list[Node]:
     """Return the nodes of one graph in order of execution, without changing it.
 
     Raises:

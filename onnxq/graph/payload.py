@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,13 +15,16 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import data_type_name, data_type_of, is_known, is_packed, numpy_dtype, stored_bytes
-from onnxq.graph.spill import spilled
 
 CHUNK_BYTES = 1 << 24
 """Pieces of at most this size are streamed from arrays."""
 
 # What numpy 1 can hold, and far more than any operator takes.
 _MOST_DIMENSIONS = 32
+
+Keep: TypeAlias = "Callable[[npt.NDArray[np.generic]], npt.NDArray[np.generic]]"
+KEEP: ContextVar[Keep] = ContextVar("keep", default=lambda array: array)
+"""Where the arrays of new constants are kept: in memory, unless somebody puts equal ones elsewhere."""
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
@@ -104,7 +108,7 @@ class ArrayPayload(Payload):
 
     def __post_init__(self) -> None:
         data_type_of(self.array.dtype)
-        object.__setattr__(self, "array", spilled(self.array))
+        object.__setattr__(self, "array", KEEP.get()(self.array))
 
     @property
     def onnx_dtype(self) -> int:  # type: ignore[override]
@@ -168,7 +172,7 @@ class PackedPayload(Payload):
                 f"takes {self.nbytes} bytes, found {found}"
             )
         stored = np.frombuffer(_bytes(self.data), np.uint8)
-        if (kept := spilled(stored)) is not stored:
+        if (kept := KEEP.get()(stored)) is not stored:
             object.__setattr__(self, "data", kept)
 
     def chunks(self) -> Iterator[memoryview]:

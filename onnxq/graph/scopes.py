@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from onnxq.graph.elements import Constant, Node, Tensor
-from onnxq.graph.model import Graph
+from onnxq.graph.elements import Constant, Node, Tensor, Variable
+
+AnyGraph = TypeVar("AnyGraph")
+"""Graph, whose module builds on this one."""
 
 
-def scopes(graph: Graph) -> Iterator[Graph]:
+def scopes(graph: AnyGraph) -> Iterator[AnyGraph]:
     """Yield this graph and every control-flow body inside it, a graph before its bodies, in node order."""
-    pending = [graph]
+    pending: list[Any] = [graph]
     while pending:
         scope = pending.pop()
         yield scope
@@ -19,12 +22,13 @@ def scopes(graph: Graph) -> Iterator[Graph]:
         pending.extend(reversed([body for node in scope.nodes if node.attrs for body in Node.bodies(node)]))
 
 
-def owner_graphs(graph: Graph) -> dict[Node, Graph]:
+def owner_graphs(graph: AnyGraph) -> dict[Node, AnyGraph]:
     """Return, for every node of this graph and its bodies, the graph that lists it."""
-    return {node: scope for scope in scopes(graph) for node in scope.nodes}
+    found: Any = scopes(graph)
+    return {node: scope for scope in found for node in scope.nodes}
 
 
-def constants(graph: Graph) -> list[Constant]:
+def constants(graph: Any) -> list[Constant]:
     """Return every constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
     found: dict[Constant, None] = {}
     for scope in scopes(graph):
@@ -33,6 +37,14 @@ def constants(graph: Graph) -> list[Constant]:
             found.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
             found.update(dict.fromkeys(value for value in node.attrs.values() if isinstance(value, Constant)))
     return list(found)
+
+
+def inner_variables(graph: Any) -> Iterator[Variable]:
+    """Yield the tensors that nodes of a graph and its bodies compute, outputs of a graph aside."""
+    for scope in scopes(graph):
+        outputs = set(scope.outputs)
+        for node in scope.nodes:
+            yield from (tensor for tensor in node.outputs if tensor.name and tensor not in outputs)
 
 
 @dataclass(eq=False)
@@ -60,7 +72,7 @@ class Visible:
 class Names:
     """The names of tensors and nodes in a graph and its bodies, and a source of new ones."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Any) -> None:
         """Collect every name used in ``graph`` and its bodies; the graph around it counts too."""
         root = graph
         while root.parent is not None:
@@ -82,6 +94,7 @@ class Names:
     def fresh(self, base: str) -> str:
         """Return ``base``, or ``base.1``, ``base.2`` and so on when it is taken, and take it.
 
+        >>> from onnxq.graph import Graph
         >>> names = Names(Graph())
         >>> names.fresh("w.codes"), names.fresh("w.codes")
         ('w.codes', 'w.codes.1')

@@ -1,26 +1,19 @@
-"""Where plain GraphSurgeon comes in: objects that its users make, and whole graphs that they hand over."""
+"""Where plain GraphSurgeon comes in: objects that code written against it puts into our graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import ModelProto, TensorProto
-from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
-from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from onnxq.errors import ModelError
-from onnxq.graph.data_types import data_type_name, data_type_of, is_packed
-from onnxq.graph.elements import Constant, Node, Variable
-from onnxq.graph.model import Graph
+from onnxq.graph.elements import Constant, Identity, Node, Variable
 from onnxq.graph.stored import as_payload
 
-_ADVICE = "read the model with onnxq.graph.load instead of GraphSurgeon's import"
+AnyGraph = TypeVar("AnyGraph")
 
 
-def restore_classes(graph: gs.Graph) -> Graph:
+def restore_classes(graph: AnyGraph) -> AnyGraph:
     """Give stock GraphSurgeon objects inside a graph our classes, in place, and set every body's parent.
 
     Code written against plain GraphSurgeon puts such objects into our graphs; readers of the graph need not care.
@@ -28,11 +21,12 @@ def restore_classes(graph: gs.Graph) -> Graph:
     Raises:
         ModelError: a stock constant holds sparse values.
     """
-    pending: list[tuple[gs.Graph, Graph | None]] = [(graph, None if not isinstance(graph, Graph) else graph.parent)]
+    root: Any = graph
+    pending = [(root, getattr(root, "parent", None))]
     seen: set[int] = set()
     while pending:
         scope, parent = pending.pop()
-        if not isinstance(scope, Graph):
+        if isinstance(scope, gs.Graph) and not isinstance(scope, Identity):
             raise ModelError(f"graph {scope.name!r} is a plain GraphSurgeon graph; convert it with from_graphsurgeon")
         scope.parent = parent
         if parent is not None:
@@ -44,7 +38,7 @@ def restore_classes(graph: gs.Graph) -> Graph:
                 _restore_tensor(tensor, seen)
             for name, value in node.attrs.items():
                 _restore_tensor(value, seen)
-                if isinstance(value, gs.Graph) and not isinstance(value, Graph):
+                if isinstance(value, gs.Graph) and not isinstance(value, Identity):
                     raise ModelError(
                         f"attribute {name!r} of node {node.name!r} is a plain GraphSurgeon graph; "
                         "make it from onnxq.graph.Graph"
@@ -52,7 +46,6 @@ def restore_classes(graph: gs.Graph) -> Graph:
             pending.extend((body, scope) for body in node.bodies())
         for tensor in (*scope.inputs, *scope.outputs):
             _restore_tensor(tensor, seen)
-    assert isinstance(graph, Graph), "the loop refuses any other class"
     return graph
 
 
@@ -70,87 +63,3 @@ def _restore_tensor(tensor: Any, seen: set[int]) -> None:
         payload = as_payload(tensor._values, tensor._export_dtype)
         tensor.__class__ = Constant
         tensor._values = payload
-
-
-def export_plain_graph(graph: gs.Graph) -> ModelProto:
-    """Return the model of a plain GraphSurgeon graph, which is not changed.
-
-    Raises:
-        ModelError: GraphSurgeon would change the type of a constant or the name of a shared one, or cannot export the
-            graph at all.
-    """
-    constants = list(_constants(graph))
-    _refuse_losses(constants)
-    domains = graph.import_domains
-    imported = [(tensor._values, tensor._values.tensor) for tensor in constants if _is_imported(tensor)]
-    try:
-        # The exporter writes names into the protos that the graph was imported from, so it gets copies.
-        for values, proto in imported:
-            values.tensor = TensorProto()
-            values.tensor.CopyFrom(proto)
-        # It also adds domains to the list that it finds, which is the one of the model read.
-        graph.import_domains = None if domains is None else list(domains)
-        model: ModelProto = gs.export_onnx(graph, do_type_check=False)  # noqa: TID251 - losses are refused above
-    except (
-        OnnxGraphSurgeonException,
-        AssertionError,
-        AttributeError,
-        TypeError,
-        UnboundLocalError,
-        ValueError,
-    ) as error:
-        raise ModelError(f"GraphSurgeon cannot export the graph {graph.name!r}: {error}") from error
-    finally:
-        graph.import_domains = domains
-        for values, proto in imported:
-            values.tensor = proto
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            # It ignores an opset that was set after the import.
-            entry.version = graph.opset
-    if graph.ir_version is None:
-        # GraphSurgeon takes the newest that onnx knows, which onnxruntime may not load; the writer sets what is needed.
-        model.ClearField("ir_version")
-    return model
-
-
-def _constants(graph: gs.Graph) -> Iterator[Any]:
-    pending = [graph]
-    seen: set[int] = set()
-    while pending:
-        scope = pending.pop()
-        for node in scope.nodes:
-            pending.extend(node.subgraphs())
-            for value in (*node.inputs, *node.attrs.values()):
-                if isinstance(value, gs.Constant) and id(value) not in seen:
-                    seen.add(id(value))
-                    yield value
-
-
-def _is_imported(tensor: Any) -> bool:
-    return isinstance(tensor._values, LazyValues) and not isinstance(tensor._values, SparseValues)
-
-
-def _refuse_losses(constants: list[Any]) -> None:
-    owner: dict[int, str] = {}
-    for tensor in constants:
-        if isinstance(tensor._values, SparseValues):
-            continue
-        if isinstance(tensor._values, LazyValues):
-            known = owner.setdefault(id(tensor._values), tensor.name)
-            if known != tensor.name:
-                raise ModelError(
-                    f"constants {known!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
-                    f"both the same name; {_ADVICE}"
-                )
-            continue
-        try:
-            data_type = data_type_of(np.asarray(tensor._values).dtype)
-        except TypeError as error:
-            raise ModelError(f"constant {tensor.name!r} cannot be stored: {error}") from error
-        # GraphSurgeon writes packed types one to a byte, strings not at all, and this type under another's number.
-        if is_packed(data_type) or data_type in (TensorProto.STRING, TensorProto.FLOAT8E4M3FNUZ):
-            raise ModelError(
-                f"constant {tensor.name!r} holds {data_type_name(data_type)} values, which GraphSurgeon cannot export; "
-                f"make it with onnxq.graph.constant in a graph from onnxq.graph.load"
-            )

@@ -16,7 +16,7 @@ from typing import Any
 
 from onnxq.calibration.workers import available_cores
 from onnxq.errors import DataError, OutputError
-from onnxq.publish import check_output, locked
+from onnxq.modelfile.publish import check_output, locked
 from onnxq.runtime import runtime_version
 from onnxq.searching.kernel_times import NodeTimes
 

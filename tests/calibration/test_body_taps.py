@@ -16,7 +16,7 @@ from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.segments import segments
 from onnxq.errors import ModelError
-from onnxq.graph import read_model, to_model
+from onnxq.modelfile import read_model, to_model
 from onnxq.preparation import prepare
 from onnxq.runtime import open_session, run
 

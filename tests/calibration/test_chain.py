@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from onnxq.calibration.chain import ChainedSamples, parse_chain, with_optional
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.inputs import model_inputs
+from onnxq.calibration.observer import observe
 from onnxq.calibration.runner import collect
-from onnxq.calibration.tensor_statistics import observe
 from onnxq.errors import SchemeError
 
 

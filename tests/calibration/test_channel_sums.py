@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.calibration.channel_sums import ChannelSums, OnlySums, channel_sums
-from onnxq.calibration.observer import TensorObserver
+from onnxq.calibration.observer import TensorObserver, observe
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.storage import described
-from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge, observe
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError
 
 

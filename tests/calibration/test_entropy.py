@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.entropy import Entropy
+from onnxq.calibration.observer import observe
 from onnxq.calibration.ranges import MinMax, expected_errors
-from onnxq.calibration.tensor_statistics import observe
 
 
 @pytest.mark.parametrize("outlier", [25.0, -25.0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.histogram_search import HistogramSearch, searched_range
-from onnxq.calibration.tensor_statistics import observe
+from onnxq.calibration.observer import observe
 
 
 def outlier() -> np.ndarray:

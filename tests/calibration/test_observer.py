@@ -12,11 +12,11 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from onnxq.calibration import registered
-from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, observer_named
+from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, observe, observer_named
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.sentinels import sentinels
-from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge, observe
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError, SchemeError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

@@ -8,6 +8,7 @@ import pytest
 from onnxq.calibration import registered
 from onnxq.calibration.entropy import Entropy
 from onnxq.calibration.histogram_search import HistogramSearch
+from onnxq.calibration.observer import observe
 from onnxq.calibration.range_table import ENTRY_POINTS, RANGES, Auto, needs_histogram, parse_range
 from onnxq.calibration.ranges import (
     Fixed,
@@ -18,7 +19,7 @@ from onnxq.calibration.ranges import (
     RangeMethod,
     expected_errors,
 )
-from onnxq.calibration.tensor_statistics import TensorStatistics, observe
+from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import DataError, SchemeError
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.entropy import Entropy
 from onnxq.calibration.histogram_search import HistogramSearch
+from onnxq.calibration.observer import observe
 from onnxq.calibration.range_table import Auto
 from onnxq.calibration.ranges import (
     Fixed,
@@ -22,7 +23,7 @@ from onnxq.calibration.ranges import (
     RangeMethod,
     expected_errors,
 )
-from onnxq.calibration.tensor_statistics import EMPTY, merge, observe
+from onnxq.calibration.tensor_statistics import EMPTY, merge
 from onnxq.errors import DataError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)

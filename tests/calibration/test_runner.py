@@ -9,11 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.calibration.observer import observe
 from onnxq.calibration.runner import Ledger, collect
 from onnxq.calibration.shards import Workers
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.taps import with_taps
-from onnxq.calibration.tensor_statistics import TensorStatistics, merge, observe
+from onnxq.calibration.tensor_statistics import TensorStatistics, merge
 from onnxq.calibration.workers import Processes, Threads
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime import runtime_version

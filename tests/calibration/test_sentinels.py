@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxq.calibration.observer import observe
 from onnxq.calibration.sentinels import sentinels, without_sentinels
-from onnxq.calibration.tensor_statistics import observe
 
 SCORES = np.random.default_rng(0).normal(scale=5, size=4000).astype(np.float32)
 

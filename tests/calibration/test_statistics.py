@@ -5,8 +5,8 @@ from functools import reduce
 import numpy as np
 import pytest
 
+from onnxq.calibration.observer import observe
 from onnxq.calibration.statistics import Accumulation, Statistics
-from onnxq.calibration.tensor_statistics import observe
 
 
 def statistics(samples: int, **tensors: list[float]) -> Statistics:

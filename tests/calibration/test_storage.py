@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.calibration.observer import observe
 from onnxq.calibration.provenance import Provenance
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.storage import load_statistics, save_statistics
-from onnxq.calibration.tensor_statistics import observe
 from onnxq.errors import DataError, OutputError
 
 PROVENANCE = Provenance("model", ((0, "a"), (3, "b")), 100, "onnxruntime 1.2.3")

@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from onnxq.calibration.bins import BINS
-from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge, observe
+from onnxq.calibration.observer import observe
+from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError
 
 

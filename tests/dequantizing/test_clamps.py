@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.dequantizing.clamps import Interval, Intervals
-from onnxq.graph import Graph, Node, Tensor, Variable, constant, to_model
+from onnxq.graph import Graph, Node, Tensor, Variable, constant
+from onnxq.modelfile import to_model
 from onnxq.runtime import open_session, run
 
 

@@ -13,7 +13,8 @@ from hypothesis.extra.numpy import arrays
 
 from onnxq.dequantizing.code_ports import code_range, decode_codes, encode_codes
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, Names, Node, Variable, constant, to_model
+from onnxq.graph import Graph, Names, Node, Variable, constant
+from onnxq.modelfile import to_model
 from onnxq.runtime import open_session, run
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16]

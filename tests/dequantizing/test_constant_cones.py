@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.dequantizing.constant_cones import ConstantCones, Decoded, Rows
-from onnxq.graph import Graph, as_graph, infer_shapes
+from onnxq.graph import Graph
+from onnxq.modelfile import as_graph
+from onnxq.onnx_tools import infer_shapes
 
 CODES = np.arange(12, dtype=np.int8).reshape(4, 3)
 STORED = {

@@ -12,8 +12,10 @@ import onnx
 import pytest
 from onnx import ModelProto, checker, numpy_helper
 
-from onnxq.graph import infer_shapes, load, read_model, remove_unused, save, to_model, upgrade_opset
-from onnxq.graph.skeleton import Skeleton
+from onnxq.graph import remove_unused
+from onnxq.modelfile import load, read_model, save, to_model
+from onnxq.onnx_tools import infer_shapes, upgrade_opset
+from onnxq.onnx_tools.skeleton import Skeleton
 
 FLOOR = 1500
 """How many operator cases must be found at least, so that an empty collection cannot pass."""

@@ -15,15 +15,14 @@ from onnxq.graph import (
     become_constant,
     constant,
     insert_nodes,
-    read_model,
     remove_nodes,
     remove_unused,
     replace_nodes,
     replace_uses,
     scopes,
-    to_model,
 )
 from onnxq.graph.payload import ArrayPayload
+from onnxq.modelfile import read_model, to_model
 
 BRANCHES = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}, float[4] spare = {1, 2, 3, 4}, float[4] never = {1, 2, 3, 4}> {

@@ -7,8 +7,9 @@ import pytest
 from onnx import TensorProto, parser
 from small_models import branching
 
-from onnxq.graph import Constant, Graph, Node, Variable, become_constant, constant, onnx_dtype, read_model, to_model
+from onnxq.graph import Constant, Graph, Node, Variable, become_constant, constant, onnx_dtype
 from onnxq.graph.payload import ArrayPayload
+from onnxq.modelfile import read_model, to_model
 
 
 def test_objects_are_equal_only_to_themselves_and_can_be_keys() -> None:

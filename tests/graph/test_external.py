@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, parser
 
 from onnxq.errors import ModelError
-from onnxq.graph import load, read_model, save, to_model
+from onnxq.modelfile import load, read_model, save, to_model
 
 WEIGHT = np.arange(1024, dtype=np.float32)
 

@@ -4,7 +4,7 @@ import numpy as np
 from onnx import ModelProto, helper, numpy_helper, parser
 from small_models import BRANCHING, branching, model
 
-from onnxq.graph import read_model, to_model
+from onnxq.modelfile import read_model, to_model
 
 
 def test_a_copied_graph_is_independent_and_shares_values() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, Node, Variable, read_model, toposort
+from onnxq.graph import Graph, Node, Variable, toposort
+from onnxq.modelfile import read_model
 
 
 def chain(length: int) -> Graph:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from onnx import parser
 
-from onnxq.graph import Graph, Names, Node, Variable, constant, owner_graphs, read_model, scopes
+from onnxq.graph import Graph, Names, Node, Variable, constant, owner_graphs, scopes
+from onnxq.modelfile import read_model
 
 NESTED = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}> {

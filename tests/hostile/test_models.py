@@ -17,7 +17,7 @@ import pytest
 from onnx import AttributeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import read_model
+from onnxq.modelfile import read_model
 
 if sys.platform != "linux":
     pytest.skip("memory of a process can be bounded on Linux alone", allow_module_level=True)

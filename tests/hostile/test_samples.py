@@ -19,8 +19,8 @@ from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from onnxq.calibration.data import ImageOptions, Input, open_samples
+from onnxq.calibration.observer import observe
 from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.tensor_statistics import observe
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import onnx
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Graph, Node, Variable, constant, remove_unused, to_model
+from onnxq.graph import Graph, Node, Variable, constant, remove_unused
+from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.numbers.weights import encode

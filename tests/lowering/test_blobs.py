@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Names, Tensor, Variable, constant, to_model
+from onnxq.graph import Graph, Names, Tensor, Variable, constant
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
+from onnxq.modelfile import to_model
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run

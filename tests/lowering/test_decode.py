@@ -11,8 +11,9 @@ import pytest
 from combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Names, to_model
+from onnxq.graph import Graph, Names
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
+from onnxq.modelfile import to_model
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import encode
 from onnxq.planning.weight_plan import decide_weights

@@ -10,8 +10,9 @@ import pytest
 from combinations import OPERATORS, specs
 from onnx import numpy_helper, parser
 
-from onnxq.graph import as_graph, remove_unused, to_model
+from onnxq.graph import remove_unused
 from onnxq.lowering import Emit, decoder_opset
+from onnxq.modelfile import as_graph, to_model
 from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
 from onnxq.planning.plan import Plan
 from onnxq.planning.weight_plan import decide_weights, weight_opset

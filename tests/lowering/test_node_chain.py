@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Graph, Names, Node, Variable, to_model
+from onnxq.graph import Constant, Graph, Names, Node, Variable
 from onnxq.lowering import Chain
+from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 
 

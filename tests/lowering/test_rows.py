@@ -10,9 +10,10 @@ import pytest
 from combinations import STORED
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Names, Node, Variable, to_model
+from onnxq.graph import Graph, Names, Node, Variable
 from onnxq.lowering import Chain, decode_rows
 from onnxq.lowering.rows import in_words
+from onnxq.modelfile import to_model
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import encode

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Names, Variable, to_model
+from onnxq.graph import Graph, Names, Variable
 from onnxq.lowering import Chain
 from onnxq.lowering.words import numbers, numbers_in, store_words, typed_codes
+from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.packing import pack
 from onnxq.runtime import open_session, run

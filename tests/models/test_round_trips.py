@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.dequantizing.dequantization import dequantize
+from onnxq.dequantization import dequantize
 from onnxq.pipeline import quantize
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.graph import read_model
 from onnxq.lowering import Emit
+from onnxq.modelfile import read_model
 from onnxq.operators import OPERATORS
 from onnxq.planning.obstacles import data_inputs, volume
 from onnxq.planning.plan import Decision

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.errors import OutputError, SchemeError
-from onnxq.graph import read_model
 from onnxq.lowering import Emit
+from onnxq.modelfile import read_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from onnxq.errors import SchemeError
-from onnxq.graph import read_model
 from onnxq.lowering import Emit
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan

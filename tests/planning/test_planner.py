@@ -11,8 +11,8 @@ from convolutions import between_convolutions, groups, modes
 from onnx import ModelProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import read_model
 from onnxq.lowering import Emit
+from onnxq.modelfile import read_model
 from onnxq.operators import OPERATORS
 from onnxq.planning import planner
 from onnxq.planning.plan import Decision, Demotion, Weight
@@ -296,7 +296,7 @@ def test_nodes_of_bodies_are_planned_like_any_other(build, plan_of) -> None:
 
 
 def test_planning_edits_nothing(residual: ModelProto) -> None:
-    from onnxq.graph import to_model
+    from onnxq.modelfile import to_model
     from onnxq.presets import PRESETS
     from onnxq.targets import TARGETS
 

@@ -13,10 +13,11 @@ from onnx import ModelProto
 
 from onnxq import verify
 from onnxq.calibration.range_table import parse_range
-from onnxq.errors import FidelityError, SchemeError
+from onnxq.errors import SchemeError
 from onnxq.metrics import Metric, load_metric
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
+from onnxq.report import FidelityError
 from onnxq.scheme import Mode
 from onnxq.searching.choosing import Scores
 

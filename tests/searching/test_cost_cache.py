@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import DataError, OutputError
+from onnxq.modelfile.publish import locked
 from onnxq.pipeline import quantize
-from onnxq.publish import locked
 from onnxq.searching import cost_cache, laboratory
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels

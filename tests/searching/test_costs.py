@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 from timed_models import timed, times
 
-from onnxq.graph import read_model
+from onnxq.modelfile import read_model
 from onnxq.preparation import prepare
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.alternatives import Alternative

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from onnx import ModelProto
 
-from onnxq.graph import Graph, read_model
+from onnxq.graph import Graph
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare

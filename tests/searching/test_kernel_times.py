@@ -11,7 +11,7 @@ import pytest
 from convolutions import KERNEL, between_convolutions
 from onnx import ModelProto
 
-from onnxq.graph import as_graph, load, save
+from onnxq.modelfile import as_graph, load, save
 from onnxq.preparation import prepare
 from onnxq.searching import kernel_times
 from onnxq.searching.kernel_times import Kernel, _kernels, _runs, profile_kernels, trace_kernels

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import read_model, save
+from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named

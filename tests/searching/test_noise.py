@@ -15,7 +15,8 @@ from onnx import ModelProto
 from timed_models import TARGET, planned, times
 
 from onnxq.calibration.ranges import MinMax
-from onnxq.graph import Graph, load, save
+from onnxq.graph import Graph
+from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from onnxq.graph import read_model
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from onnx import ModelProto
 
-from onnxq.graph import Graph, read_model
+from onnxq.graph import Graph
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare

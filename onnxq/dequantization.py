@@ -1,0 +1,132 @@
+"""From a quantized model back to a plain float one: the float model that its codes stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+from onnx import ModelProto
+
+from onnxq.errors import ModelError
+from onnxq.graph import Graph, Pipeline, constants, inner_variables, scopes
+from onnxq.modelfile import as_graph, load, save
+from onnxq.modelfile.protos import copy_other_fields
+from onnxq.modelfile.publish import check_output, data_file, publish, staging
+from onnxq.onnx_tools import infer_shapes
+from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.passes import (
+    DequantizeWeights,
+    InlineFunctions,
+    LiftConstants,
+    NameNodes,
+    RemoveQuantizeDequantize,
+    RemoveUnused,
+    ReplaceIntegerOperators,
+    ReplaceIntegerProducts,
+    RestoreOperators,
+    UnpackBlockWeights,
+)
+from onnxq.planning.plan import METADATA_KEY
+from onnxq.preparation import refuse_overwriting
+from onnxq.runtime import open_session
+
+Model = str | Path | onnx.ModelProto | Any
+"""A file, a ModelProto, or a GraphSurgeon graph."""
+
+# onnxruntime has more operators on codes than have a float form here.
+_PREFIXES: Final = ("MatMulBlockQuantized", "MatMulNBits", "QEmbed", "QLinear", "QMoE", "QOrdered")
+_STEPS: Final = Pipeline(
+    (
+        DequantizeWeights(),
+        UnpackBlockWeights(),
+        ReplaceIntegerOperators(),
+        ReplaceIntegerProducts(),
+        RemoveUnused(),
+        DequantizeWeights(),
+        RemoveQuantizeDequantize(),
+    )
+)
+
+
+def dequantize(model: Model, output: str | Path | None = None) -> Graph:
+    """Turn a quantized model into the float model that it stands for.
+
+    Weights are what their codes mean, equal bit for bit to what onnxruntime computes from them; activations are no
+    longer rounded. Inputs and outputs keep their names, types and shapes.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, of onnxq, onnxruntime's quantizers or whoever writes the
+            same operators. A Graph is rewritten in place.
+        output: file to write; None writes nothing. An existing file is replaced only by a model that loads.
+
+    Returns:
+        The float model.
+
+    Raises:
+        ModelError: the model cannot be read, holds nothing quantized, or a node whose float meaning is not known; or
+            onnxruntime does not load the result.
+        OutputError: the output cannot be written.
+    """
+    source = Path(model) if isinstance(model, (str, Path)) else None
+    output = Path(output) if output is not None else None
+    if output is not None:
+        check_output(output, source)
+    graph = as_graph(model)
+    if output is not None:
+        refuse_overwriting(graph, data_file(output))
+    external = any(tensor.payload.external for tensor in constants(graph))
+    with staging(output) as folder:
+        staged = folder / (output.name if output is not None else "model.onnx")
+        rewrite(graph)
+        save(graph, staged, external_data=external or None)
+        open_session(staged, optimize=False)
+        if output is None:
+            return graph
+        publish(staged, output)
+    return load(output)
+
+
+def rewrite(graph: Graph) -> None:
+    """Turn a quantized graph into a float one in place; large weights are computed when they are read.
+
+    Raises:
+        ModelError: there is nothing quantized in it, or a node whose float meaning is not known.
+    """
+    declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
+    Pipeline((NameNodes(), InlineFunctions(), NameNodes(), LiftConstants())).apply(graph)
+    infer_shapes(graph)
+    ours = METADATA_KEY in graph.metadata
+    if ours:
+        RestoreOperators().apply(graph)
+    done = _STEPS.apply(graph)
+    if not ours and not any(changes for step, changes in done if not isinstance(step, RemoveUnused)):
+        raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
+    RemoveUnused().apply(graph)
+    _refuse_quantized(graph)
+    if ours:
+        _drop_scheme(graph)
+    infer_shapes(graph)
+    for tensor in inner_variables(graph):
+        if tensor.name not in declared:
+            tensor.dtype = tensor.shape = tensor.source = None
+
+
+def _refuse_quantized(graph: Graph) -> None:
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
+                raise ModelError(
+                    f"node {node.name} is {node.op}, which has no float form that onnxq knows; "
+                    "dequantize the model that it was optimised from, or replace this node first"
+                )
+
+
+def _drop_scheme(graph: Graph) -> None:
+    """Take out the entry that says which scheme made the model; the proto it was read from stays as it is."""
+    kept = ModelProto()
+    copy_other_fields(graph.model_source, kept, {"graph", "functions", "metadata_props"})
+    for key, value in graph.metadata.items():
+        if key != METADATA_KEY:
+            kept.metadata_props.add(key=key, value=value)
+    graph.model_source = kept

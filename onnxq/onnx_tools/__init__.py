@@ -1,0 +1,9 @@
+"""What runs onnx's own C++ on a model without its weights: conversion to other opsets, inlining, inference."""
+
+from __future__ import annotations
+
+from onnxq.onnx_tools.opset import inline_functions, upgrade_opset
+from onnxq.onnx_tools.shapes import infer_shapes
+from onnxq.onnx_tools.skeleton import skeleton
+
+__all__ = ["infer_shapes", "inline_functions", "skeleton", "upgrade_opset"]

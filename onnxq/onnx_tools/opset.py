@@ -1,0 +1,145 @@
+"""Opset upgrades and inlining through onnx's own C++ code, which sees the model without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, checker, inliner, version_converter
+
+from onnxq.errors import ModelError
+from onnxq.graph.model import Graph
+from onnxq.modelfile.protos import copy_other_fields
+from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
+from onnxq.onnx_tools.functions import check_functions
+from onnxq.onnx_tools.skeleton import Skeleton
+
+__all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
+
+_CONVERTED = {"node", "initializer", "sparse_initializer", "input", "output", "value_info"}
+_NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
+
+
+def upgrade_opset(graph: Graph, version: int) -> Graph:
+    """Return the graph at a newer ONNX opset; one that is there already is returned as it is.
+
+    Local functions are inlined first. Values of constants are shared with the given graph; documentation, metadata
+    and declarations of whatever keeps its name are kept.
+
+    Args:
+        graph: the main graph, which is not changed.
+        version: the wanted version of the default domain, at most 26.
+
+    Raises:
+        ModelError: the version is newer than onnxruntime loads, or an operator of the model cannot be converted.
+    """
+    if graph.opset >= version:
+        return graph
+    if version > NEWEST_OPSET:
+        raise ModelError(
+            f"opset {version} was asked for, but onnxruntime loads only up to {NEWEST_OPSET}; ask for less"
+        )
+    if not graph.opset:
+        raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
+    if graph.functions:
+        graph = inline_functions(graph)
+    skeleton = Skeleton.of(graph)
+    converted = _run(
+        lambda: version_converter.convert_version(skeleton.model, version),
+        f"the model cannot be converted from opset {graph.opset} to {version}",
+    )
+    _graft(skeleton.model, converted, version)
+    return skeleton.restore(converted)
+
+
+def inline_functions(graph: Graph) -> Graph:
+    """Return the graph with the calls of model-local functions replaced by their bodies.
+
+    A graph without functions is returned as it is.
+
+    Raises:
+        ModelError: a function cannot be inlined, such as one that calls itself, or one written for another opset that
+            cannot be converted.
+    """
+    if not graph.functions:
+        return graph
+    skeleton = Skeleton.of(graph)
+    check_functions(skeleton.model)
+    problem = "the model-local functions cannot be inlined"
+    inlined = _run(lambda: inliner.inline_local_functions(skeleton.model, convert_version=True), problem)
+    if inlined.functions:
+        names = ", ".join(repr(function.name) for function in inlined.functions)
+        raise ModelError(
+            f"{problem}: {names} cannot be converted to opset {graph.opset}; upgrade the model's opset first"
+        )
+    return skeleton.restore(inlined)
+
+
+def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
+    try:
+        return convert()
+    # The bindings turn any C++ error into one of these.
+    except (RuntimeError, ValueError, IndexError, TypeError, MemoryError, checker.ValidationError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{problem}: {reason}") from error
+
+
+def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
+    """Put back what the converter drops or invents."""
+    upgraded = ModelProto()
+    copy_other_fields(source, upgraded, {"graph"})
+    upgraded.graph.CopyFrom(converted.graph)
+    for entry in upgraded.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = version
+    upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
+    for old, new in _paired_graphs(source.graph, upgraded.graph):
+        _graft_graph(old, new)
+    converted.CopyFrom(upgraded)
+
+
+def _graft_graph(old: GraphProto, new: GraphProto) -> None:
+    copy_other_fields(old, new, _CONVERTED | {"name", "doc_string"})
+    stored = {proto.name: proto for proto in old.initializer}
+    for proto in new.initializer:
+        known = stored.get(proto.name)
+        if known is not None and known.data_type == proto.data_type and known.dims == proto.dims:
+            proto.CopyFrom(known)
+    for field in ("input", "output"):
+        declared = {info.name: info for info in getattr(old, field)}
+        for info in getattr(new, field):
+            if info.name in declared:
+                info.CopyFrom(declared[info.name])
+    # The converter's own declarations come from shape inference, with invented dimension names.
+    made = {name for node in new.node for name in node.output} | set(stored) | {info.name for info in new.input}
+    del new.value_info[:]
+    new.value_info.extend(info for info in old.value_info if info.name in made)
+    by_output = {_key(node): node for node in old.node}
+    by_name = {node.name: node for node in old.node if node.name}
+    for node in new.node:
+        # A node that was given others behind it lost its output to them, and kept its name.
+        known = by_name.get(node.name) or by_output.get(_key(node))
+        if known is not None and known.op_type == node.op_type:
+            for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
+                node.ClearField(name)
+            copy_other_fields(known, node, _NODE_TOPOLOGY)
+
+
+def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProto, GraphProto]]:
+    """Yield the graphs and bodies of both models that correspond: bodies of nodes with the same first output."""
+    pending = [(old, new)]
+    while pending:
+        pair = pending.pop()
+        yield pair
+        bodies = {_key(node): _bodies(node) for node in pair[0].node}
+        for node in pair[1].node:
+            known = bodies.get(_key(node), {})
+            pending.extend((known[name], body) for name, body in _bodies(node).items() if name in known)
+
+
+def _bodies(node: NodeProto) -> dict[str, GraphProto]:
+    return {proto.name: proto.g for proto in node.attribute if proto.type == AttributeProto.GRAPH}
+
+
+def _key(node: NodeProto) -> str:
+    """Return the first output's name, which no two nodes of a graph share."""
+    return next((name for name in node.output if name), "")

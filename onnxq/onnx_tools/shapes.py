@@ -1,0 +1,166 @@
+"""Types and shapes of all tensors, from onnx's own inference on the model without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, defs, shape_inference
+
+from onnxq.errors import ModelError
+from onnxq.graph.data_types import data_type_name, data_type_of
+from onnxq.graph.elements import Shape, Variable
+from onnxq.graph.model import Graph
+from onnxq.graph.order import toposort
+from onnxq.graph.scopes import scopes
+from onnxq.modelfile.declarations import read_tensor_type
+from onnxq.onnx_tools.skeleton import skeleton
+
+_INVENTED = "unk__"
+_MOST_PROPAGATED = 1 << 20
+_PROPAGATING = frozenset(schema.name for schema in defs.get_all_schemas() if schema.has_data_propagation_function)
+
+
+def infer_shapes(graph: Graph) -> None:
+    """Find out dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
+
+    What was known before about tensors inside the graph is forgotten first, unless onnx does not know the operator
+    that makes them; what cannot be found out is None. Declared inputs and outputs are only completed. Where inference
+    gives up on the model as a whole, the graph is left as it is.
+
+    Raises:
+        ModelError: an overridable initializer has another type or rank than the input it stands for.
+    """
+    _check_overridable(graph)
+    toposort(graph)
+    model = skeleton(graph)
+    invented = _sanitise(model.graph)
+    inferred = _infer(model)
+    if inferred is None:
+        return
+    for scope, proto in zip(scopes(graph), _graphs(inferred.graph), strict=True):
+        _write_back(scope, proto, invented)
+
+
+def _check_overridable(graph: Graph) -> None:
+    for initializer in graph.initializers:
+        if initializer.input_source is None:
+            continue
+        dtype, shape = read_tensor_type(initializer.input_source)
+        declared, stored = data_type_of(dtype), initializer.payload.onnx_dtype
+        if (declared and declared != stored) or (shape is not None and len(shape) != len(initializer.shape)):
+            raise ModelError(
+                f"input {initializer.name!r} is declared as {data_type_name(declared)} {shape}, but its initializer is "
+                f"{data_type_name(stored)} {list(initializer.shape)}; correct one of them"
+            )
+
+
+def _infer(model: ModelProto) -> ModelProto | None:
+    """Return the model with what onnx can tell, or None when its inference gives up on the model."""
+    for trust_outputs in (True, False):
+        if not trust_outputs:
+            for info in model.graph.output:
+                info.ClearField("type")
+        try:
+            known = shape_inference.infer_shapes(model)
+            if _propagated(known.graph) > _MOST_PROPAGATED:
+                return known
+            return shape_inference.infer_shapes(model, data_prop=True)
+        # The bindings turn any C++ error into one of these, and none of them should keep a user from going on.
+        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+            continue
+    return None
+
+
+def _propagated(graph: GraphProto) -> int:
+    """Return how many values onnx would hold to propagate data, which it does for every vector of known length.
+
+    A few concatenations of a vector with itself are more than any memory holds.
+    """
+    sizes: dict[str, int] = {}
+    total = 0
+    for scope in _graphs(graph):
+        for info in (*scope.input, *scope.value_info, *scope.output):
+            dims = info.type.tensor_type.shape.dim
+            if len(dims) == 1:
+                sizes[info.name] = dims[0].dim_value
+        sizes.update({tensor.name: tensor.dims[0] for tensor in scope.initializer if len(tensor.dims) == 1})
+        for node in scope.node:
+            if node.domain in ("", "ai.onnx") and node.op_type in _PROPAGATING:
+                read = [sizes.get(name, 1) for name in node.input]
+                made = sum(read) if node.op_type == "Concat" else max(read, default=0)
+                sizes.update(dict.fromkeys(node.output, made))
+                total += made
+    return total
+
+
+def _sanitise(graph: GraphProto) -> set[str]:
+    """Unset negative dimensions and drop declarations that inference can replace; return the dimension names in use."""
+    names: set[str] = set()
+    for scope in _graphs(graph):
+        foreign = {
+            name
+            for node in scope.node
+            if not defs.has(node.op_type, domain=node.domain)
+            for name in node.output
+            if name
+        }
+        kept = [info for info in scope.value_info if info.name in foreign]
+        del scope.value_info[:]
+        scope.value_info.extend(kept)
+        for info in (*scope.input, *scope.output, *scope.value_info):
+            if info.type.WhichOneof("value") != "tensor_type":
+                continue
+            for dimension in info.type.tensor_type.shape.dim:
+                if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value < 0:
+                    dimension.ClearField("dim_value")
+                names.add(dimension.dim_param)
+    return names
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and its bodies in the order of `scopes`."""
+    pending = [graph]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        bodies: list[GraphProto] = []
+        for node in scope.node:
+            for proto in node.attribute:
+                if proto.type == AttributeProto.GRAPH:
+                    bodies.append(proto.g)
+                elif proto.type == AttributeProto.GRAPHS:
+                    bodies.extend(proto.graphs)
+        pending.extend(reversed(bodies))
+
+
+def _write_back(scope: Graph, inferred: GraphProto, names: set[str]) -> None:
+    known = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
+    declared = set(scope.inputs) | set(scope.outputs)
+    for node in scope.nodes:
+        for tensor in node.outputs:
+            if tensor.name and isinstance(tensor, Variable) and tensor not in declared:
+                tensor.dtype, tensor.shape = _read(known.get(tensor.name), names)
+    for tensor in declared:
+        if isinstance(tensor, Variable) and tensor.name in known:
+            dtype, shape = _read(known.get(tensor.name), names)
+            tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
+            tensor.shape = _complete(tensor.shape, shape)
+
+
+def _read(info: ValueInfoProto | None, names: set[str]) -> tuple[object, Shape | None]:
+    """Return dtype and shape, without the dimension names that inference made up."""
+    if info is None:
+        return None, None
+    dtype, shape = read_tensor_type(info)
+    if shape is not None:
+        shape = [
+            None if isinstance(size, str) and size.startswith(_INVENTED) and size not in names else size
+            for size in shape
+        ]
+    return dtype, shape
+
+
+def _complete(declared: Shape | None, inferred: Shape | None) -> Shape | None:
+    if declared is None or inferred is None or len(declared) != len(inferred):
+        return inferred if declared is None else declared
+    return [new if old is None else old for old, new in zip(declared, inferred, strict=True)]

@@ -1,0 +1,1 @@
+"""Passes that lead back from codes to floats."""

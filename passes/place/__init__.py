@@ -1,0 +1,1 @@
+"""Passes that put codes into the graph, as a plan says."""

@@ -1,0 +1,129 @@
+"""Put QuantizeLinear and DequantizeLinear on the activations that a plan names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.graph import (
+    Changes,
+    Graph,
+    Names,
+    Node,
+    Pass,
+    Variable,
+    constant,
+    insert_nodes,
+    owner_graphs,
+    replace_uses,
+    scopes,
+)
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters
+from onnxq.planning.plan import Activation, Plan
+from onnxq.scheme import Mode
+
+
+@dataclass(frozen=True, eq=False)
+class InsertQuantizeDequantize(Pass):
+    """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph with readers.
+
+    The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
+    read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
+    tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
+    nodes read it, they share a copy. Leaves a tensor that has a pair already, or that no node reads.
+
+    Attributes:
+        plan: names the tensors and the static nodes.
+        parameters: scale and zero point by tensor name.
+    """
+
+    plan: Plan
+    parameters: Mapping[str, Parameters]
+
+    def apply(self, graph: Graph) -> Changes:
+        """Insert the nodes; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
+        names = Names(graph)
+        static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
+        owners = owner_graphs(graph)
+        tensors: dict[str, Variable] = {}
+        for node in owners:
+            for tensor in (*node.inputs, *node.outputs):
+                # Bodies may have tensors of the same name, of which the plan means none.
+                if isinstance(tensor, Variable):
+                    tensors.setdefault(tensor.name, tensor)
+        homes = {tensor: scope for scope in scopes(graph) for tensor in scope.inputs}
+        outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
+        behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in scopes(graph)}
+        first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
+        changed, left = [], []
+        for activation in self.plan.activations:
+            tensor = tensors.get(activation.tensor)
+            if tensor is None or any(node.op == "DequantizeLinear" for node in tensor.inputs):
+                left.append((activation.tensor, "is not in the graph or is dequantized already"))
+                continue
+            consumers = {
+                node: None
+                for node in tensor.outputs
+                if node.op != "QuantizeLinear" and (activation.every_consumer or node.name in static)
+            }
+            is_output = activation.every_consumer and tensor in outputs
+            if not consumers and not is_output:
+                left.append((activation.tensor, "no node reads it"))
+                continue
+            producer = tensor.inputs[0] if tensor.inputs else None
+            home = owners[producer] if producer is not None else homes.get(tensor, graph)
+            near, far = set[Node](), dict[Graph, set[Node]]()
+            for node in consumers:
+                inside = node.name in static and owners[node] is not home
+                (far.setdefault(owners[node], set()) if inside else near).add(node)
+            quantizer = _quantizer(activation, tensor, self.parameters[activation.tensor], names)
+            new = [quantizer]
+            if near or is_output:
+                decoder = _decoder(activation, tensor, quantizer, names)
+                # The dequantized tensor takes over the name of a graph output.
+                replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
+                new.append(decoder)
+                floats = {node for node in near if node.name not in static}
+                if len(floats) > 1:
+                    new.append(_copy(decoder.outputs[0], floats, activation, names))
+            for scope, readers in far.items():
+                decoder = _decoder(activation, tensor, quantizer, names)
+                replace_uses(tensor, decoder.outputs[0], readers)
+                first[scope].append(decoder)
+            (behind[home].setdefault(producer, []) if producer is not None else first[home]).extend(new)
+            changed.append(activation.tensor)
+        for scope in behind:
+            insert_nodes(scope, after=behind[scope], first=first[scope])
+        return Changes(tuple(changed), tuple(left))
+
+
+def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
+    """Let several float nodes read a copy.
+
+    A runtime gives each of them a DequantizeLinear of its own otherwise, and finds none of the patterns that it fuses
+    in float (GELU, LayerNormalization), since these begin at one tensor.
+    """
+    copy = Variable(names.fresh(f"{activation.tensor}.copy"), dtype=values.dtype, shape=values.shape)
+    replace_uses(values, copy, consumers)
+    # The sum of one tensor is no no-op to a runtime, unlike Identity.
+    return Node("Sum", names.fresh(f"{activation.tensor}.share"), {}, [values], [copy])
+
+
+def _quantizer(activation: Activation, tensor: Variable, parameters: Parameters, names: Names) -> Node:
+    format = format_named(activation.spec.format)
+    name = activation.tensor
+    scale = constant(names.fresh(f"{name}.scale"), np.asarray(parameters.scale))
+    # The zero point also carries the code type, so a symmetric tensor writes a zero.
+    zero = parameters.zero_point if parameters.zero_point is not None else np.zeros((), format.dtype)
+    zero_point = constant(names.fresh(f"{name}.zero_point"), np.asarray(zero))
+    codes = Variable(names.fresh(f"{name}.codes"), dtype=format.dtype, shape=tensor.shape)
+    return Node("QuantizeLinear", names.fresh(f"{name}.quantize"), {}, [tensor, scale, zero_point], [codes])
+
+
+def _decoder(activation: Activation, tensor: Variable, quantizer: Node, names: Names) -> Node:
+    values = Variable(names.fresh(f"{activation.tensor}.dequantized"), dtype=tensor.dtype, shape=tensor.shape)
+    inputs = [quantizer.outputs[0], *quantizer.inputs[1:]]
+    return Node("DequantizeLinear", names.fresh(f"{activation.tensor}.dequantize"), {}, inputs, [values])

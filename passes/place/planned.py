@@ -1,0 +1,91 @@
+"""What the passes share that carry out a plan: which nodes it means, and new nodes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from onnxq.graph import Changes, Constant, Graph, Node, insert_nodes, replace_nodes, scopes
+from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.weights import encode
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.scheme import Mode
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The new nodes of one planned node.
+
+    Attributes:
+        instead: what takes its place and makes its outputs; the node stays where there is nothing.
+        first: what computes from constants what the node reads, and goes to the beginning of its graph.
+    """
+
+    instead: Sequence[Node] = ()
+    first: Sequence[Node] = ()
+
+
+def planned_nodes(
+    graph: Graph, plan: Plan, mode: Mode, op_types: Collection[str] | None = None
+) -> Iterator[tuple[Graph, Node, Decision]]:
+    """Yield the nodes of a graph and its bodies to which a plan gives a mode, with the graph that lists each.
+
+    Args:
+        graph: the graph.
+        plan: names the nodes.
+        mode: of the nodes that are meant.
+        op_types: their operators; None means all.
+    """
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            decision = plan.by_node.get(node.name)
+            if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
+                yield scope, node, decision
+
+
+def rewrite_planned(
+    graph: Graph,
+    plan: Plan,
+    mode: Mode,
+    rewrite: Callable[[Graph, Node, Constant, Weight], Rewrite | str],
+    op_types: Collection[str] | None = None,
+) -> Changes:
+    """Rewrite the planned nodes of one weight, and leave those whose weight is codes already.
+
+    Args:
+        graph: the graph, which is edited in place with its bodies when all nodes have been looked at.
+        plan: names the nodes and their weights.
+        mode: of the nodes that are meant.
+        rewrite: takes the graph that lists a node, the node, its float weight, and what is planned for that; returns
+            the new nodes, or the reason why it leaves the node as it is.
+        op_types: the operators that are meant; None means all.
+    """
+    changed: list[str] = []
+    left: list[tuple[str, str]] = []
+    instead: dict[Node, Sequence[Node]] = {}
+    first: dict[Graph, list[Node]] = {}
+    for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
+        weight = decision.weights[0]
+        source = node.inputs[weight.index]
+        made = rewrite(scope, node, source, weight) if isinstance(source, Constant) else "its weight is codes already"
+        if isinstance(made, str):
+            left.append((node.name, made))
+            continue
+        if made.instead:
+            instead[node] = made.instead
+        first.setdefault(scope, []).extend(made.first)
+        changed.append(node.name)
+    replace_nodes(graph, instead)
+    for scope, nodes in first.items():
+        insert_nodes(scope, first=nodes)
+    return Changes(tuple(changed), tuple(left))
+
+
+def encoded(source: Constant, weight: Weight) -> QTensor:
+    """Return the codes and scales that a plan wants for a float weight.
+
+    Raises:
+        ModelError: the weight holds NaN or infinity.
+        SchemeError: the plan's blocks have more axes than the weight.
+    """
+    return encode(source.values, weight.spec, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)

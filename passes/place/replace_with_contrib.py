@@ -1,0 +1,61 @@
+"""Replace weight-only nodes by operators of onnxruntime that read packed codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.bias_correction import correct_bias
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype
+from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
+from onnxq.numbers.numerics import QTensor
+from onnxq.passes.place.planned import Rewrite, encoded, rewrite_planned
+from onnxq.planning.plan import Plan, Weight
+from onnxq.scheme import Mode
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceWithContrib(Pass):
+    """Replace weight-only MatMul and Gemm by MatMulNBits, and Gather by GatherBlockQuantized.
+
+    Leaves nodes whose format, blocks or storage these operators do not know, and those whose weight is codes already.
+
+    Attributes:
+        plan: names the nodes and weights.
+        means: of each channel by tensor name, for biases that are corrected.
+    """
+
+    plan: Plan
+    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
+        names = Names(graph)
+
+        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
+            if not fits_blob(weight.spec, node.op):
+                return f"no operator of onnxruntime reads {weight.spec.format} codes so"
+            quantized = encoded(source, weight)
+            correct_bias(node, quantized, self.plan, self.means, names)
+            return Rewrite(instead=_replacement(node, source, weight, quantized, names))
+
+        return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
+
+
+def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
+    """Take the output away from a node and return the nodes that compute it from packed codes."""
+    output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
+    chain = Chain(source.name, names)
+    if node.op == "Gather":
+        gather_block_quantized(chain, quantized, spec, node.inputs[1], dtype)
+    else:
+        if node.op == "Gemm" and node.attrs.get("transB", 0):
+            quantized = transposed(quantized)
+        bias = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
+        matmul_nbits(chain, quantized, spec, node.inputs[0], bias, dtype)
+    node.outputs.clear()
+    chain.nodes[-1].outputs[0] = output
+    return chain.nodes

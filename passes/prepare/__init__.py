@@ -1,0 +1,1 @@
+"""Passes from float to float."""

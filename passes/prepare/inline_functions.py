@@ -1,0 +1,20 @@
+"""Replace calls of model-local functions by their bodies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxq.graph import Changes, Graph, Pass
+from onnxq.onnx_tools import inline_functions
+
+
+@dataclass(frozen=True)
+class InlineFunctions(Pass):
+    """Inline every model-local function, so that the nodes inside are planned like any other."""
+
+    def apply(self, graph: Graph) -> Changes:
+        """Inline; ``changed`` holds the names of the functions."""
+        functions = tuple(function.name for function in graph.functions)
+        if functions:
+            graph.adopt(inline_functions(graph))
+        return Changes(functions)

@@ -1,0 +1,32 @@
+"""Give every node a name that no other node of the model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxq.graph import Changes, Graph, Names, Pass, scopes
+
+
+@dataclass(frozen=True)
+class NameNodes(Pass):
+    """Name nodes without a name after their op type and first output; number repeated names.
+
+    Rules select nodes by name and onnxruntime refuses repeated names, so names must be unique over all graphs.
+    The first node that has a name keeps it.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Rename; ``changed`` holds the new names."""
+        names = Names(graph)
+        seen: set[str] = set()
+        changed = []
+        for scope in scopes(graph):
+            for node in scope.nodes:
+                if node.name and node.name not in seen:
+                    seen.add(node.name)
+                    continue
+                output = next((tensor.name for tensor in node.outputs if tensor.name), "")
+                node.name = names.fresh(node.name or f"{node.op}_{output}")
+                seen.add(node.name)
+                changed.append(node.name)
+        return Changes(tuple(changed))

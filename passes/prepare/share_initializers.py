@@ -1,0 +1,55 @@
+"""Keep one of several equal initializers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from onnxq.graph import Changes, Constant, Graph, Names, Pass, onnx_dtype, replace_uses
+from onnxq.modelfile import place_constants
+
+
+@dataclass(frozen=True)
+class ShareInitializers(Pass):
+    """Let all nodes read the first of several initializers of equal type, shape and bytes.
+
+    One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
+    that are inputs or outputs of a graph, and text.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Share; ``changed`` holds the names of the initializers that are no longer read."""
+        names = Names(graph)
+        first: dict[tuple[int, tuple[int, ...], bytes], tuple[Constant, Graph]] = {}
+        moved: set[Constant] = set()
+        changed = []
+        for scope, tensors in place_constants(graph).items():
+            fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
+            for tensor in tensors:
+                if tensor.name in fixed or tensor.input_source is not None or not _is_read_number(tensor):
+                    continue
+                kept, home = first.setdefault(_content(tensor), (tensor, scope))
+                if kept is tensor:
+                    continue
+                if home is not scope and kept not in moved:
+                    # It is going to be seen from several bodies, where other tensors may bear its name.
+                    kept.name = names.fresh(kept.name)
+                    moved.add(kept)
+                replace_uses(tensor, kept)
+                changed.append(tensor.name)
+        return Changes(tuple(changed))
+
+
+def _is_read_number(tensor: Constant) -> bool:
+    """Whether sharing can make a difference: text has no bytes, and what nothing reads was stored so on purpose."""
+    return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING
+
+
+def _content(tensor: Constant) -> tuple[int, tuple[int, ...], bytes]:
+    """Return what makes two constants equal, with a digest in place of the bytes."""
+    digest = hashlib.blake2b(digest_size=20)
+    for chunk in tensor.payload.chunks():
+        digest.update(chunk)
+    return onnx_dtype(tensor), tuple(tensor.shape), digest.digest()

@@ -1,0 +1,27 @@
+"""Convert a model to a later opset, when the nodes that are to be inserted need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxq.graph import Changes, Graph, Pass
+from onnxq.onnx_tools import upgrade_opset
+
+
+@dataclass(frozen=True)
+class UpgradeOpset(Pass):
+    """Convert the default domain to ``version`` with onnx's own converter; later models stay as they are.
+
+    Attributes:
+        version: the lowest opset that is wanted.
+    """
+
+    version: int = 13
+
+    def apply(self, graph: Graph) -> Changes:
+        """Convert; ``changed`` says from which opset to which."""
+        before = graph.opset
+        if before >= self.version:
+            return Changes()
+        graph.adopt(upgrade_opset(graph, self.version))
+        return Changes((f"opset {before} to {self.version}",))

@@ -1,0 +1,362 @@
+"""What a model says survives reading and writing: one case for every field that the format has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, ModelProto, SparseTensorProto, TensorProto, TypeProto, helper, numpy_helper, parser
+
+from onnxq.modelfile import load, read_model, save, to_model
+
+BASE = """
+<ir_version: 13, opset_import: ["" : 25], producer_name: "made", producer_version: "1.2">
+base (float[N,4] x, bool c) => (float[N,4] y, float[N,4] s)
+<float[4] w = {1, 2, 3, 4}, float[4] outer = {5, 6, 7, 8}, float[N,4] h> {
+  [scale] h = Mul(x, w)
+  [branch] y = If (c) <
+    then_branch = t () => (float[N,4] u) { [t1] u = Add(h, outer) },
+    else_branch = e () => (float[N,4] v) <float[4] k = {1, 1, 1, 1}> { [e1] k2 = Add(k, outer) [e2] v = Sub(h, k2) }>
+  [soft] s = Softmax <axis = 1> (h)
+}
+"""
+
+Edit = Callable[[ModelProto], object]
+
+
+def base() -> ModelProto:
+    return parser.parse_model(BASE)
+
+
+def metadata(holder: object, value: str = "v") -> None:
+    holder.metadata_props.add(key="k", value=value)
+
+
+def branch(model: ModelProto, index: int = 0) -> onnx.GraphProto:
+    return model.graph.node[1].attribute[index].g
+
+
+def attribute(model: ModelProto, value: AttributeProto) -> None:
+    model.graph.node[2].attribute.append(value)
+
+
+def make_attribute(model: ModelProto, value: object, kind: int | None = None) -> None:
+    attribute(model, helper.make_attribute("extra", value, attr_type=kind))
+
+
+def empty_attribute(kind: int) -> Edit:
+    return lambda model: attribute(model, AttributeProto(name="extra", type=kind))
+
+
+def sparse(name: str = "sparse") -> SparseTensorProto:
+    values = numpy_helper.from_array(np.array([1.5, 2.5], np.float32), name)
+    indices = numpy_helper.from_array(np.array([1, 3], np.int64), "")
+    return helper.make_sparse_tensor(values, indices, [4])
+
+
+def initializer(data_type: int, dims: list[int], raw: bytes) -> Edit:
+    return lambda model: model.graph.initializer.append(
+        TensorProto(name="stored", data_type=data_type, dims=dims, raw_data=raw)
+    )
+
+
+def typed_initializer(data_type: int, values: list[object]) -> Edit:
+    return lambda model: model.graph.initializer.append(helper.make_tensor("typed", data_type, [len(values)], values))
+
+
+def extra_output(kind: TypeProto, operator: str) -> Edit:
+    def edit(model: ModelProto) -> None:
+        model.graph.node.append(helper.make_node(operator, ["x"], ["z"]))
+        model.graph.output.append(onnx.ValueInfoProto(name="z", type=kind))
+
+    return edit
+
+
+def function(model: ModelProto) -> None:
+    node = helper.make_node("Relu", ["p"], ["q"], doc_string="inside")
+    made = helper.make_function("local", "f", ["p"], ["q"], [node], [helper.make_opsetid("", 25)], ["a"])
+    made.doc_string, made.overload = "doc", "one"
+    metadata(made)
+    made.value_info.append(helper.make_tensor_value_info("q", 1, ["N"]))
+    model.functions.append(made)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node.append(helper.make_node("f", ["x"], ["fx"], domain="local", overload="one"))
+
+
+def overridable(model: ModelProto) -> None:
+    info = helper.make_tensor_value_info("w", 1, [4])
+    info.doc_string = "may be fed"
+    model.graph.input.insert(1, info)
+
+
+def training(model: ModelProto) -> None:
+    info = model.training_info.add()
+    info.algorithm.name = "step"
+    info.update_binding.add(key="w", value="w")
+
+
+def quantization(model: ModelProto) -> None:
+    annotation = model.graph.quantization_annotation.add(tensor_name="h")
+    annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
+
+
+def denotations(model: ModelProto) -> None:
+    kind = model.graph.input[0].type
+    kind.denotation = "IMAGE"
+    kind.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+
+
+def rank_and_dimension_kinds(model: ModelProto) -> None:
+    model.graph.node.extend(helper.make_node("Relu", ["x"], [name]) for name in ("r1", "r2", "r3", "r4"))
+    for name, shape in (("r1", None), ("r2", []), ("r3", [None, 4]), ("r4", ["M", -1])):
+        model.graph.value_info.append(helper.make_tensor_value_info(name, 1, shape))
+
+
+def loop(model: ModelProto) -> None:
+    text = """
+    <ir_version: 13, opset_import: ["" : 25]>
+    looped (int64 n, bool go, float[4] start) => (float[4] last) <float[4] step = {1, 2, 3, 4}> {
+      last = Loop (n, go, start) <body = b (int64 i, bool keep, float[4] now) => (bool again, float[4] next)
+        { again = Identity(keep) next = Add(now, step) }>
+    }
+    """
+    model.CopyFrom(parser.parse_model(text))
+
+
+def nested_bodies(model: ModelProto) -> None:
+    inner = onnx.NodeProto()
+    inner.CopyFrom(model.graph.node[1])
+    inner.output[0] = "deep"
+    for index, name in ((0, "deep_u"), (1, "deep_v")):
+        body = inner.attribute[index].g
+        body.node[-1].output[0] = body.output[0].name = name
+    inner.attribute[1].g.initializer[0].name = inner.attribute[1].g.node[0].input[0] = "deep_k"
+    inner.attribute[1].g.node[0].output[0] = inner.attribute[1].g.node[1].input[1] = "deep_k2"
+    branch(model).node.append(inner)
+
+
+def clear(model: ModelProto, name: str) -> None:
+    model.ClearField(name)
+
+
+CASES: dict[str, Edit] = {
+    "nothing special": lambda m: None,
+    "model documentation": lambda m: setattr(m, "doc_string", "line\nline"),
+    "model domain and version": lambda m: (setattr(m, "domain", "org.x"), setattr(m, "model_version", 7)),
+    "producer unset": lambda m: (clear(m, "producer_name"), clear(m, "producer_version")),
+    "producer set but empty": lambda m: setattr(m, "producer_name", ""),
+    "model metadata": metadata,
+    "custom opset imports": lambda m: m.opset_import.append(helper.make_opsetid("com.microsoft", 1)),
+    "default domain spelled out": lambda m: setattr(m.opset_import[0], "domain", "ai.onnx"),
+    "training information": training,
+    "device configuration": lambda m: m.configuration.add(name="two", num_devices=2),
+    "local functions": function,
+    "graph documentation": lambda m: setattr(m.graph, "doc_string", "doc"),
+    "graph metadata": lambda m: metadata(m.graph),
+    "graph name unset": lambda m: m.graph.ClearField("name"),
+    "body documentation and metadata": lambda m: (setattr(branch(m), "doc_string", "d"), metadata(branch(m))),
+    "body of a loop": loop,
+    "bodies inside bodies": nested_bodies,
+    "node documentation": lambda m: setattr(m.graph.node[0], "doc_string", "doc"),
+    "node metadata": lambda m: metadata(m.graph.node[0]),
+    "node metadata inside a body": lambda m: metadata(branch(m).node[0]),
+    "node device configuration": lambda m: m.graph.node[0].device_configurations.add(configuration_id="two"),
+    "nodes without names": lambda m: [node.ClearField("name") for node in m.graph.node],
+    "node names set but empty": lambda m: setattr(m.graph.node[0], "name", ""),
+    "node names used twice": lambda m: setattr(m.graph.node[2], "name", "scale"),
+    "node domain set but empty": lambda m: setattr(m.graph.node[0], "domain", ""),
+    "omitted inputs": lambda m: m.graph.node.append(helper.make_node("Clip", ["x", "", "w"], ["clipped"])),
+    "omitted outputs": lambda m: m.graph.node.append(helper.make_node("LSTM", ["x", "w", "w"], ["", "last", ""])),
+    "input documentation": lambda m: setattr(m.graph.input[0], "doc_string", "doc"),
+    "input metadata": lambda m: metadata(m.graph.input[0]),
+    "type and dimension denotations": denotations,
+    "output documentation": lambda m: setattr(m.graph.output[0], "doc_string", "doc"),
+    "output metadata": lambda m: metadata(m.graph.output[0]),
+    "output without type": lambda m: m.graph.output[0].ClearField("type"),
+    "inputs returned as they are": lambda m: m.graph.output.append(m.graph.input[0]),
+    "initializers returned as they are": lambda m: m.graph.output.append(helper.make_tensor_value_info("w", 1, [4])),
+    "value info metadata": lambda m: metadata(m.graph.value_info[0]),
+    "value info of unknown rank, scalars and unknown dimensions": rank_and_dimension_kinds,
+    "value info of outputs": lambda m: m.graph.value_info.append(m.graph.output[0]),
+    "value info of initializers": lambda m: m.graph.value_info.append(helper.make_tensor_value_info("w", 1, [4])),
+    "value info of nothing": lambda m: m.graph.value_info.append(helper.make_tensor_value_info("ghost", 1, [4])),
+    "negative dimensions": lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1),
+    "overridable initializers": overridable,
+    "unused initializers": initializer(TensorProto.FLOAT, [2], bytes(8)),
+    "initializer documentation and metadata": lambda m: (
+        setattr(m.graph.initializer[0], "doc_string", "doc"),
+        metadata(m.graph.initializer[0]),
+    ),
+    "quantization annotations": quantization,
+    "sparse initializers": lambda m: m.graph.sparse_initializer.append(sparse()),
+    "int4": initializer(TensorProto.INT4, [3], b"\x21\x03"),
+    "uint4": initializer(TensorProto.UINT4, [3], b"\x21\x03"),
+    "int2": initializer(TensorProto.INT2, [5], b"\xe4\x01"),
+    "uint2": initializer(TensorProto.UINT2, [5], b"\xe4\x01"),
+    "float4": initializer(TensorProto.FLOAT4E2M1, [3], b"\x21\x03"),
+    "float6 e2m3": initializer(TensorProto.FLOAT6E2M3, [4], b"\x01\x02\x03"),
+    "float6 e3m2": initializer(TensorProto.FLOAT6E3M2, [4], b"\x01\x02\x03"),
+    "float8 e4m3fn": initializer(TensorProto.FLOAT8E4M3FN, [2], b"\x01\x7f"),
+    "float8 e4m3fnuz": initializer(TensorProto.FLOAT8E4M3FNUZ, [2], b"\x01\x80"),
+    "float8 e5m2": initializer(TensorProto.FLOAT8E5M2, [2], b"\x01\x7f"),
+    "float8 e5m2fnuz": initializer(TensorProto.FLOAT8E5M2FNUZ, [2], b"\x01\x80"),
+    "float8 e8m0": initializer(TensorProto.FLOAT8E8M0, [2], b"\x01\xff"),
+    "bfloat16": initializer(TensorProto.BFLOAT16, [2], b"\x80\x3f\xc1\x7f"),
+    "float16 in int32 data": typed_initializer(TensorProto.FLOAT16, [1.0, 2.0]),
+    "int4 in int32 data": typed_initializer(TensorProto.INT4, [1, -2, 3]),
+    "complex numbers in float data": typed_initializer(TensorProto.COMPLEX64, [1 + 2j, 3 - 4j]),
+    "unsigned 64 bits": typed_initializer(TensorProto.UINT64, [1, 2**63]),
+    "strings, not all UTF-8": typed_initializer(TensorProto.STRING, [b"a", b"\xff\xfe"]),
+    "dimension of zero": initializer(TensorProto.FLOAT, [0, 3], b""),
+    "signalling NaN": initializer(TensorProto.FLOAT, [1], b"\x01\x00\xa0\x7f"),
+    "tensor attribute": lambda m: make_attribute(m, numpy_helper.from_array(np.arange(3), "named")),
+    "float attribute that is NaN": lambda m: make_attribute(m, float("nan")),
+    "string attribute that is not UTF-8": lambda m: make_attribute(m, b"\xff\xfe"),
+    "strings attribute that is not UTF-8": lambda m: make_attribute(m, [b"a", b"\xff\xfe"]),
+    "empty ints attribute": empty_attribute(AttributeProto.INTS),
+    "empty floats attribute": empty_attribute(AttributeProto.FLOATS),
+    "empty strings attribute": empty_attribute(AttributeProto.STRINGS),
+    "attribute documentation": lambda m: setattr(m.graph.node[2].attribute[0], "doc_string", "doc"),
+    "body attribute documentation": lambda m: setattr(m.graph.node[1].attribute[0], "doc_string", "doc"),
+    "tensors attribute": lambda m: make_attribute(m, [numpy_helper.from_array(np.arange(3))]),
+    "graphs attribute": lambda m: make_attribute(m, [branch(m), branch(m, 1)]),
+    "type attribute": lambda m: make_attribute(m, helper.make_tensor_type_proto(1, ["N"])),
+    "types attribute": lambda m: make_attribute(m, [helper.make_tensor_type_proto(1, ["N"])]),
+    "sparse tensor attribute": lambda m: make_attribute(m, sparse("")),
+    "sparse tensors attribute": lambda m: make_attribute(m, [sparse("")]),
+    "optional type": extra_output(helper.make_optional_type_proto(helper.make_tensor_type_proto(1, ["N"])), "Optional"),
+    "sequence type": extra_output(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])), "SequenceConstruct"
+    ),
+    "map type": extra_output(helper.make_map_type_proto(7, helper.make_tensor_type_proto(1, [])), "Custom"),
+}
+
+
+@pytest.mark.parametrize("edit", CASES.values(), ids=CASES.keys())
+def test_a_model_is_the_same_after_reading_and_writing(edit: Edit) -> None:
+    model = base()
+    edit(model)
+    before = model.SerializeToString(deterministic=True)
+
+    written = to_model(read_model(model))
+
+    assert written == model
+    assert written.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == before, "reading and writing must not change the source"
+
+
+@pytest.mark.parametrize("edit", CASES.values(), ids=CASES.keys())
+def test_an_independent_copy_says_the_same(edit: Edit) -> None:
+    model = base()
+    edit(model)
+
+    assert to_model(read_model(model).copy()) == model
+
+
+def test_references_to_external_data_stay_in_their_folder(tmp_path) -> None:
+    model = base()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    stored = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for tensor in stored.graph.initializer:
+        tensor.external_data.add(key="checksum", value="0" * 40)
+    (tmp_path / "m.onnx").write_bytes(stored.SerializeToString())
+
+    assert to_model(load(tmp_path / "m.onnx"), folder=tmp_path) == stored
+
+
+def test_captured_initializers_stay_where_they_are_declared() -> None:
+    written = to_model(read_model(base()))
+
+    assert [tensor.name for tensor in written.graph.initializer] == ["w", "outer"]
+    assert [tensor.name for tensor in branch(written).initializer] == []
+    assert [tensor.name for tensor in branch(written, 1).initializer] == ["k"]
+
+
+def test_reading_values_does_not_change_what_is_written() -> None:
+    model = base()
+    CASES["int4"](model)
+    CASES["float8 e4m3fnuz"](model)
+    model.graph.initializer[-1].name = "other"
+    CASES["strings, not all UTF-8"](model)
+    graph = read_model(model)
+
+    for constant in graph.initializers:
+        assert constant.values.shape == constant.shape
+
+    assert to_model(graph) == model
+
+
+def test_an_edited_node_keeps_its_documentation_and_metadata() -> None:
+    model = base()
+    metadata(model.graph.node[2])
+    model.graph.node[2].doc_string = "doc"
+    model.graph.node[2].attribute[0].doc_string = "why 1"
+    graph = read_model(model)
+
+    graph.nodes[2].attrs["axis"] = -1
+    written = to_model(graph).graph.node[2]
+
+    assert (written.doc_string, written.metadata_props[0].value) == ("doc", "v")
+    assert (written.attribute[0].i, written.attribute[0].doc_string) == (-1, "why 1")
+
+
+def test_an_edited_type_keeps_documentation_and_denotations() -> None:
+    model = base()
+    denotations(model)
+    model.graph.input[0].doc_string = "doc"
+    graph = read_model(model)
+
+    graph.inputs[0].shape = [1, 4]
+    written = to_model(graph).graph.input[0]
+
+    assert written.doc_string == "doc"
+    assert written.type.denotation == "IMAGE"
+    assert [dim.dim_value for dim in written.type.tensor_type.shape.dim] == [1, 4]
+    assert written.type.tensor_type.shape.dim[0].denotation == "DATA_BATCH"
+
+
+def test_what_is_forgotten_about_an_inner_tensor_is_not_declared() -> None:
+    graph = read_model(base())
+    hidden = graph.nodes[0].outputs[0]
+
+    hidden.dtype = hidden.shape = None
+
+    assert [info.name for info in to_model(graph).graph.value_info] == []
+
+
+def test_writing_is_deterministic(tmp_path) -> None:
+    for name in ("a", "b"):
+        save(read_model(base()), tmp_path / f"{name}.onnx")
+
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_a_changed_opset_is_written_with_a_fitting_file_format() -> None:
+    graph = read_model(base())
+    graph.ir_version = 8
+
+    graph.opset = 21
+    written = to_model(graph)
+
+    assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", 21)]
+    assert written.ir_version == 10
+
+
+def test_the_domain_of_a_new_node_is_imported() -> None:
+    graph = read_model(base())
+    graph.nodes[0].domain = "com.microsoft"
+
+    assert [(entry.domain, entry.version) for entry in to_model(graph).opset_import] == [("", 25), ("com.microsoft", 1)]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_initializers_beside_the_inputs_need_ir_version_4(listed: bool) -> None:
+    text = """<ir_version: 3, opset_import: ["" : 8]>
+    g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"""
+    model = parser.parse_model(text)
+    if listed:
+        model.graph.input.append(helper.make_tensor_value_info("w", 1, [4]))
+
+    assert to_model(read_model(model)).ir_version == (3 if listed else 4)

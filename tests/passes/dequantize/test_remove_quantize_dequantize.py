@@ -1,0 +1,333 @@
+"""RemoveQuantizeDequantize lets floats flow where codes did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample
+from onnx import ModelProto, TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.graph import Changes, Graph, constants
+from onnxq.modelfile import as_graph, to_model
+from onnxq.passes import NameNodes, RemoveQuantizeDequantize, RemoveUnused
+
+SCALE = np.array(0.05, np.float32)
+MIDDLE = np.array(120, np.uint8)
+"""Codes reach from -6 to 6.75."""
+
+
+def remove(made: ModelProto) -> tuple[Graph, Changes]:
+    graph = named_graph(made)
+    changes = apply_once(RemoveQuantizeDequantize(), graph)
+    RemoveUnused().apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    return graph, changes
+
+
+def quantized(body: str, opset: int = 17, **weights: Array) -> ModelProto:
+    return model(body, opset=opset, ir_version=10, s=SCALE, z=MIDDLE, **weights)
+
+
+def test_a_pair_vanishes_and_the_output_keeps_its_name() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            a = Tanh(x)  q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, s, z)
+        }"""
+    )
+    graph, changes = remove(made)
+    assert ops(graph) == ["Tanh"]
+    assert changes.changed == ("QuantizeLinear_q", "DequantizeLinear_y")
+    np.testing.assert_allclose(outputs(graph, sample(made))["y"], np.tanh(sample(made)["x"]), rtol=1e-6)
+
+
+def test_an_input_that_is_returned_passes_through_identity() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y, float[2, 3] again) {
+            q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)  again = DequantizeLinear(q, s, z)
+        }"""
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Identity", "Identity"]
+    assert [tensor.name for tensor in graph.outputs] == ["y", "again"]
+
+
+def test_one_tensor_behind_two_outputs_keeps_both_names() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y, float[2, 3] again) {
+            a = Tanh(x)  q = QuantizeLinear(a, s, z)
+            y = DequantizeLinear(q, s, z)  again = DequantizeLinear(q, s, z)
+        }"""
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Tanh", "Identity"]
+    found = outputs(graph, sample(made))
+    assert sorted(found) == ["again", "y"]
+    np.testing.assert_array_equal(found["y"], found["again"])
+
+
+CARRIERS = {
+    "concat": "c = Concat <axis = 1> (q, r, q)",
+    "concat with constant codes": "c = Concat <axis = 1> (q, codes)",
+    "depth to space": "c = DepthToSpace <blocksize = 2> (q)",
+    "expand": "c = Expand(q, to)",
+    "flatten": "c = Flatten(q)",
+    "gather": "c = Gather <axis = 1> (q, places)",
+    "identity": "c = Identity(q)",
+    "max pool": "c = MaxPool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (q)",
+    "pad": "c = Pad(q, margins, filling)",
+    "pad with code zero": "c = Pad(q, margins)",
+    "pad by reflection": 'c = Pad <mode = "reflect"> (q, margins)',
+    "reshape": "c = Reshape(q, shape)",
+    "resize": 'c = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric"> (q, , factors)',
+    "slice": "c = Slice(q, one, two, one)",
+    "split": "c, d = Split <axis = 1> (q, halves)",
+    "squeeze": "c = Squeeze(q, zero)",
+    "tile": "c = Tile(q, times)",
+    "transpose": "c = Transpose <perm = [0, 2, 3, 1]> (q)",
+    "two in a row": "b = Transpose <perm = [0, 2, 3, 1]> (q)  c = Flatten(b)",
+    "unsqueeze": "c = Unsqueeze(q, zero)",
+}
+INDICES = {
+    "to": [2, 4, 4, 4], "places": [2, 0], "margins": [0, 0, 1, 0, 0, 0, 0, 1], "shape": [4, -1], "one": [1],
+    "two": [3], "halves": [1, 3], "zero": [0], "times": [1, 2, 1, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CARRIERS.values(), ids=CARRIERS)
+def test_nodes_that_move_codes_move_floats(body: str) -> None:
+    made = quantized(
+        f"""g (float[1, 4, 4, 4] x, float[1, 4, 4, 4] w) => (float y) {{
+            q = QuantizeLinear(x, s, z)  r = QuantizeLinear(w, s, z)
+            {body}
+            y = DequantizeLinear(c, s, z)
+        }}""",
+        codes=np.arange(64, dtype=np.uint8).reshape(1, 4, 4, 4),
+        filling=np.array(140, np.uint8),
+        factors=np.array([1, 1, 2, 2], np.float32),
+        **{name: np.array(numbers) for name, numbers in INDICES.items()},
+    )
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
+    assert not any(tensor.dtype == np.uint8 for tensor in constants(graph) if tensor.outputs)
+    # On the grid of codes there is nothing to round, so that both models compute the same.
+    inputs = {
+        name: (np.rint(array / SCALE).clip(-100, 100) * SCALE).astype(np.float32)
+        for name, array in sample(made).items()
+    }
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 1e-6
+
+
+def test_rows_of_constant_codes_are_looked_up_as_floats() -> None:
+    made = quantized(
+        """g (int64[N, 2] i) => (float[2, N, 8] y) {
+            rows = Gather(table, i)  turned = Transpose <perm = [1, 0, 2]> (rows)  y = DequantizeLinear(turned, s, z)
+        }""",
+        table=np.arange(80, dtype=np.uint8).reshape(10, 8),
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Gather", "Transpose"]
+    inputs = {"i": np.array([[3, 1], [0, 9], [2, 2]])}
+    np.testing.assert_array_equal(outputs(graph, inputs)["y"], outputs(made, inputs)["y"])
+
+
+def test_largest_and_shape_are_asked_of_the_floats() -> None:
+    made = quantized(
+        """g (float[2, 5] x) => (int64[2] y, int64[2] size) {
+            q = QuantizeLinear(x, s, z)  y = ArgMax <axis = 1, keepdims = 0> (q)  size = Shape(q)
+        }"""
+    )
+    graph, _ = remove(made)
+    inputs = sample(made)
+    np.testing.assert_array_equal(outputs(graph, inputs)["y"], inputs["x"].argmax(1))
+    np.testing.assert_array_equal(outputs(graph, inputs)["size"], [2, 5])
+
+
+@pytest.mark.parametrize("code", [np.uint8, np.int8, np.int16, np.uint16])
+def test_codes_that_are_fed_and_returned_stay_bit_for_bit(code: Any) -> None:
+    limits = np.iinfo(code)
+    name = np.dtype(code).name
+    made = model(
+        f"""g ({name}[2, 300] x) => ({name}[2, 300] y, {name}[300, 2] turned) {{
+            a = DequantizeLinear(x, s, z)  b = Tanh(a)  c = Mul(b, gain)
+            y = QuantizeLinear(c, t, z)  turned = Transpose(y)
+        }}""",
+        opset=21, ir_version=10, s=SCALE, t=np.array(0.0371, np.float32), gain=np.array(9, np.float32),
+        z=np.array(limits.min + 100, code),
+    )  # fmt: skip
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
+    inputs = {"x": np.random.default_rng(0).integers(limits.min, limits.max + 1, (2, 300)).astype(code)}
+    for output, expected in outputs(made, inputs).items():
+        np.testing.assert_array_equal(outputs(graph, inputs)[output], expected, strict=True)
+
+
+@pytest.mark.parametrize(("code", "lowest"), [(np.uint8, 0), (np.int8, -128)])
+@pytest.mark.parametrize(("highest", "op"), [(4.0, "Relu"), (6.0, "Clip")])
+@pytest.mark.parametrize("opset", [10, 13])
+def test_a_clamp_that_the_range_of_codes_took_over_comes_back(
+    code: Any, lowest: int, highest: float, op: str, opset: int
+) -> None:
+    made = model(
+        """g (float[2, 300] x) => (float[2, 300] y) {
+            a = Add(x, x)  q = QuantizeLinear(a, s, z)  b = DequantizeLinear(q, s, z)  y = Mul(b, b)
+        }""",
+        opset=opset, s=np.array(highest / 255, np.float32), z=np.array(lowest, code),
+    )  # fmt: skip
+    graph, _ = remove(made)
+    assert ops(graph) == ["Add", op, "Mul"]
+    inputs = {"x": np.linspace(-8, 8, 600, dtype=np.float32).reshape(2, 300)}
+    expected = np.square(np.clip(2 * inputs["x"], 0, 6 if op == "Clip" else None))
+    np.testing.assert_allclose(outputs(graph, inputs)["y"], expected, rtol=1e-6)
+
+
+NOT_NEGATIVE = (
+    "a = Relu(x)",
+    "a = Sigmoid(x)",
+    "a = Softmax(x)",
+    "b = Relu(x)  a = LeakyRelu(b)",
+    "b = Relu(x)  c = Sigmoid(x)  d = Mul(b, c)  a = Add(d, b)",
+    "b = Relu(x)  c = Transpose(b)  a = Concat <axis = 0> (c, c)",
+    "a = Clip(x, low, high)",
+    "b = Clip(x, low, high)  a = Flatten(b)",
+)
+
+
+@pytest.mark.parametrize("body", NOT_NEGATIVE)
+def test_values_that_cannot_be_negative_get_no_clamp(body: str) -> None:
+    made = model(
+        f"g (float[4, 4] x) => (float y) {{ {body} q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, s, z) }}",
+        s=np.array((6 if "Clip" in body else 4) / 255, np.float32), z=np.array(0, np.uint8),
+        low=np.array(0, np.float32), high=np.array(6, np.float32),
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    before = [node.op_type for node in made.graph.node]
+    assert ops(remove(made)[0]) == before[:-2]
+
+
+def test_nodes_share_the_clamp_of_a_tensor() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y, float[2, 3] w) {
+            a = Neg(x)
+            q = QuantizeLinear(a, s, zero)  b = DequantizeLinear(q, s, zero)  y = Tanh(b)
+            r = QuantizeLinear(a, s, zero)  c = DequantizeLinear(r, s, zero)  w = Sin(c)
+        }""",
+        zero=np.array(0, np.uint8),
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Neg", "Relu", "Tanh", "Sin"]
+
+
+def test_scales_along_an_axis_belong_together_too() -> None:
+    made = model(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            a = Neg(x)  q = QuantizeLinear <axis = 1> (a, s, z)  b = DequantizeLinear <axis = 1> (q, s, z)  y = Neg(b)
+        }""",
+        s=np.array([1, 2, 3], np.float32), z=np.array([1, 2, 3], np.uint8),
+    )  # fmt: skip
+    assert ops(remove(made)[0]) == ["Neg", "Neg"]
+
+
+def test_what_a_run_measures_vanishes_with_the_codes() -> None:
+    made = model(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            q, s, z = DynamicQuantizeLinear(x)  t = Transpose(q)  u = Transpose(t)
+            a = DequantizeLinear(u, s, z)  y = Tanh(a)
+        }"""
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Transpose", "Transpose", "Tanh"]
+
+
+def test_bodies_read_the_floats_of_codes_around_them() -> None:
+    made = quantized(
+        """g (float[2, 3] x, bool c) => (float[2, 3] y) {
+            a = Neg(x)
+            q = QuantizeLinear(a, s, z)
+            y = If (c) <
+                then_branch = yes () => (float[2, 3] t) { b = DequantizeLinear(q, s, z)  t = Tanh(b) },
+                else_branch = no () => (float[2, 3] e) { e = DequantizeLinear(q, s, z) }>
+        }"""
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Neg", "If", "Tanh", "Identity"]
+    for seed, function in ((0, np.tanh), (1, np.array)):
+        inputs = sample(made, seed)
+        np.testing.assert_allclose(outputs(graph, inputs)["y"], function(-inputs["x"]), rtol=1e-6)
+
+
+def test_codes_that_a_body_returns_stay_codes() -> None:
+    made = quantized(
+        """g (float[2, 3] x, bool c) => (float[2, 3] y) {
+            q = If (c) <
+                then_branch = yes () => (uint8[2, 3] t) { a = Tanh(x)  t = QuantizeLinear(a, s, z) },
+                else_branch = no () => (uint8[2, 3] e) { e = QuantizeLinear(x, s, z) }>
+            y = DequantizeLinear(q, s, z)
+        }"""
+    )
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
+    for seed in (0, 1):
+        inputs = sample(made, seed)
+        np.testing.assert_array_equal(outputs(graph, inputs)["y"], outputs(made, inputs)["y"])
+
+
+def test_another_float_type_behind_the_pair_is_a_cast() -> None:
+    made = model(
+        """g (float[2, 3] x) => (float16[2, 3] y) {
+            a = Tanh(x)  q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, t, z)
+        }""",
+        opset=21, ir_version=10, s=SCALE, t=np.array(0.0625, np.float16), z=MIDDLE,
+    )  # fmt: skip
+    made.graph.initializer[0].float_data[:] = []
+    made.graph.initializer[0].raw_data = np.array(0.0625, np.float32).tobytes()
+    graph, _ = remove(made)
+    assert ops(graph) == ["Tanh", "Cast"]
+    assert nodes(graph, "Cast")[0].attrs["to"] == TensorProto.FLOAT16
+
+
+def test_weights_are_left() -> None:
+    made = quantized("g (float[2, 3] x) => (float[2, 3] y) { w = DequantizeLinear(codes, s, z)  y = Add(x, w) }",
+                     codes=np.ones((2, 3), np.uint8))  # fmt: skip
+    graph = as_graph(made)
+    changes = RemoveQuantizeDequantize().apply(graph)
+    assert changes == Changes((), (("", "it decodes a weight"),))
+
+
+REFUSED = {
+    "c = Mod(q, q)  y = DequantizeLinear(c, s, z)": r"node Mod_c \(Mod\) computes with the integer codes q, and",
+    "y = DequantizeLinear(q, t, z)": r"node DequantizeLinear_y \(DequantizeLinear\) decodes q with another scale",
+    "y = DequantizeLinear(q, s)": r"node DequantizeLinear_y \(DequantizeLinear\) decodes q with another scale",
+    "r = QuantizeLinear(x, t, z)  c = Concat <axis = 0> (q, r)  y = DequantizeLinear(c, s, z)": (
+        r"node Concat_c \(Concat\) brings together codes that are not known to have one scale, such as r"
+    ),
+    "m, n, o = DynamicQuantizeLinear(x)  p = DequantizeLinear(m, n, o)  y = Mul(p, n)": (
+        r"node Mul_y \(Mul\) reads n of node DynamicQuantizeLinear_m"
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED.items())
+def test_what_has_no_float_meaning_is_refused_by_name(body: str, message: str) -> None:
+    made = quantized(
+        f"g (float[2, 3] x) => (float[2, 3] y) {{ q = QuantizeLinear(x, s, z)  {body} }}", t=np.array(1, np.float32)
+    )
+    graph = as_graph(made)
+    NameNodes().apply(graph)
+    with pytest.raises(ModelError, match=message):
+        RemoveQuantizeDequantize().apply(graph)
+
+
+def test_a_thousand_nodes_that_move_codes_take_no_recursion() -> None:
+    steps = "".join(f"q{i + 1} = Identity(q{i}) " for i in range(1500))
+    made = quantized(
+        f"""g (float[2, 3] x) => (float[2, 3] y) {{
+            a = Neg(x)  q0 = QuantizeLinear(a, s, z)  {steps}  y = DequantizeLinear(q1500, s, z)
+        }}"""
+    )
+    graph, _ = remove(made)
+    assert node_named(graph, "Neg_a").outputs[0].outputs[0].op == "Identity"

@@ -1,0 +1,316 @@
+"""InsertQuantizeDequantize puts one pair on each activation of the plan, and every reader on the right side of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from model_zoo import (
+    batch_norm_chain,
+    branches_that_share_a_scale,
+    difference,
+    model,
+    node_named,
+    nodes,
+    outputs,
+    sample,
+    values,
+)
+from onnx import ModelProto
+
+from onnxq.calibration.ranges import MinMax
+from onnxq.graph import Changes, Graph, scopes
+from onnxq.modelfile import as_graph, load, save, to_model
+from onnxq.numbers.numerics import Parameters
+from onnxq.onnx_tools import infer_shapes
+from onnxq.parameters import activation_parameters
+from onnxq.passes import InsertQuantizeDequantize, LiftConstants, QuantizeWeights
+from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.preparation import prepare
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.runtime import open_session
+from onnxq.scheme import Mode, Spec
+from onnxq.targets import target_named
+from onnxq.workbench import Workbench
+
+AFFINE = Spec("uint8", symmetric=False)
+SYMMETRIC = Spec("int8")
+FINE = Parameters(np.asarray(np.float32(0.02)), np.asarray(np.uint8(128)))
+
+
+def plan(activations: Sequence[Activation], static: Sequence[str] = ()) -> Plan:
+    decisions = tuple(Decision(name, "", Mode.STATIC, "integer kernel") for name in static)
+    return Plan(decisions, tuple(activations), "scheme", "target")
+
+
+def activation(tensor: str, *, every_consumer: bool = False, spec: Spec = AFFINE) -> Activation:
+    return Activation(tensor, spec, tensor, every_consumer=every_consumer)
+
+
+def insert(made: ModelProto, activations: Sequence[Activation], static: Sequence[str] = ()) -> tuple[Graph, Changes]:
+    """Apply the pass twice: the pairs are exactly those of the plan, and the model still does what it did."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    assert len(nodes(graph, "QuantizeLinear")) == len(nodes(graph, "DequantizeLinear")) == len(changes.changed)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 0.1
+    return graph, changes
+
+
+def read(graph: Graph, node: str) -> list[str]:
+    return [tensor.name for tensor in node_named(graph, node).inputs]
+
+
+TWO_READERS = "g (float[4] x) => (float[4] y, float[4] z) { [p] t = Neg(x) [a] y = Abs(t) [b] z = Neg(t) }"
+
+
+def test_only_static_nodes_read_the_dequantized_tensor() -> None:
+    graph, changes = insert(model(TWO_READERS), [activation("t")], static=["a"])
+    assert changes == Changes(("t",))
+    assert read(graph, "a") == ["t.dequantized"]
+    assert read(graph, "b") == ["t"]
+
+
+def test_every_consumer_reads_it_where_the_plan_says_so() -> None:
+    graph, _ = insert(model(TWO_READERS), [activation("t", every_consumer=True)], static=["a"])
+    assert read(graph, "a") == read(graph, "b") == ["t.dequantized"]
+
+
+def test_new_tensors_and_nodes_are_named_after_the_activation() -> None:
+    graph, _ = insert(model(TWO_READERS), [activation("t")], static=["a"])
+    (quantizer,), (decoder,) = nodes(graph, "QuantizeLinear"), nodes(graph, "DequantizeLinear")
+    assert (quantizer.name, decoder.name) == ("t.quantize", "t.dequantize")
+    assert [tensor.name for tensor in quantizer.inputs] == ["t", "t.scale", "t.zero_point"]
+    assert [tensor.name for tensor in decoder.inputs] == ["t.codes", "t.scale", "t.zero_point"]
+    assert decoder.outputs[0].shape == [4]
+    assert quantizer.outputs[0].dtype == np.uint8
+
+
+def test_a_symmetric_tensor_writes_a_zero_of_the_codes_type() -> None:
+    graph = as_graph(model(TWO_READERS))
+    parameters = {"t": Parameters(np.asarray(np.float32(0.02)), None)}
+    InsertQuantizeDequantize(plan([activation("t", spec=SYMMETRIC)], ["a"]), parameters).apply(graph)
+    zero = nodes(graph, "QuantizeLinear")[0].inputs[2].values
+    np.testing.assert_array_equal(zero, np.zeros((), np.int8), strict=True)
+
+
+@pytest.mark.parametrize("static", [["a"], []])
+def test_a_graph_output_keeps_its_name_and_carries_the_dequantized_values(static: list[str]) -> None:
+    made = model("g (float[4] x) => (float[4] t, float[4] y) { [p] t = Neg(x) [a] y = Abs(t) }")
+    graph, _ = insert(made, [activation("t", every_consumer=True)], static)
+    assert [tensor.name for tensor in graph.outputs] == ["t", "y"]
+    assert graph.outputs[0].inputs[0].op == "DequantizeLinear"
+    found = outputs(graph, sample(made))["t"] / np.float32(0.02)
+    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+
+
+def test_a_graph_output_stays_in_float_where_float_consumers_do() -> None:
+    made = model("g (float[4] x) => (float[4] t, float[4] y) { [p] t = Neg(x) [a] y = Abs(t) }")
+    graph, _ = insert(made, [activation("t")], ["a"])
+    assert graph.outputs[0].inputs[0].op == "Neg"
+    assert read(graph, "a") == ["t.dequantized"]
+
+
+def test_graph_inputs_are_quantized_first_and_stay_inputs() -> None:
+    graph, _ = insert(model(TWO_READERS), [activation("x")], ["p"])
+    assert [node.op for node in graph.nodes[:2]] == ["QuantizeLinear", "DequantizeLinear"]
+    assert [tensor.name for tensor in graph.inputs] == ["x"]
+    assert read(graph, "p") == ["x.dequantized"]
+
+
+def test_two_outputs_of_one_node_get_a_pair_each() -> None:
+    made = model(
+        """g (float[4] x) => (float[2] y, float[2] z) {
+            [cut] p, q = Split <axis = 0> (x, parts)  [a] y = Abs(p)  [b] z = Abs(q)
+        }""",
+        parts=np.array([2, 2]),
+    )
+    graph, changes = insert(made, [activation("p", every_consumer=True), activation("q", every_consumer=True)])
+    assert changes.changed == ("p", "q")
+    assert read(graph, "a") == ["p.dequantized"]
+    assert read(graph, "b") == ["q.dequantized"]
+
+
+CAPTURED = """g (float[4] x, bool c) => (float[4] y) {
+    [p] t = Neg(x)
+    y = If (c) <
+        then_branch = yes () => (float[4] u) { [inner] u = Abs(t) },
+        else_branch = no () => (float[4] v) { [other] v = Neg(t) }>
+}"""
+
+
+def test_a_body_reads_the_dequantized_tensor_where_every_consumer_does() -> None:
+    graph, _ = insert(model(CAPTURED), [activation("t", every_consumer=True)])
+    assert read(graph, "inner") == read(graph, "other") == ["t.copy"]
+    assert read(graph, "t.share") == ["t.dequantized"]
+
+
+def test_a_body_reads_the_float_tensor_otherwise() -> None:
+    graph, changes = insert(model(CAPTURED), [activation("t")])
+    assert changes == Changes((), (("t", "no node reads it"),))
+    assert read(graph, "inner") == ["t"]
+
+
+def scope_ops(graph: Graph) -> list[list[str]]:
+    """Op types of each graph, the main graph first, those of control flow aside."""
+    return [[node.op for node in scope.nodes if not node.bodies()] for scope in scopes(graph)]
+
+
+@pytest.mark.parametrize("every_consumer", [True, False])
+def test_static_nodes_of_bodies_decode_codes_that_are_made_outside(*, every_consumer: bool) -> None:
+    graph, _ = insert_anywhere(model(CAPTURED), [activation("t", every_consumer=every_consumer)], ["inner", "other"])
+    assert scope_ops(graph) == [["Neg", "QuantizeLinear"], ["DequantizeLinear", "Abs"], ["DequantizeLinear", "Neg"]]
+    assert read(graph, "inner") == ["t.dequantized"]
+    assert read(graph, "other") == ["t.dequantized.1"]
+    assert read(graph, "t.dequantize.1") == ["t.codes", "t.scale", "t.zero_point"]
+
+
+def test_float_nodes_of_bodies_read_floats_beside_static_ones() -> None:
+    graph, _ = insert_anywhere(model(CAPTURED), [activation("t", every_consumer=True)], ["inner"])
+    main = ["Neg", "QuantizeLinear", "DequantizeLinear"]
+    assert scope_ops(graph) == [main, ["DequantizeLinear", "Abs"], ["Neg"]]
+    assert (read(graph, "inner"), read(graph, "other")) == (["t.dequantized.1"], ["t.dequantized"])
+
+
+IN_BODY = """g (float[4] x, int64 n) => (float[4] y) {
+    y = Loop (n, go, x) <body = b (int64 i, bool g, float[4] s) => (bool h, float[4] t) {
+        h = Identity(g) [a] r = Neg(s) [b] t = Abs(r)
+    }>
+}"""
+
+
+def test_tensors_of_bodies_are_quantized_where_they_are_made() -> None:
+    wanted = [activation("s"), activation("r", every_consumer=True), activation("t", every_consumer=True)]
+    graph, changes = insert_anywhere(model(IN_BODY, go=np.array(True)), wanted, ["a", "b"])
+    assert changes.changed == ("s", "r", "t")
+    pair = ["QuantizeLinear", "DequantizeLinear"]
+    assert scope_ops(graph) == [[], [*pair, "Identity", "Neg", *pair, "Abs", *pair]]
+    body = next(scope for scope in scopes(graph) if scope.parent is not None)
+    assert [tensor.name for tensor in body.inputs] == ["i", "g", "s"]
+    assert body.outputs[1].inputs[0].name == "t.dequantize"
+
+
+def insert_anywhere(
+    made: ModelProto, activations: Sequence[Activation], static: Sequence[str]
+) -> tuple[Graph, Changes]:
+    """Apply the pass twice, and see that the model is valid and does what it did."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    for seed in (0, 1):
+        inputs = {name: value if value.dtype != np.int64 else np.array(2) for name, value in sample(made, seed).items()}
+        assert difference(outputs(graph, inputs), outputs(made, inputs)) < 0.1
+    return graph, changes
+
+
+def test_a_tensor_that_is_dequantized_already_is_left() -> None:
+    made = model(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  t = DequantizeLinear(q, s, z)  [a] y = Abs(t)
+        }""",
+        s=np.array(0.02, np.float32), z=np.array(128, np.uint8),
+    )  # fmt: skip
+    graph = as_graph(made)
+    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), {"t": FINE})
+    assert step.apply(graph) == Changes((), (("t", "is not in the graph or is dequantized already"),))
+
+
+def test_a_tensor_that_is_not_in_the_graph_is_left() -> None:
+    step = InsertQuantizeDequantize(plan([activation("gone")]), {"gone": FINE})
+    assert step.apply(as_graph(model(TWO_READERS))).left == (("gone", "is not in the graph or is dequantized already"),)
+
+
+def test_a_node_that_reads_a_tensor_twice_reads_the_pair_twice() -> None:
+    graph, _ = insert(model("g (float[4] x) => (float[4] y) { [a] y = Mul(x, x) }"), [activation("x")], ["a"])
+    assert read(graph, "a") == ["x.dequantized", "x.dequantized"]
+
+
+def test_names_of_the_model_are_not_taken() -> None:
+    made = model(TWO_READERS)
+    made.graph.node[1].output[0] = made.graph.output[0].name = "t.codes"
+    graph, _ = insert(made, [activation("t")], ["a"])
+    assert nodes(graph, "QuantizeLinear")[0].outputs[0].name == "t.codes.1"
+    assert [tensor.name for tensor in graph.outputs] == ["t.codes", "z"]
+
+
+# --- with real plans ----------------------------------------------------------------------------------------------
+
+
+def quantized(made: ModelProto, folder: Path) -> tuple[Graph, Plan]:
+    graph = prepare(as_graph(made), opset=13)
+    save(graph, folder / "prepared.onnx")
+    bench = Workbench(folder / "prepared.onnx", preset_named("int8"), target_named("onnxruntime-cpu"))
+    found = bench.plan({})
+    statistics = bench.calibrate(found, [sample(made, seed) for seed in range(4)], silent)
+    parameters = activation_parameters(found, statistics, MinMax())
+    graph = load(bench.prepared)
+    QuantizeWeights(found, parameters).apply(graph)
+    InsertQuantizeDequantize(found, parameters).apply(graph)
+    return graph, found
+
+
+def test_tensors_of_one_group_have_one_scale(tmp_path: Path) -> None:
+    graph, found = quantized(branches_that_share_a_scale(), tmp_path)
+    groups: dict[str, set[tuple[float, int]]] = {}
+    for item in found.activations:
+        quantizer = node_named(graph, f"{item.tensor}.quantize")
+        scale, zero = (tensor.values.item() for tensor in quantizer.inputs[1:])
+        groups.setdefault(item.group, set()).add((scale, zero))
+    assert len(groups) < len(found.activations)
+    assert {len(pairs) for pairs in groups.values()} == {1}
+    of = {item.tensor: item.group for item in found.activations}
+    assert of["r"] == of["p"]
+    assert of["l"] == of["i"] == of["j"] == of["one"] == of["other"]
+    assert of["s"] != of["j"]
+
+
+def test_there_are_exactly_the_pairs_of_the_plan_and_one_decoder_for_each_weight_and_bias(tmp_path: Path) -> None:
+    graph, found = quantized(branches_that_share_a_scale(), tmp_path)
+    stored = sum(len(decision.weights) + (decision.bias is not None) for decision in found.decisions)
+    assert len(nodes(graph, "QuantizeLinear")) == len(found.activations)
+    assert len(nodes(graph, "DequantizeLinear")) == len(found.activations) + stored
+
+
+@pytest.mark.parametrize("build", [branches_that_share_a_scale, batch_norm_chain])
+def test_onnxruntime_makes_integer_kernels_of_it(build: Callable[[], ModelProto], tmp_path: Path) -> None:
+    graph, _ = quantized(build(), tmp_path)
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    kernels = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]
+    assert kernels.count("QLinearConv") >= 1
+    assert kernels.count("Conv") == 0
+
+
+def test_values_are_those_of_the_dequantized_codes() -> None:
+    made = model("g (float[64] x) => (float[64] y) { [a] y = Identity(x) }")
+    graph = as_graph(made)
+    InsertQuantizeDequantize(plan([activation("x")], ["a"]), {"x": FINE}).apply(graph)
+    data = values(64, scale=2)
+    codes = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
+    assert difference(outputs(graph, {"x": data}), {"y": ((codes - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
+
+
+def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
+    made = model(
+        """g (float[4] x, bool c) => (float[4] y) {
+            y = If (c) <
+                then_branch = yes () => (float[4] u) { t = Constant <value_floats = [1.0]> () u = Add(x, t) },
+                else_branch = no () => (float[4] v) { t = Neg(x) v = Abs(t) }>
+        }"""
+    )
+    graph = as_graph(made)
+    LiftConstants().apply(graph)
+    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), {"t": FINE}).apply(graph)
+    assert changes.changed == ("t",)
+    (quantizer,) = nodes(graph, "QuantizeLinear")
+    assert quantizer.inputs[0].inputs[0].op == "Neg"

@@ -1,0 +1,88 @@
+"""ReplaceWithContrib writes onnxruntime's own operators where they fit, and leaves the rest to standard ONNX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from model_zoo import difference, model, node_named, ops, outputs, sample, values
+from onnx import ModelProto, defs
+
+from onnxq.graph import Changes, Graph, constants
+from onnxq.modelfile import as_graph
+from onnxq.numbers.weights import encode
+from onnxq.onnx_tools import infer_shapes
+from onnxq.passes import DecodeWeights, RemoveUnused, ReplaceWithContrib
+from onnxq.planning.planner import make_plan
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
+from onnxq.targets import target_named
+
+MATMUL = "g (float[3, 40] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }"
+GEMM = MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w, b)")
+TWO_BITS = pytest.param(
+    Spec("int2", (16,)),
+    marks=pytest.mark.skipif(defs.onnx_opset_version() < 25, reason="an old onnxruntime"),
+    id="int2",
+)
+LOOKUP = "g (int64[2, 3] i) => (float[2, 3, 64] y) { [look] y = Gather(w, i) }"
+
+
+def replace(made: ModelProto, spec: Spec) -> tuple[Graph, Changes]:
+    """Replace what fits; a second time there is nothing left to do."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"))
+    step = ReplaceWithContrib(plan)
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    DecodeWeights(plan).apply(graph)
+    RemoveUnused().apply(graph)
+    return graph, changes
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), Spec("int8", (32,)), TWO_BITS],
+    ids=lambda spec: spec.format,
+)
+@pytest.mark.parametrize("text", [MATMUL, GEMM], ids=["MatMul", "Gemm"])
+def test_a_product_becomes_matmulnbits(text: str, spec: Spec) -> None:
+    weight, bias = values(40, 24), values(24)
+    made = model(text, w=weight.T.copy() if text is GEMM else weight, b=bias)
+    graph, changes = replace(made, spec)
+    assert (ops(graph), changes.changed) == (["MatMulNBits"], ("dot",))
+    assert not [tensor for tensor in constants(graph) if tensor.name == "w"]
+    decoded = encode(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
+    inputs = {"x": np.eye(3, 40, dtype=np.float32)}
+    expected = inputs["x"] @ decoded + (bias if text is GEMM else 0)
+    assert difference(outputs(graph, inputs), {"y": expected}) <= 1e-6
+
+
+@pytest.mark.parametrize("spec", [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), TWO_BITS])
+def test_a_lookup_becomes_gatherblockquantized(spec: Spec) -> None:
+    made = model(LOOKUP, w=values(30, 64))
+    graph, changes = replace(made, spec)
+    assert (ops(graph), changes.changed) == (["GatherBlockQuantized"], ("look",))
+    indices = np.array([[0, 29, 3], [7, -1, 3]])
+    expected = encode(values(30, 64), spec, channel_axis=0, reduction_axis=1).dequantize()[indices]
+    np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], expected, strict=True)
+
+
+def test_float16_stays_float16() -> None:
+    made = model(MATMUL.replace("float[", "float16["), w=values(40, 24, dtype=np.float16))
+    graph, _ = replace(made, Spec("int8", (16,)))
+    assert node_named(graph, "w.product.matmulnbits").inputs[2].dtype == np.float16
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.02
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("int4", Granularity.CHANNEL),
+        Spec("int4", (16,), storage=Storage.WORDS),
+    ],
+    ids=["per channel", "words"],
+)
+def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
+    graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
+    assert changes.left == (("dot", "no operator of onnxruntime reads int4 codes so"),)
+    assert "DequantizeLinear" in ops(graph)

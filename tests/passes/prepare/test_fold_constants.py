@@ -1,0 +1,333 @@
+"""FoldConstants computes what is known, and leaves what must stay, cannot be computed or would be too large."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample, values
+from onnx import ModelProto
+
+from onnxq.graph import Changes, Graph, Pipeline, constants
+from onnxq.lowering import Emit, decoder_opset
+from onnxq.modelfile import as_graph
+from onnxq.onnx_tools import infer_shapes
+from onnxq.passes import DropNoOps, FoldConstants, LiftConstants, NameNodes, RemoveUnused, StoreWeights
+from onnxq.planning.planner import make_plan
+from onnxq.presets import PRESETS, preset_named
+from onnxq.scheme import Mode, Rule, Scheme
+from onnxq.targets import target_named
+
+
+def fold(made: ModelProto, *, infer: bool = True) -> tuple[Graph, Changes]:
+    """Apply the pass, check that the outputs stay and that a second time there is nothing to do."""
+    graph = as_graph(made)
+    if infer:
+        infer_shapes(graph)
+    changes = FoldConstants().apply(graph)
+    again = FoldConstants().apply(graph)
+    assert not again
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) <= 1e-6
+    return graph, changes
+
+
+def value(graph: Graph, name: str) -> Array:
+    (found,) = (tensor for tensor in constants(graph) if tensor.name == name)
+    return found.values
+
+
+def test_a_chain_of_shape_arithmetic_becomes_one_initializer() -> None:
+    made = model(
+        """g (float[N, 4, 4] x) => (float[N, 16] y) {
+            s = Shape(w)  f = Gather(s, zero)  u = Unsqueeze(f, zeros)  d = Mul(u, two)  h = Div(d, two)
+            to = Concat <axis = 0> (minus, h)  [last] y = Reshape(x, to)
+        }""",
+        w=values(16, 3), zero=np.array(0), zeros=np.array([0]), two=np.array(2), minus=np.array([-1]),
+    )  # fmt: skip
+    graph, changes = fold(made)
+    assert changes == Changes(("to",))
+    assert ops(graph) == ["Reshape"]
+    assert value(graph, "to").tolist() == [-1, 16]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"), [("", [2, 3, 5]), ("<start = 1>", [3, 5]), ("<start = -3, end = -1>", [2, 3])]
+)
+def test_the_shape_of_a_constant_is_known(attributes: str, expected: list[int]) -> None:
+    made = model(f"g (int64[K] x) => (int64[K] y) {{ s = Shape {attributes} (w) y = Add(x, s) }}", w=values(2, 3, 5))
+    graph = as_graph(made)
+    assert FoldConstants().apply(graph) == Changes(("s",))
+    assert value(graph, "s").tolist() == expected
+
+
+def test_the_shape_of_an_input_is_not_folded_even_when_it_is_declared() -> None:
+    graph, changes = fold(model("g (float[2, 3] x) => (int64[2] y) { s = Shape(x) y = Mul(s, s) }"))
+    assert not changes
+    assert ops(graph) == ["Shape", "Mul"]
+
+
+def test_tensors_keep_their_names_and_types() -> None:
+    graph, _ = fold(model("g (float16[4] x) => (float16[4] y) { s = Cast <to = 10> (w) y = Add(x, s) }", w=values(4)))
+    (folded,) = nodes(graph)[0].inputs[1:]
+    assert (folded.name, folded.dtype) == ("s", np.float16)
+
+
+def test_a_node_that_fails_keeps_only_itself_and_what_depends_on_it() -> None:
+    made = model(
+        """g (float[4] x) => (float[4] y, float[4] z) {
+            good = Mul(w, w)  y = Add(x, good)
+            [bad] broken = Reshape(w, five)  [behind] worse = Neg(broken)
+            four = Shape(w)  [shaped] flat = Reshape(worse, four)  z = Add(x, flat)
+        }""",
+        w=values(4), five=np.array([5]),
+    )  # fmt: skip
+    graph = as_graph(made)
+    changes = FoldConstants().apply(graph)
+    assert changes.changed == ("good", "four")
+    assert [name for name, _ in changes.left] == ["bad", "behind", "shaped"]
+    assert ops(graph) == ["Add", "Reshape", "Neg", "Reshape", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "feeds"),
+    [
+        ("ConstantOfShape(bomb)", {}),
+        ("Tile(small, times)", {"small": values(4), "times": np.array([2**32])}),
+        ("Expand(small, wide)", {"small": values(1), "wide": np.array([2**34])}),
+        ("Range(zero, bombs, one)", {"zero": np.array(0), "bombs": np.array(2**34), "one": np.array(1)}),
+        ("Pad(small, pads)", {"small": values(4), "pads": np.array([0, 2**34])}),
+        ("HannWindow(bombs)", {"bombs": np.array(2**34)}),
+        (
+            "OneHot(index, bombs, pair)",
+            {"index": np.array([1]), "bombs": np.array(2**34), "pair": np.array([0.0, 1.0])},
+        ),
+    ],
+)
+@pytest.mark.parametrize("inferred", [True, False])
+def test_a_small_file_cannot_make_a_huge_result(operator: str, feeds: dict[str, Array], inferred: bool) -> None:
+    made = model(
+        f"g (int64[1] x) => (int64[1] y) {{ [bomb] b = {operator} s = Shape(b) t = Slice(s, o, p) y = Add(x, t) }}",
+        bomb=np.array([2**20, 2**20]), o=np.array([0]), p=np.array([1]), **feeds,
+    )  # fmt: skip
+    graph = as_graph(made)
+    if inferred:
+        infer_shapes(graph)
+    changes = FoldConstants().apply(graph)
+    assert "b" not in changes.changed
+    assert "bomb" in dict(changes.left)
+    assert node_named(graph, "bomb").op == operator.split("(")[0]
+
+
+@pytest.mark.parametrize("inferred", [True, False])
+def test_results_above_the_limit_are_left(inferred: bool) -> None:
+    made = model(
+        "g (float[64] x) => (float[64, 64] y) { [big] b = Mul(r, c) y = Add(x, b) }", r=values(64), c=values(64, 1)
+    )
+    for largest, folds in ((64 * 64 * 8, True), (64 * 64 * 4 - 1, False)):
+        graph = as_graph(made)
+        if inferred:
+            infer_shapes(graph)
+        changes = FoldConstants(largest=largest).apply(graph)
+        assert bool(changes) is folds
+        assert ("big" in dict(changes.left)) is not folds
+
+
+def test_many_results_together_stay_below_the_limit() -> None:
+    many = " ".join(f"[big{i}] b{i} = ConstantOfShape(s) x{i + 1} = Add(x{i}, b{i})" for i in range(9))
+    made = model(f"g (float[64] x) => (float[64] x9) {{ x0 = Identity(x) {many} }}", s=np.array([64]))
+    graph = as_graph(made)
+    infer_shapes(graph)
+    changes = FoldConstants(largest=64 * 8 * 4).apply(graph)
+    assert changes.changed == ("b0", "b1", "b2", "b3")
+    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
+
+
+def test_a_product_of_unknown_shape_is_left_when_it_may_be_too_large() -> None:
+    made = model(
+        'g (float[64] x) => (float[a, b] y) { [outer] o = Einsum<equation = "i,j->ij">(v, v) y = Add(x, o) }',
+        v=values(64),
+    )
+    assert FoldConstants(largest=64 * 64 * 8).apply(as_graph(made)).changed == ("o",)
+    assert dict(FoldConstants(largest=64 * 64 * 4).apply(as_graph(made)).left) == {
+        "outer": "its result of up to 4096 elements is too large"
+    }
+
+
+def test_quantization_is_kept() -> None:
+    made = model(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(w, s, z)  d = DequantizeLinear(q, s, z)  y = Add(x, d)
+        }""",
+        w=values(4), s=np.array(0.1, np.float32), z=np.array(3, np.uint8),
+    )  # fmt: skip
+    graph, changes = fold(made)
+    assert not changes
+    assert ops(graph) == ["QuantizeLinear", "DequantizeLinear", "Add"]
+
+
+@pytest.mark.parametrize(
+    "operator",
+    ["RandomNormal <shape = [4]> ()", "RandomUniform <shape = [4]> ()", "RandomNormalLike(w)", "RandomUniformLike(w)"],
+)
+def test_random_numbers_stay_random(operator: str) -> None:
+    graph = as_graph(model(f"g (float[4] x) => (float[4] y) {{ r = {operator} y = Add(x, r) }}", w=values(4)))
+    assert not FoldConstants().apply(graph)
+    assert ops(graph)[0].startswith("Random")
+
+
+def test_a_node_that_makes_a_graph_output_stays_and_reads_folded_tensors() -> None:
+    made = model(
+        "g (float[4] x) => (float[4] y, float[4] k) { a = Mul(w, w) b = Neg(a) k = Exp(b) y = Add(x, a) }", w=values(4)
+    )
+    graph, changes = fold(made)
+    assert changes.changed == ("a", "b")
+    assert ops(graph) == ["Exp", "Add"]
+
+
+def test_what_depends_on_a_constant_graph_output_is_folded() -> None:
+    made = model("g (float[4] x) => (float[4] y, float[4] k) { k = Exp(w) m = Neg(k) y = Add(x, m) }", w=values(4))
+    graph, changes = fold(made)
+    assert changes.changed == ("m",)
+    assert ops(graph) == ["Exp", "Add"]
+
+
+def test_a_node_with_a_graph_output_keeps_all_its_outputs() -> None:
+    made = model(
+        """g (float[2] x) => (float[2] y, float[2] k) {
+            v = Neg(w)  k, a = Split <axis = 0> (v, parts)  y = Add(x, a)
+        }""",
+        w=values(4), parts=np.array([2, 2]),
+    )  # fmt: skip
+    graph, changes = fold(made)
+    assert changes.changed == ("v",)
+    assert ops(graph) == ["Split", "Add"]
+    assert [tensor.name for tensor in nodes(graph, "Split")[0].outputs] == ["k", "a"]
+
+
+def test_all_outputs_of_a_node_become_constant_when_only_one_feeds_a_node_that_stays() -> None:
+    made = model(
+        """g (float[2] x) => (float[2] y, float[2] k) {
+            a, b = Split <axis = 0> (w, parts)  k = Neg(b)  y = Add(x, a)
+        }""",
+        w=values(4), parts=np.array([2, 2]),
+    )  # fmt: skip
+    graph, changes = fold(made)
+    assert changes.changed == ("a", "b")
+    assert ops(graph) == ["Neg", "Add"]
+
+
+def test_bodies_are_folded_with_what_they_capture() -> None:
+    made = model(
+        """g (float[4] x, bool c) => (float[4] y) {
+            k = Mul(w, w)
+            y = If (c) <
+                then_branch = yes () => (float[4] t) { a = Mul(k, k) b = Neg(a) t = Add(x, b) },
+                else_branch = no () => (float[4] e) { e = Neg(k) }>
+        }""",
+        w=values(4),
+    )
+    graph, changes = fold(made)
+    assert changes.changed == ("k", "b")
+    assert ops(graph) == ["If", "Add", "Neg"]
+    assert difference(outputs(graph, sample(made, 1)), outputs(made, sample(made, 1))) <= 1e-6
+
+
+def test_a_node_with_bodies_is_never_folded_itself() -> None:
+    made = model(
+        """g (float[4] x) => (float[4] y) {
+            k = If (yes) <
+                then_branch = t () => (float[4] a) { a = Mul(w, w) },
+                else_branch = e () => (float[4] b) { b = Neg(w) }>
+            y = Add(x, k)
+        }""",
+        w=values(4), yes=np.array(True),
+    )  # fmt: skip
+    graph, changes = fold(made)
+    assert not changes
+    assert ops(graph) == ["If", "Add", "Mul", "Neg"]
+
+
+def test_custom_operators_are_left() -> None:
+    made = model("g (float[4] x) => (float[4] y) { k = local.f(w) y = Add(x, k) }", w=values(4))
+    assert not FoldConstants().apply(as_graph(made))
+
+
+def test_strings_are_left() -> None:
+    made = model(
+        "g (string[1] x) => (bool[1] y) { k = Identity(w) y = Equal(x, k) }", opset=19, w=np.array(["é"], object)
+    )
+    graph = as_graph(made)
+    assert not FoldConstants().apply(graph)
+    assert ops(graph) == ["Identity", "Equal"]
+
+
+def test_stored_weights_are_not_inflated() -> None:
+    made = model("g (float[N, 32] x) => (float[N, 32] y) { [dot] y = MatMul(x, w) }", w=values(32, 32))
+    graph = as_graph(made)
+    infer_shapes(graph)
+    plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
+    StoreWeights(plan).apply(graph)
+    RemoveUnused().apply(graph)
+    infer_shapes(graph)
+    changes = FoldConstants().apply(graph)
+    assert changes == Changes((), (("w.numbers.cast", "decodes a stored weight"),))
+    assert ops(graph) == ["Cast", "Mul", "MatMul"]
+    assert max(tensor.nbytes for tensor in constants(graph)) == 32 * 32
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
+    weight = PRESETS[preset].rules[0].weight
+    assert weight is not None
+    opset = decoder_opset(weight, "MatMul", Emit.QDQ, folded=True)
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip(f"the installed onnx has no {weight.format}")
+    text = "g (float[N, 64] x) => (float[N, 96] y) { [dot] y = MatMul(x, w) }"
+    graph = as_graph(model(text, opset=max(opset, 17), w=values(64, 96)))
+    infer_shapes(graph)
+    stored = Scheme((Rule(Mode.STORAGE, weight=weight),))
+    StoreWeights(make_plan(graph, stored, target_named("onnxruntime-cpu"))).apply(graph)
+    RemoveUnused().apply(graph)
+    infer_shapes(graph)
+    before = sum(tensor.payload.nbytes for tensor in constants(graph))
+    FoldConstants().apply(graph)
+    RemoveUnused().apply(graph)
+    assert sum(tensor.payload.nbytes for tensor in constants(graph)) <= before < 64 * 96 * 2
+    assert not FoldConstants().apply(graph)
+
+
+def test_small_floats_are_no_floats_of_numpy() -> None:
+    codes = np.arange(64).astype(ml_dtypes.float8_e5m2)
+    made = model("g (float[64] x) => (float[64] y) { k = Cast <to = 1> (w) y = Add(x, k) }", opset=19, w=codes)
+    assert not FoldConstants().apply(as_graph(made))
+
+
+def test_a_few_small_integers_are_cast() -> None:
+    graph, changes = fold(
+        model("g (float[4] x) => (float[4] y) { k = Cast <to = 1> (w) y = Add(x, k) }", w=np.arange(4, dtype=np.int8))
+    )
+    assert changes.changed == ("k",)
+    assert ops(graph) == ["Add"]
+
+
+def test_weights_that_were_stored_as_float16_become_float32() -> None:
+    made = model(
+        "g (float[N, 32] x) => (float[N, 32] y) { k = Cast <to = 1> (w) y = MatMul(x, k) }",
+        w=values(32, 32, dtype=np.float16),
+    )
+    graph, changes = fold(made)
+    assert changes.changed == ("k",)
+    assert value(graph, "k").dtype == np.float32
+
+
+def test_constants_and_identities_are_folded_through_when_they_are_gone() -> None:
+    made = model(
+        """g (float[4] x) => (float[4] y) {
+            k = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> ()  i = Identity(k)  s = Mul(i, i)  y = Add(x, s)
+        }"""
+    )
+    graph = as_graph(made)
+    Pipeline((NameNodes(), LiftConstants(), DropNoOps(), FoldConstants())).apply(graph)
+    assert value(graph, "s").tolist() == [1, 4, 9, 16]
+    assert ops(graph) == ["Add"]

@@ -1,0 +1,396 @@
+"""dequantize() gives back the float model, whichever quantizer wrote the codes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, helper, numpy_helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+
+import onnxq
+from onnxq.dequantization import dequantize
+from onnxq.errors import ModelError, OutputError
+from onnxq.graph import Graph, constants, scopes
+from onnxq.lowering import Emit
+from onnxq.modelfile import as_graph, load, save
+from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.planning.plan import METADATA_KEY
+from onnxq.presets import PRESETS
+from onnxq.runtime import open_session, run
+
+Array = NDArray[Any]
+
+SUMS = 4e-6
+"""Products are summed in another order: 64 products of float32, each rounded to 2**-24, relative to the largest sum."""
+
+CONVOLUTIONS = """(float[1,3,12,12] x) => (float[1,10] y) {
+    [first] a = Conv <pads = [1,1,1,1]> (x, w1, b1)
+    [relu] b = Relu(a)
+    [second] c = Conv <pads = [1,1,1,1]> (b, w2, b2)
+    [sum] d = Add(c, b)
+    [clip] e = Clip(d, low, high)
+    [pool] f = MaxPool <kernel_shape = [2,2], strides = [2,2]> (e)
+    [sigmoid] g = Sigmoid(f)
+    [leaky] h = LeakyRelu(f)
+    [product] i = Mul(g, h)
+    [join] j = Concat <axis = 1> (i, h)
+    [average] k = AveragePool <kernel_shape = [2,2]> (j)
+    [mean] l = GlobalAveragePool(k)
+    [flat] m = Flatten(l)
+    [gemm] n = Gemm(m, w3, b3)
+    [matmul] o = MatMul(n, w4)
+    [soft] y = Softmax(o)
+}"""
+EMBEDDING = """(int64[N,4] x) => (float[4,N,5] y, float[1,N,6] last) {
+    [rows] a = Gather(table, x)
+    [turn] b = Transpose <perm = [1,0,2]> (a)
+    [lstm] c, last, d = LSTM <hidden_size = 6> (b, wl, rl, bl)
+    [flat] e = Squeeze(c, axes)
+    [matmul] y = MatMul(e, w)
+}"""
+PRODUCTS = """(float[5,64] x) => (float[5,48] y) {
+    [one] a = MatMul(x, w1)
+    [relu] b = Relu(a)
+    [two] y = MatMul(b, w2)
+}"""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def convolutions(build: Callable[..., ModelProto]) -> ModelProto:
+    limits = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)}
+    generator = np.random.default_rng(3)
+    first = generator.normal(size=(8, 3, 3, 3)).astype(np.float32)
+    return build(
+        CONVOLUTIONS, w1=first, b1=(8,), w2=(8, 8, 3, 3), b2=(8,), w3=(16, 12), b3=(12,), w4=(12, 10), **limits
+    )
+
+
+@pytest.fixture(scope="module")
+def embedding(build: Callable[..., ModelProto]) -> ModelProto:
+    return build(EMBEDDING, table=(20, 8), wl=(1, 24, 8), rl=(1, 24, 6), bl=(1, 48), w=(6, 5), axes=np.array([1]))
+
+
+@pytest.fixture(scope="module")
+def products(build: Callable[..., ModelProto]) -> ModelProto:
+    return build(PRODUCTS, w1=(64, 64), w2=(64, 48))
+
+
+class Samples(CalibrationDataReader):
+    """Normally distributed samples of a model's only input."""
+
+    def __init__(self, model: ModelProto, count: int = 8) -> None:
+        self.left = iter([sample(model, seed) for seed in range(count)])
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self.left, None)
+
+
+def sample(model: ModelProto, seed: int) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    (info,) = model.graph.input
+    shape = [dimension.dim_value or 3 for dimension in info.type.tensor_type.shape.dim]
+    if info.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+        return {info.name: generator.integers(0, 20, shape)}
+    return {info.name: generator.normal(size=shape).astype(np.float32)}
+
+
+def with_weights_of(graph: Graph, original: ModelProto) -> ModelProto:
+    """The float model as it was, but with the weights that the codes stand for; all of them have their old names."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(original)
+    weights = {tensor.name: tensor.payload for tensor in constants(graph)}
+    for tensor in changed.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims:
+            tensor.CopyFrom(weights[tensor.name].to_proto(tensor.name))
+    return changed
+
+
+def difference(expected: ModelProto | Path, found: Path) -> float:
+    """The largest error of any output on a sample, relative to that output's largest magnitude."""
+    inputs = sample(onnx.load(found, load_external_data=False), 99)
+    runs = [run(open_session(model, threads=1, optimize=False), inputs) for model in (expected, found)]
+    return max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in zip(*runs, strict=True))
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for scope in scopes(graph) for node in scope.nodes]
+
+
+def tensors_of(quantized: Path) -> list[Array]:
+    """Every float tensor that onnxruntime computes when it runs the model on a sample."""
+    model = onnx.shape_inference.infer_shapes(onnx.load(quantized))
+    inputs = sample(model, 0)
+    floats = [info for info in model.graph.value_info if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    del model.graph.output[:]
+    model.graph.output.extend(floats)
+    return run(open_session(model, optimize=False), inputs)
+
+
+def decoded_by_onnxruntime(quantized: Path) -> list[Array]:
+    """What its DequantizeLinear makes of 8-bit weights that lie beside a scale named after them."""
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(quantized).graph.initializer}
+    found = []
+    for name, codes in stored.items():
+        base = name.removesuffix("_quantized").removesuffix(".codes")
+        # Conv keeps a scale for each filter, the others for each column.
+        axis = 0 if codes.ndim == 4 else codes.ndim - 1
+        scale = next((stored[key] for key in (f"{base}_scale", f"{base}.scale") if key in stored), None)
+        if base == name or scale is None or codes.dtype.name not in ("int8", "uint8"):
+            continue
+        if scale.dtype != np.float32 or scale.size not in (1, codes.shape[axis]):
+            continue
+        parts = [codes, scale, *(stored[key] for key in (f"{base}_zero_point",) if key in stored)]
+        flat = [array.reshape(-1) if array.size > 1 else array.reshape(()) for array in parts[1:]]
+        node = helper.make_node("DequantizeLinear", ["codes", "scale", "zero"][: len(parts)], ["y"], axis=axis)
+        tensors = [numpy_helper.from_array(a, n) for a, n in zip((codes, *flat), node.input, strict=True)]
+        graph = helper.make_graph([node], "g", [], [helper.make_empty_tensor_value_info("y")], tensors)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        (decoded,) = run(open_session(model, optimize=False), {})
+        # DynamicQuantizeLSTM reads its weights transposed.
+        found.append(decoded.transpose(0, 2, 1) if codes.ndim == 3 else decoded)
+    return found
+
+
+def bits(array: Array) -> tuple[object, ...]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def check(quantized: Path, output: Path, known: Callable[[Path], list[Array]]) -> Graph:
+    """The model keeps its face, holds no quantized operator and no weight that onnxruntime would not decode so."""
+    graph = dequantize(quantized, output)
+    before, after = (onnx.load(path).graph for path in (quantized, output))
+    onnx.checker.check_model(output, full_check=True)
+    assert list(after.input) == list(before.input)
+    assert list(after.output) == list(before.output)
+    assert not ALREADY_QUANTIZED & set(ops(graph))
+    assert [tensor for tensor in constants(graph) if tensor.dtype.itemsize == 1] == []
+    exact = set(map(bits, [*map(numpy_helper.to_array, before.initializer), *known(quantized)]))
+    for tensor in constants(graph):
+        if tensor.dtype == np.float32 and len(tensor.shape) > 1:
+            assert bits(np.asarray(tensor.values)) in exact, tensor.name
+    return graph
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("activations", [QuantType.QInt8, QuantType.QUInt8])
+@pytest.mark.parametrize("format", list(QuantFormat))
+def test_what_quantize_static_wrote_gets_back_every_node_of_the_float_model(
+    convolutions: ModelProto, format: QuantFormat, activations: QuantType, per_channel: bool, tmp_path: Path
+) -> None:
+    onnx.save(convolutions, tmp_path / "float.onnx")
+    quantize_static(
+        tmp_path / "float.onnx",
+        tmp_path / "q.onnx",
+        Samples(convolutions),
+        quant_format=format,
+        activation_type=activations,
+        weight_type=QuantType.QInt8,
+        per_channel=per_channel,
+    )
+    graph = check(tmp_path / "q.onnx", tmp_path / "back.onnx", decoded_by_onnxruntime)
+    assert sorted(ops(graph)) == sorted(node.op_type for node in convolutions.graph.node)
+    assert difference(with_weights_of(graph, convolutions), tmp_path / "back.onnx") <= SUMS
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["convolutions", "embedding", "products"])
+def test_what_quantize_dynamic_wrote_gets_back_every_node_of_the_float_model(
+    name: str, per_channel: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    original = request.getfixturevalue(name)
+    onnx.save(original, tmp_path / "float.onnx")
+    wanted = ["Conv", "Gather", "LSTM", "MatMul"]
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "q.onnx", wanted, per_channel=per_channel)
+    graph = check(tmp_path / "q.onnx", tmp_path / "back.onnx", decoded_by_onnxruntime)
+    # Its preparation writes a Gemm as MatMul and Add, and the bias of a Conv as Reshape and Add.
+    left = set(ops(graph)) ^ {node.op_type for node in original.graph.node}
+    assert left <= {"Gemm", "Add", "Reshape"}
+    assert difference(with_weights_of(graph, original), tmp_path / "back.onnx") <= SUMS
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("bits", "format"), [(4, QuantFormat.QOperator), (8, QuantFormat.QOperator), (4, QuantFormat.QDQ)]
+)
+def test_what_the_n_bits_quantizer_wrote_computes_the_same(
+    products: ModelProto, bits: int, format: QuantFormat, symmetric: bool, tmp_path: Path
+) -> None:
+    # It needs a package of its own, which onnxruntime does not ask for.
+    pytest.importorskip("onnx_ir")
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    model = ModelProto()
+    model.CopyFrom(products)
+    quantizer = MatMulNBitsQuantizer(
+        model, bits=bits, block_size=32, is_symmetric=symmetric, accuracy_level=0, quant_format=format
+    )
+    quantizer.process()
+    onnx.save(quantizer.model.model, tmp_path / "q.onnx")
+    graph = dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+    assert ops(graph) == ["MatMul", "Relu", "MatMul"]
+    assert difference(tmp_path / "q.onnx", tmp_path / "back.onnx") <= SUMS
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_onnxq_wrote_gets_back_every_node_and_is_quantized_again(
+    preset: str,
+    perceptron: ModelProto,
+    samples_for: Callable[..., list[dict[str, Array]]],
+    quantize_to: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    quantize_to(perceptron, tmp_path / "q.onnx", scheme=preset, search="off")
+    graph = check(
+        tmp_path / "q.onnx", tmp_path / "back.onnx", lambda path: tensors_of(path) + decoded_by_onnxruntime(path)
+    )
+    # A dynamic Gemm is written as MatMul and Add.
+    assert ops(graph) in (["MatMul", "Relu", "Gemm"], ["MatMul", "Relu", "MatMul", "Add"])
+    assert METADATA_KEY not in graph.metadata
+    again = quantize_to(onnx.load(tmp_path / "back.onnx"), tmp_path / "again.onnx", search="off")
+    assert again.report.agreement.worst_sqnr > 30
+
+
+LOOKUP = """(int64[2,3] x) => (float[2,3,48] y) {
+    [rows] a = Gather(table, x)
+    [product] y = MatMul(a, w)
+}"""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_way_to_write_a_weight_gives_the_same_weight_back(
+    preset: str, build: Callable[..., ModelProto], quantize_to: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = build(LOOKUP, table=(20, 64), w=(64, 48))
+    samples = [{"x": np.random.default_rng(seed).integers(0, 20, (2, 3))} for seed in range(3)]
+    found = set()
+    # The type of 6-bit floats belongs to an opset that onnxruntime does not load.
+    for emit in [Emit.QDQ, Emit.ORT] if preset == "mxfp6" else Emit:
+        quantize_to(model, tmp_path / "q.onnx", samples=samples, scheme=preset, emit=emit, search="off")
+        graph = dequantize(tmp_path / "q.onnx")
+        assert ops(graph) == ["Gather", "MatMul"]
+        weights = [graph.nodes[0].inputs[0], graph.nodes[1].inputs[1]]
+        found.add(tuple(bits(np.asarray(weight.values)) for weight in weights))
+    assert len(found) == 1
+
+
+def test_recurrent_cells_of_integers_give_the_weights_that_stored_ones_give(
+    build: Callable[..., ModelProto], quantize_to: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = "(float[8,2,32] x) => (float[8,1,2,24] y) { [cell] y = LSTM <hidden_size = 24> (x, w, r, b) }"
+    model = build(text, w=(1, 96, 32), r=(1, 96, 24), b=(1, 192))
+    found = []
+    for scheme, emit, written in (("int8", Emit.ORT, "DynamicQuantizeLSTM"), ("int8-storage", Emit.QDQ, "LSTM")):
+        quantize_to(model, tmp_path / "q.onnx", scheme=scheme, emit=emit)
+        assert ops(load(tmp_path / "q.onnx"))[-1] == written
+        graph = dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+        assert ops(graph) == ["LSTM"]
+        found.append({tensor.name: bits(np.asarray(tensor.values)) for tensor in constants(graph)})
+    assert found[0] == found[1]
+    assert found[0].keys() == {"w", "r", "b"}
+
+
+@pytest.mark.parametrize("preset", ["int8-storage"])
+def test_stored_weights_leave_no_other_noise(
+    preset: str, residual: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path
+) -> None:
+    quantize_to(residual, tmp_path / "q.onnx", scheme=preset, search="off")
+    dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+    assert difference(tmp_path / "q.onnx", tmp_path / "back.onnx") <= SUMS
+
+
+def test_other_metadata_and_the_users_own_model_stay_as_they_are(
+    perceptron: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path
+) -> None:
+    quantize_to(perceptron, tmp_path / "q.onnx", search="off")
+    model = onnx.load(tmp_path / "q.onnx")
+    model.metadata_props.add(key="author", value="me")
+    before = model.SerializeToString(deterministic=True)
+    assert dequantize(model).metadata == {"author": "me"}
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_it_is_public_and_gives_the_graph_of_the_file(perceptron: ModelProto, quantize_to: Any, tmp_path: Path) -> None:
+    quantize_to(perceptron, tmp_path / "q.onnx", search="off")
+    graph = onnxq.dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+    assert ops(graph) == ops(load(tmp_path / "back.onnx"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back.onnx", "q.onnx"]
+
+
+def test_external_data_stays_external_and_is_decoded_one_tensor_at_a_time(
+    products: ModelProto, quantize_to: Any, tmp_path: Path
+) -> None:
+    quantize_to(products, tmp_path / "inline.onnx", scheme="int8-storage", search="off")
+    save(load(tmp_path / "inline.onnx"), tmp_path / "q.onnx", external_data=True)
+    dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx.data").stat().st_size >= 4 * (64 * 64 + 64 * 48)
+    assert difference(tmp_path / "q.onnx", tmp_path / "back.onnx") <= SUMS
+    (tmp_path / "next.onnx.data").symlink_to(tmp_path / "q.onnx.data")
+    with pytest.raises(OutputError, match="external data of the model itself"):
+        dequantize(tmp_path / "q.onnx", tmp_path / "next.onnx")
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_float_model_is_refused(products: ModelProto, dead: bool, tmp_path: Path) -> None:
+    model = ModelProto()
+    model.CopyFrom(products)
+    if dead:
+        model.graph.node.append(helper.make_node("Neg", ["x"], ["unread"]))
+    with pytest.raises(ModelError, match="nothing to dequantize in the model"):
+        dequantize(model, tmp_path / "back.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_between_integers_that_is_not_known_is_named_and_nothing_is_written(
+    build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    text = """(float[2,4] x) => (float[2,4] y) {
+        [quantize] a = QuantizeLinear(x, s, z)
+        [odd] b = BitShift <direction = "LEFT"> (a, one)
+        [dequantize] y = DequantizeLinear(b, s, z)
+    }"""
+    model = build(text, s=np.array(0.5, np.float32), z=np.array(3, np.uint8), one=np.array(1, np.uint8))
+    with pytest.raises(ModelError, match=r"node odd \(BitShift\) computes with the integer codes a"):
+        dequantize(model, tmp_path / "back.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operator_without_a_float_form_is_named(build: Callable[..., ModelProto]) -> None:
+    model = build("(float[2,4] x) => (float[2,4] y) { [odd] y = Relu(x) }")
+    model.graph.node[0].op_type = "QMoE"
+    model.graph.node[0].domain = "com.microsoft"
+    model.metadata_props.add(key=METADATA_KEY, value="int8")
+    with pytest.raises(ModelError, match="node odd is QMoE, which has no float form"):
+        dequantize(model)
+
+
+def test_codes_inside_of_local_functions_are_found() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[2,4] x) => (float[2,4] y) { y = local.noise(x, s, z) }
+        <domain: "local", opset_import: ["" : 17]>
+        noise (p, s, z) => (r) { q = QuantizeLinear(p, s, z)  r = DequantizeLinear(q, s, z) }"""
+    model = onnx.parser.parse_model(text)
+    stored = {"s": np.array(0.5, np.float32), "z": np.array(3, np.uint8)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
+    graph = dequantize(model)
+    assert ops(graph) == ["Identity"]
+    assert [as_graph(model).outputs[0].name, graph.outputs[0].name] == ["y", "y"]
