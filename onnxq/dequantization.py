@@ -15,18 +15,16 @@ from onnxq.modelfile.protos import copy_other_fields
 from onnxq.modelfile.publish import check_output, data_file, publish, staging
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.passes import (
-    DequantizeWeights,
-    InlineFunctions,
-    LiftConstants,
-    NameNodes,
-    RemoveQuantizeDequantize,
-    RemoveUnused,
-    ReplaceIntegerOperators,
-    ReplaceIntegerProducts,
-    RestoreOperators,
-    UnpackBlockWeights,
-)
+from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
+from onnxq.passes.dequantize.remove_quantize_dequantize import RemoveQuantizeDequantize
+from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOperators
+from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
+from onnxq.passes.dequantize.restore_operators import RestoreOperators
+from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
+from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.preparation import refuse_overwriting
 from onnxq.runtime import open_session

@@ -10,17 +10,15 @@ from onnxq.errors import ModelError, OutputError
 from onnxq.graph import Graph, Pipeline, ProtoPayload, constants, scopes
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.passes import (
-    DropNoOps,
-    FoldConstants,
-    FuseBatchNorm,
-    InlineFunctions,
-    LiftConstants,
-    NameNodes,
-    RemoveUnused,
-    ShareInitializers,
-    UpgradeOpset,
-)
+from onnxq.passes.prepare.drop_no_ops import DropNoOps
+from onnxq.passes.prepare.fold_constants import FoldConstants
+from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
+from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.planning.plan import METADATA_KEY, Plan
 
 

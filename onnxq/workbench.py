@@ -23,18 +23,16 @@ from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
-from onnxq.passes import (
-    DecodeWeights,
-    InsertQuantizeDequantize,
-    IsolateProducts,
-    QuantizeDynamically,
-    QuantizeRecurrentCells,
-    QuantizeWeights,
-    RemoveUnused,
-    ReplaceWithContrib,
-    ShareInitializers,
-    StoreWeights,
-)
+from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
+from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
+from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
+from onnxq.passes.place.quantize_weights import QuantizeWeights
+from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.place.store_weights import StoreWeights
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
