@@ -27,7 +27,7 @@ INNER = {
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
     ("errors", "progress"),
-    ("numbers",),
+    ("extensions", "numbers"),
     ("graph",),
     ("integer_operators", "runtime", "targets"),
     ("modelfile", "operators", "scheme"),

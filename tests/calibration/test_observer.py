@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from onnxq.calibration import registered
+from onnxq import extensions
 from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, observe, observer_named
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
@@ -111,7 +111,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("clipped", "Clipped"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(registered, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.usefixtures("installed")
