@@ -100,7 +100,7 @@ def rewrite(graph: Graph) -> None:
     if ours:
         RestoreOperators().apply(graph)
     done = _STEPS.apply(graph)
-    if not ours and not any(changes for step, changes in done if not isinstance(step, RemoveUnused)):
+    if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
     RemoveUnused().apply(graph)
     _refuse_quantized(graph)

@@ -15,13 +15,14 @@ from onnxq.graph.elements import (
 )
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
-from onnxq.graph.passes import Changes, Pass, Pipeline
+from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
 
 __all__ = [
+    "Applied",
     "ArrayPayload",
     "Changes",
     "Constant",

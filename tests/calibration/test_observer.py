@@ -16,6 +16,7 @@ from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, o
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.sentinels import sentinels
+from onnxq.calibration.storage import save_statistics
 from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError, SchemeError
 
@@ -126,7 +127,7 @@ def test_statistics_say_which_observer_made_them(tmp_path: Path) -> None:
     notices: list[str] = []
     clipped = calibrate_tensors(MODEL, SAMPLES, ["logits"], Collection(observer="clipped"))
     assert (clipped.tensors["logits"].minimum, clipped.tensors["logits"].maximum) == (-1, 1)
-    clipped.save(tmp_path / "s.npz")
+    save_statistics(clipped, tmp_path / "s.npz")
     # Who gives a file and names no observer wants that of the file.
     taken = calibrate_tensors(MODEL, SAMPLES, ["logits"], Collection(reuse=tmp_path / "s.npz", notice=notices.append))
     assert (taken, notices) == (clipped, [])
