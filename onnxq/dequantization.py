@@ -57,7 +57,7 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, of onnxq, onnxruntime's quantizers or whoever writes the
-            same operators. A Graph is rewritten in place.
+            same operators. A graph stays as it is.
         output: file to write; None writes nothing. An existing file is replaced only by a model that loads.
 
     Returns:

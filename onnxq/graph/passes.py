@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from onnxq.graph.model import Graph
 from onnxq.graph.surgeon import restore_classes
 
 _OURS = __name__.partition(".")[0]
+_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Applied:
 
     def __bool__(self) -> bool:
         return bool(self.changes)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON: of long lists their length and beginning."""
+        changed, left = self.changes.changed, self.changes.left
+        return {
+            "pass": type(self.step).__name__,
+            "options": {name: reprlib.repr(value) for name, value in self.step.options().items()},
+            "seconds": self.seconds,
+            "changed": len(changed),
+            "changed_names": list(changed[:_SHOWN]),
+            "left": len(left),
+            "left_names": [list(pair) for pair in left[:_SHOWN]],
+        }
 
 
 @dataclass(frozen=True)
