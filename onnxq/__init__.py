@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnxq.pipeline import calibrate, plan, quantize
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
+    from onnxq.rewriting import Verify, run_passes
     from onnxq.scheme import Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
 
@@ -36,6 +37,7 @@ __all__ = [
     "Rule",
     "Scheme",
     "Spec",
+    "Verify",
     "calibrate",
     "compare_files",
     "dequantize",
@@ -45,6 +47,7 @@ __all__ = [
     "plan",
     "prepare",
     "quantize",
+    "run_passes",
     "save",
     "save_statistics",
 ]
@@ -60,6 +63,7 @@ _HOMES = {
     "onnxq.pipeline": ("calibrate", "plan", "quantize"),
     "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),
+    "onnxq.rewriting": ("Verify", "run_passes"),
     "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec"),
     "onnxq.scheme_file": ("load_scheme",),
 }

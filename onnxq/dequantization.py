@@ -55,7 +55,7 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, of onnxq, onnxruntime's quantizers or whoever writes the
-            same operators. A Graph is rewritten in place.
+            same operators. A graph stays as it is.
         output: file to write; None writes nothing. An existing file is replaced only by a model that loads.
 
     Returns:
@@ -98,7 +98,7 @@ def rewrite(graph: Graph) -> None:
     if ours:
         RestoreOperators().apply(graph)
     done = _STEPS.apply(graph)
-    if not ours and not any(changes for step, changes in done if not isinstance(step, RemoveUnused)):
+    if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
     RemoveUnused().apply(graph)
     _refuse_quantized(graph)

@@ -31,7 +31,7 @@ class SchemeError(OnnxqError):
 
 
 class PassError(OnnxqError):
-    """A pass or rule failed, or is not what a pass or rule must be."""
+    """A pass or rule fails, is none, or makes a model that is not valid or computes something else."""
 
 
 class OutputError(OnnxqError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.graph import Graph, Pipeline, ProtoPayload, constants, scopes
+from onnxq.graph import Applied, Graph, Pipeline, ProtoPayload, constants, scopes
+from onnxq.modelfile import as_graph
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
@@ -22,26 +25,33 @@ from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.planning.plan import METADATA_KEY, Plan
 
 
-def prepare(graph: Graph, *, opset: int = 0) -> Graph:
-    """Bring a float model into the form that plans are made for, in place.
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
+    """Bring a float model into the form that plans are made for.
 
     Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
     BatchNormalization and drops nodes that do nothing.
 
     Args:
-        graph: a float model.
+        model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         opset: lowest default-domain opset wanted.
 
     Returns:
-        The same graph, with inferred types.
+        A graph of its own, with inferred types.
     """
-    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
+    graph = as_graph(model)
+    prepare_in_place(graph, opset=opset)
+    return graph
+
+
+def prepare_in_place(graph: Graph, *, opset: int = 0) -> tuple[Applied, ...]:
+    """Do to a graph what `prepare` does, and return what each pass changed and left."""
+    named = Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
     infer_shapes(graph)
-    Pipeline(
+    rewritten = Pipeline(
         (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
     ).apply(graph)
     infer_shapes(graph)
-    return graph
+    return (*named, *rewritten)
 
 
 def refuse_quantized(graph: Graph) -> None:

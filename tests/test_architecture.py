@@ -26,18 +26,18 @@ INNER = {
 }
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
-    ("errors", "progress"),
-    ("numbers",),
+    ("errors", "option_values", "progress"),
+    ("extensions", "numbers"),
     ("graph",),
     ("integer_operators", "runtime", "targets"),
     ("modelfile", "operators", "scheme"),
     ("onnx_tools", "lowering", "presets", "isolation"),
     ("calibration", "scheme_file"),
     ("planning", "evaluate", "latency", "dequantizing"),
-    ("parameters", "bias_correction", "metrics", "trust", "verify", "inspection"),
+    ("equivalence", "parameters", "bias_correction", "metrics", "trust", "verify", "inspection"),
     ("passes", "latency_comparison"),
-    ("preparation",),
-    ("dequantization", "workbench"),
+    ("named_passes", "preparation"),
+    ("dequantization", "rewriting", "workbench"),
     ("searching",),
     ("report",),
     ("pipeline",),

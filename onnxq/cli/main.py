@@ -14,6 +14,7 @@ from onnxq.cli.dequantize import dequantize
 from onnxq.cli.inspect import inspect
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
 from onnxq.cli.quantize import quantize
+from onnxq.cli.run import run
 
 _BAD_INPUT = 2
 _BELOW_FIDELITY = 3
@@ -38,7 +39,7 @@ def presets() -> None:
         click.echo(f"{name}\t{description}")
 
 
-for _command in (bench, calibrate, compare, dequantize, inspect, quantize, stats):
+for _command in (bench, calibrate, compare, dequantize, inspect, quantize, run, stats):
     cli.add_command(_command)
 
 

@@ -15,6 +15,7 @@ from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.inspection import Inspection
 from onnxq.latency_comparison import Bench
 from onnxq.report import Report
+from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 
 _SHOWN_REASONS = 8
@@ -132,6 +133,19 @@ def print_report(report: Report) -> None:
         for one in report.sensitivities[:_SHOWN_NODES]:
             hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
         console.print(hurt)
+
+
+def print_applied(done: Rewritten) -> None:
+    """Print what every pass did on stderr."""
+    table = Table(Column("pass", overflow="fold"), "changed", "left", "time", title="Passes")
+    if done.differences:
+        table.add_column("largest difference")
+        table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
+    for index, one in enumerate(done.applied):
+        changed, left = len(one.changes.changed), len(one.changes.left)
+        compared = [f"{done.differences[index]:.2g}"] if done.differences else []
+        table.add_row(type(one.step).__name__, str(changed), str(left), _duration(one.seconds), *compared)
+    _console(stderr=True).print(table)
 
 
 def print_agreement(agreement: Agreement) -> None:

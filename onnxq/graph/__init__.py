@@ -15,7 +15,7 @@ from onnxq.graph.elements import (
 )
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
-from onnxq.graph.passes import Changes, Pass, Pipeline
+from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
 from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
 from onnxq.graph.replacements import New
@@ -25,6 +25,7 @@ from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
 
 __all__ = [
+    "Applied",
     "ArrayPayload",
     "Call",
     "Changes",
