@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
-    from onnxq.graph import Changes, Graph, Pass, Pipeline
+    from onnxq.graph import Changes, Graph, Pass, Pipeline, remove_nodes, replace_uses, scopes
     from onnxq.modelfile import load, save
+    from onnxq.optimization import Optimized, optimize
     from onnxq.pipeline import calibrate, plan, quantize
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
@@ -31,6 +32,7 @@ __all__ = [
     "MinMax",
     "Mode",
     "OnnxqError",
+    "Optimized",
     "Pass",
     "Percentile",
     "Pipeline",
@@ -44,12 +46,16 @@ __all__ = [
     "load",
     "load_scheme",
     "load_statistics",
+    "optimize",
     "plan",
     "prepare",
     "quantize",
+    "remove_nodes",
+    "replace_uses",
     "run_passes",
     "save",
     "save_statistics",
+    "scopes",
 ]
 
 _HOMES = {
@@ -58,8 +64,17 @@ _HOMES = {
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
-    "onnxq.graph": ("Changes", "Graph", "Pass", "Pipeline"),
+    "onnxq.graph": (
+        "Changes",
+        "Graph",
+        "Pass",
+        "Pipeline",
+        "remove_nodes",
+        "replace_uses",
+        "scopes",
+    ),
     "onnxq.modelfile": ("load", "save"),
+    "onnxq.optimization": ("Optimized", "optimize"),
     "onnxq.pipeline": ("calibrate", "plan", "quantize"),
     "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),

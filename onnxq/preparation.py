@@ -9,10 +9,11 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.graph import Applied, Graph, Pipeline, ProtoPayload, constants, scopes
+from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, Rule, RuleSet, constants, scopes
 from onnxq.modelfile import as_graph
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.passes import passes_of
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
@@ -23,6 +24,9 @@ from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.planning.plan import METADATA_KEY, Plan
+
+# Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
+_MOST_ROUNDS = 16
 
 
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
@@ -43,15 +47,57 @@ def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
     return graph
 
 
-def prepare_in_place(graph: Graph, *, opset: int = 0) -> tuple[Applied, ...]:
-    """Do to a graph what `prepare` does, and return what each pass changed and left."""
-    named = Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
+def prepare_in_place(graph: Graph, *, opset: int = 0, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+    """Do to a graph what `prepare` does, and return what each pass changed and left.
+
+    Args:
+        graph: a float model.
+        opset: lowest default-domain opset wanted.
+        without: names of `canonical_steps` that are left out.
+    """
+    named = Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), LiftConstants())).apply(graph)
+    return (*named, *canonicalise(graph, without))
+
+
+def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+    """Bring a graph whose nodes have names and whose constants are initializers into canonical form, in place.
+
+    Passes and rules are repeated, with types inferred anew, until nothing changes: what one folds tells the next one a
+    shape.
+
+    Args:
+        graph: the graph.
+        without: names of `canonical_steps` that are left out.
+
+    Returns:
+        What each pass changed and left in the first round, and in later ones those that changed something.
+    """
+    repeated = _without((DropNoOps(), FoldConstants(), _rules(without), FuseBatchNorm(), RemoveUnused()), without)
+    applied: list[Applied] = []
     infer_shapes(graph)
-    rewritten = Pipeline(
-        (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
-    ).apply(graph)
-    infer_shapes(graph)
-    return (*named, *rewritten)
+    for _ in range(_MOST_ROUNDS):
+        found = repeated.apply(graph)
+        applied += found if not applied else [one for one in found if one]
+        if not any(found):
+            break
+        infer_shapes(graph)
+    # Digests of all weights are worth their time once.
+    return (*applied, *_without((ShareInitializers(), RemoveUnused()), without).apply(graph))
+
+
+def canonical_steps() -> tuple[str, ...]:
+    """Return the names of the passes and rules of the canonical form, each of which can be left out."""
+    rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
+    return ("DropNoOps", "FoldConstants", "FuseBatchNorm", "ShareInitializers", *rules)
+
+
+def _rules(without: frozenset[str]) -> RuleSet:
+    steps = passes_of("canonical")
+    return RuleSet(tuple(step() for name, step in steps.items() if issubclass(step, Rule) and name not in without))
+
+
+def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:
+    return Pipeline(tuple(step for step in steps if type(step).__name__ not in names))
 
 
 def refuse_quantized(graph: Graph) -> None:

@@ -38,7 +38,7 @@ ROOMS = (
     ("passes", "latency_comparison"),
     ("named_passes", "preparation"),
     ("dequantization", "rewriting", "workbench"),
-    ("searching",),
+    ("optimization", "searching"),
     ("report",),
     ("pipeline",),
     ("cli",),
