@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
+from seeded import image, seeded, settled
 from torch import Tensor, nn
 from torch.nn import functional
-
-from seeded import image, seeded, settled
 
 
 class ResidualBlock(nn.Module):
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
         )
         widths = [48, 48, 96, 192]
         blocks = []
-        for inner, outer in zip(widths, widths[1:], strict=False):
+        for inner, outer in pairwise(widths):
             blocks += [ResidualBlock(inner, outer, 1 if inner == outer else 2), ResidualBlock(outer, outer, 1)]
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(192, 100)

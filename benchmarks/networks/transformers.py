@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 
 import torch
+from seeded import seeded
 from torch import Tensor, nn
 from torch.nn import functional
-
-from seeded import seeded
 
 
 class SplitAttention(nn.Module):
