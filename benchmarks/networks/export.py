@@ -10,7 +10,7 @@ by hand. Weights and samples are seeded. It runs in an environment of its own:
     python -m venv ENV && ENV/bin/pip install torch==2.13.0 onnxscript onnx numpy
 """
 
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found,no-any-return"
 from __future__ import annotations
 
 import argparse
@@ -153,7 +153,8 @@ def _arguments(network: Network) -> tuple[Any, ...]:
 
 
 def _write_samples(folder: Path, samples: list[dict[str, Array]]) -> None:
-    np.savez(folder / "calib.npz", **{name: np.stack([sample[name] for sample in samples]) for name in samples[0]})
+    stacked: dict[str, Any] = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+    np.savez(folder / "calib.npz", **stacked)
 
 
 def _write_channels_last(folder: Path) -> None:

@@ -8,7 +8,6 @@ channels-first exporter would have written behind one Transpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +54,7 @@ class Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[TensorProto] = field(default_factory=list)
 
-    def weight(self, values: Iterable[Any], kind: Any = np.float32) -> str:
+    def weight(self, values: Any, kind: Any = np.float32) -> str:
         name = f"weight_{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(values, kind), name))
         return name
