@@ -43,6 +43,7 @@ PEERS = ("onnxsim", "onnxslim")
 TOOLS = ("onnxq", *PEERS)
 PEER_PACKAGES = ("onnxsim==0.8.*", "onnxslim", "onnxruntime", "onnx")
 BACKEND_FOLDERS = ("light", "simple", "pytorch-converted", "pytorch-operator")
+_CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "peers"
 SAMPLES = 4
 ROUNDS = 4
 MOST_NODES_OF_BEST, SHARE_AT_BEST = 1.1, 0.8
@@ -50,10 +51,10 @@ LARGEST_DIFFERENCE = 1e-5
 SPREAD_OF_EXPORTS = 1.05
 TIME_OF_ONNXSIM = 2.0
 
-# Calls the tool twice and prints what each call took: the second without imports, and with warm caches.
+# Calls the tool and prints what each call took: all but the first without imports, and with warm caches.
 CALLS = """
 import sys, time
-tool, source, target = sys.argv[1:]
+calls, tool, source, target = sys.argv[1:]
 if tool == "onnxsim":
     import onnx, onnxsim
     def rewrite(): onnx.save(onnxsim.simplify(onnx.load(source))[0], target)
@@ -63,7 +64,7 @@ elif tool == "onnxslim":
 else:
     from onnxq.cli.main import main
     def rewrite(): main(["optimize", source, "-o", target, "--seconds", "0"], standalone_mode=False)
-for _ in range(CALLS):
+for _ in range(int(calls)):
     start = time.perf_counter()
     rewrite()
     print("took", time.perf_counter() - start, flush=True)
@@ -120,11 +121,11 @@ class Row:
 
     @property
     def of_best(self) -> float:
-        """Our nodes as a share of those of the better of the others; of the original's when both failed."""
+        """Our nodes as a share of those of the better of the others, or of the original's when neither is faithful."""
         if self.tools["onnxq"].failure:
             return math.inf
         ours = self.tools["onnxq"].nodes
-        theirs = [self.tools[peer].nodes for peer in PEERS if not self.tools[peer].failure]
+        theirs = [self.tools[peer].nodes for peer in PEERS if self.tools[peer].faithful]
         best = min(theirs, default=self.nodes)
         return ours / best if best else math.inf if ours else 1.0
 
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of their samples")
     parser.add_argument("--networks", type=Path, help="what benchmarks/networks/export.py wrote")
     parser.add_argument("--backend", action="store_true", help="also the small models that onnx ships")
-    parser.add_argument("--peers", type=Path, default=Path(".cache/rewriting-peers"), help="environment of the others")
+    parser.add_argument("--peers", type=Path, default=_CACHE, help="environment of the others")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a tool may take")
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="time for each latency comparison; 0 leaves them out"
@@ -279,7 +280,7 @@ def _run_tool(tool: str, case: Case, expected: Outputs | None, peers: Path, targ
     if case.group != "backend":
         # All tools are called in the same way here, so that imports and the start of a process are left out of each.
         python = sys.executable if tool == "onnxq" else str(peers)
-        program = [python, "-c", CALLS.replace("CALLS", "2"), tool, str(case.path), str(target)]
+        program = [python, "-c", CALLS, "2", tool, str(case.path), str(target)]
         output, failure = _called(program, timeout)
         taken = [float(line.split()[1]) for line in output.splitlines() if line.startswith("took ")]
         call = math.nan if failure else taken[-1]
@@ -288,7 +289,7 @@ def _run_tool(tool: str, case: Case, expected: Outputs | None, peers: Path, targ
         difference = 0.0 if expected is None else largest_difference(expected, outputs_of(target, case.samples))
     # What the tools write may break anything that reads it.
     except Exception as error:  # noqa: BLE001
-        return Rewritten(process=process, call=call, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Rewritten(process=process, call=call, failure=f"{type(error).__name__}: {str(error)[:120]}")
     return Rewritten(nodes, target.stat().st_size, difference, process, call)
 
 
@@ -296,7 +297,7 @@ def _command(tool: str, source: Path, target: Path, peers: Path) -> list[str]:
     """Return the command that rewrites a file: ours as users type it, the others' as a program of two lines."""
     if tool == "onnxq":
         return [sys.executable, "-m", "onnxq", "optimize", str(source), "-o", str(target), "--seconds", "0"]
-    return [str(peers), "-c", CALLS.replace("CALLS", "1"), tool, str(source), str(target)]
+    return [str(peers), "-c", CALLS, "1", tool, str(source), str(target)]
 
 
 def _called(command: Sequence[str], timeout: float) -> tuple[str, str]:
