@@ -22,8 +22,8 @@ INPUTS = (
 
 
 def test_samples_fit_the_inputs() -> None:
-    samples = list(made_up_samples(INPUTS, 8))
-    assert len(samples) == 8
+    samples = list(made_up_samples(INPUTS, 16))
+    assert len(samples) == 16
     for sample in samples:
         check_sample(sample, INPUTS, "made up")
         assert sample["ids"].min() >= 0
