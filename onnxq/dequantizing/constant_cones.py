@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.dequantizing.decoding import Array, computed
-from onnxq.dequantizing.steps import Step, evaluate, is_small
+from onnxq.constants import Array, Step, computed, evaluate, is_small
 from onnxq.errors import ModelError
 from onnxq.graph import ArrayPayload, Constant, Graph, Node, Payload, Tensor, Variable, onnx_dtype, scopes
 

@@ -17,6 +17,7 @@ from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.passes import Changes, Pass, Pipeline
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
+from onnxq.graph.reading import is_fixed
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
@@ -41,6 +42,7 @@ __all__ = [
     "constants",
     "inner_variables",
     "insert_nodes",
+    "is_fixed",
     "onnx_dtype",
     "owner_graphs",
     "remove_nodes",

@@ -138,7 +138,7 @@ def test_many_results_together_stay_below_the_limit() -> None:
     made = model(f"g (float[64] x) => (float[64] x9) {{ x0 = Identity(x) {many} }}", s=np.array([64]))
     graph = as_graph(made)
     infer_shapes(graph)
-    changes = FoldConstants(largest=64 * 8 * 4).apply(graph)
+    changes = FoldConstants(largest=64 * 4 * 4).apply(graph)
     assert changes.changed == ("b0", "b1", "b2", "b3")
     assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
 
