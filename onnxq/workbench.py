@@ -33,6 +33,7 @@ from onnxq.passes import (
     RemoveUnused,
     ReplaceWithContrib,
     ShareInitializers,
+    StoreOnce,
     StoreWeights,
 )
 from onnxq.planning.bodies import leave_idle_bodies
@@ -138,6 +139,7 @@ class Workbench:
                 StoreWeights(plan, self.emit, means),
                 IsolateProducts(plan),
                 ShareInitializers(),
+                StoreOnce(),
                 RemoveUnused(),
             )
         )

@@ -17,6 +17,7 @@ from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
 from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.place.quantize_weights import QuantizeWeights
 from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
@@ -52,6 +53,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             ReplaceWithContrib,
             RestoreOperators,
             ShareInitializers,
+            StoreOnce,
             StoreWeights,
             UnpackBlockWeights,
             UpgradeOpset,
@@ -85,6 +87,7 @@ __all__ = [
     "ReplaceWithContrib",
     "RestoreOperators",
     "ShareInitializers",
+    "StoreOnce",
     "StoreWeights",
     "UnpackBlockWeights",
     "UpgradeOpset",
