@@ -30,6 +30,7 @@ from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
 from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.place.quantize_weights import QuantizeWeights
 from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
@@ -138,6 +139,7 @@ class Workbench:
                 StoreWeights(plan, self.emit, means),
                 IsolateProducts(plan),
                 ShareInitializers(),
+                StoreOnce(),
                 RemoveUnused(),
             )
         )

@@ -31,7 +31,7 @@ ROOMS = (
     ("graph",),
     ("integer_operators", "runtime", "targets"),
     ("modelfile", "operators", "scheme"),
-    ("onnx_tools", "lowering", "presets", "isolation"),
+    ("constants", "onnx_tools", "lowering", "presets", "isolation"),
     ("calibration", "scheme_file"),
     ("planning", "evaluate", "latency", "dequantizing"),
     ("equivalence", "parameters", "bias_correction", "metrics", "trust", "verify", "inspection"),

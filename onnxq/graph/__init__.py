@@ -18,6 +18,7 @@ from onnxq.graph.order import toposort
 from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
 from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
+from onnxq.graph.reading import is_fixed
 from onnxq.graph.replacements import New
 from onnxq.graph.rules import Rule, RuleChanges, RuleSet
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
@@ -52,6 +53,7 @@ __all__ = [
     "constants",
     "inner_variables",
     "insert_nodes",
+    "is_fixed",
     "onnx_dtype",
     "owner_graphs",
     "remove_nodes",

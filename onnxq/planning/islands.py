@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnxq.graph import Constant, Graph, Node, Variable, owner_graphs, scopes
+from onnxq.graph import Constant, Graph, Node, Variable, is_fixed, owner_graphs, scopes
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
 from onnxq.scheme import Spec
@@ -64,7 +64,7 @@ def clamp_limits(clamp: Node) -> Limits | None:
     for index, bound in enumerate(clamp.inputs[1:3]):
         if not bound.name:
             continue
-        if not isinstance(bound, Constant) or bound.nbytes == 0:
+        if not is_fixed(bound) or bound.nbytes == 0:
             return None
         limits[index] = float(bound.values.reshape(-1)[0])
     return limits[0], limits[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS
 from onnxq.planning.bodies import ambiguous_names
@@ -53,8 +53,8 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
             yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{nearest(weight.tensor, names)}"
             continue
         tensor = node.inputs[weight.index]
-        if not isinstance(tensor, Constant):
-            yield f"weight {weight.tensor!r} of node {node.name!r} is not constant"
+        if not is_fixed(tensor):
+            yield f"weight {weight.tensor!r} of node {node.name!r} is not constant, or an input that a caller may feed"
             continue
         for axis in (weight.axis, weight.reduction_axis):
             if not -len(tensor.shape) <= axis < len(tensor.shape):

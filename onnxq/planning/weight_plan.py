@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Node, onnx_dtype
+from onnxq.graph import Node, is_fixed, onnx_dtype
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
@@ -145,7 +145,7 @@ def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
     for index in operator.weights if operator else ():
         tensor = node.inputs[index] if index < len(node.inputs) else None
         if (
-            isinstance(tensor, Constant)
+            is_fixed(tensor)
             and onnx_dtype(tensor) in _FLOATS
             and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
             and len(tensor.shape) >= 2
@@ -160,7 +160,7 @@ def _every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
         return
     for index, tensor in enumerate(node.inputs):
         if (
-            isinstance(tensor, Constant)
+            is_fixed(tensor)
             and onnx_dtype(tensor) in _FLOATS
             and volume(tensor.shape)
             and tensor.shape
