@@ -17,6 +17,7 @@ from onnxq.passes import (
     InlineFunctions,
     LiftConstants,
     NameNodes,
+    NameTensors,
     RemoveUnused,
     ShareInitializers,
     UpgradeOpset,
@@ -27,8 +28,8 @@ from onnxq.planning.plan import METADATA_KEY, Plan
 def prepare(graph: Graph, *, opset: int = 0) -> Graph:
     """Bring a float model into the form that plans are made for, in place.
 
-    Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
-    BatchNormalization and drops nodes that do nothing.
+    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
+    folds constants, fuses BatchNormalization and drops nodes that do nothing.
 
     Args:
         graph: a float model.
@@ -37,7 +38,7 @@ def prepare(graph: Graph, *, opset: int = 0) -> Graph:
     Returns:
         The same graph, with inferred types.
     """
-    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
+    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors())).apply(graph)
     infer_shapes(graph)
     Pipeline(
         (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())

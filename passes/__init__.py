@@ -24,6 +24,7 @@ from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
@@ -41,6 +42,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             InsertQuantizeDequantize,
             LiftConstants,
             NameNodes,
+            NameTensors,
             QuantizeDynamically,
             QuantizeRecurrentCells,
             QuantizeWeights,
@@ -73,6 +75,7 @@ __all__ = [
     "IsolateProducts",
     "LiftConstants",
     "NameNodes",
+    "NameTensors",
     "Pass",
     "Pipeline",
     "QuantizeDynamically",
