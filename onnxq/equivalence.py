@@ -174,4 +174,4 @@ def _largest(value: Any) -> float:
 
 
 def _is_float(array: Any) -> bool:
-    return array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
+    return bool(array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float")))

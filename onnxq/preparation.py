@@ -21,6 +21,7 @@ from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
@@ -33,8 +34,8 @@ _MOST_ROUNDS = 16
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
     """Bring a float model into the form that plans are made for.
 
-    Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
-    BatchNormalization and drops nodes that do nothing.
+    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
+    folds constants, fuses BatchNormalization and drops nodes that do nothing.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
@@ -56,7 +57,9 @@ def prepare_in_place(graph: Graph, *, opset: int = 0, without: frozenset[str] = 
         opset: lowest default-domain opset wanted.
         without: names of `canonical_steps` that are left out.
     """
-    named = Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), LiftConstants())).apply(graph)
+    named = Pipeline(
+        (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
+    ).apply(graph)
     return (*named, *canonicalise(graph, without))
 
 
