@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, constants, onnx_dtype, scopes
+from onnxq.graph import Constant, Node, constants, onnx_dtype, optional, scopes
 from onnxq.modelfile import load
-from onnxq.operators import ALREADY_QUANTIZED, OPERATORS, Role
+from onnxq.operators import ALREADY_QUANTIZED, Role, operator_of
 from onnxq.planning.plan import METADATA_KEY
 
 
@@ -134,7 +134,7 @@ def _type_name(tensor: object) -> str:
 
 
 def _weights(node: Node) -> list[WeightNode]:
-    operator = OPERATORS.get(node.op)
+    operator = operator_of(node)
     found = []
     for index in operator.weights if operator else ():
         stored, scales = _stored(node, index)
@@ -151,7 +151,7 @@ def _weights(node: Node) -> list[WeightNode]:
 
 def _stored(node: Node, index: int) -> tuple[Constant | None, int]:
     """Return the constant behind a weight input and the number of its scales, looking through its decoder."""
-    tensor = node.inputs[index] if index < len(node.inputs) else None
+    tensor = optional(node, index)
     if isinstance(tensor, Constant):
         return tensor, 0
     decoder = _decoder(tensor)

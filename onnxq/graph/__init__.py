@@ -17,6 +17,7 @@ from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.passes import Changes, Pass, Pipeline
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
+from onnxq.graph.reading import OperatorKey, nodes, only_reader, operator_key, optional, producer
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
@@ -29,6 +30,7 @@ __all__ = [
     "Names",
     "Node",
     "OpaqueAttribute",
+    "OperatorKey",
     "PackedPayload",
     "Pass",
     "Payload",
@@ -41,8 +43,13 @@ __all__ = [
     "constants",
     "inner_variables",
     "insert_nodes",
+    "nodes",
+    "only_reader",
     "onnx_dtype",
+    "operator_key",
+    "optional",
     "owner_graphs",
+    "producer",
     "remove_nodes",
     "remove_unused",
     "replace_nodes",

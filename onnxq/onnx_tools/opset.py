@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, checker, inliner, version_converter
 
 from onnxq.errors import ModelError
+from onnxq.graph.elements import domain_named
 from onnxq.graph.model import Graph
 from onnxq.modelfile.protos import copy_other_fields
 from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
@@ -89,7 +90,7 @@ def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
     for entry in upgraded.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if not domain_named(entry.domain):
             entry.version = version
     upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
     for old, new in _paired_graphs(source.graph, upgraded.graph):

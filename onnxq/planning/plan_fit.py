@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, scopes
+from onnxq.graph import Constant, Graph, Node, operator_key, scopes
 from onnxq.lowering import Emit
-from onnxq.operators import OPERATORS
+from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.bodies import ambiguous_names
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan
@@ -73,7 +73,8 @@ def _mean_differences(decision: Decision, mean: Mean, node: Node) -> Iterator[st
         return
     if mean.tensor != node.inputs[0].name:
         yield f"the mean of node {node.name!r} is that of its data {node.inputs[0].name!r}, found {mean.tensor!r}"
-    axis = OPERATORS[node.op].channels if node.op in OPERATORS and not node.domain else None
+    operator = operator_of(node)
+    axis = operator.channels if operator is not None else None
     if axis is None:
         yield f"node {node.name!r} has a mean, and no {node.op} has a bias that is corrected; leave it out"
     elif mean.axis != axis:
@@ -90,7 +91,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
     if decision.mode is Mode.DYNAMIC and not (indices and decision.data):
         yield f"node {node.name!r} is dynamic and lacks weights or data"
     elif decision.mode is Mode.DYNAMIC:
-        whole = sorted(OPERATORS[node.op].weights) if node.op in target.own_dynamic else [1]
+        whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.own_dynamic else [1]
         if indices != whole:
             yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
         elif problem := dynamic_obstacle(node, target, Emit.ORT):

@@ -9,11 +9,11 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Node, onnx_dtype
+from onnxq.graph import Constant, Node, onnx_dtype, operator_key, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
-from onnxq.operators import OPERATORS
+from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
@@ -27,11 +27,7 @@ _SMALLEST_TABLE = 1024
 _MOST_BITS = 16
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-# Their float inputs say what they do; a coarser number would make them do something else.
-_SETTINGS = frozenset({"Clip", "Dropout", "NonMaxSuppression", "OneHot", "Pad", "Range", "Resize", "Upsample"})
-
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
 _TWO_BITS, _CODES_IN_BYTE = 2, 4
 
@@ -69,7 +65,7 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
 
 def weight_at(node: Node, index: int, spec: Spec) -> Weight:
     """Return the weight at an input of a node."""
-    operator, tensor = OPERATORS[node.op], node.inputs[index]
+    operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
     return Weight(
         index,
         tensor.name,
@@ -141,9 +137,9 @@ def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
 
 
 def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
-    operator = OPERATORS.get(node.op) if not node.domain else None
+    operator = operator_of(node)
     for index in operator.weights if operator else ():
-        tensor = node.inputs[index] if index < len(node.inputs) else None
+        tensor = optional(node, index)
         if (
             isinstance(tensor, Constant)
             and onnx_dtype(tensor) in _FLOATS
@@ -156,7 +152,8 @@ def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
 
 def _every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
     """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
-    if node.op in _SETTINGS or node.bodies():
+    operator = operator_of(node)
+    if (operator is not None and operator.settings) or node.bodies():
         return
     for index, tensor in enumerate(node.inputs):
         if (
@@ -194,7 +191,8 @@ def _code_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
     """Return why the runtime cannot use the codes of a weight as they are, or an empty string."""
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
-    if node.op not in _PRODUCTS:
+    operator = operator_of(node)
+    if operator is None or not operator.product:
         return f"nothing multiplies codes in {node.op}"
     return _product_obstacle(node, weight, in_body=in_body)
 
@@ -217,7 +215,8 @@ def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
         return "onnxruntime loads no codes that a control-flow body multiplies"
     if weight.index != 1 or len(tensor.shape) != 2:
         return "codes are multiplied only as a second factor of rank 2"
-    if sum(consumer.op in _PRODUCTS for consumer in set(tensor.outputs)) > 1:
+    readers = (operator_of(reader) for reader in set(tensor.outputs))
+    if sum(operator is not None and operator.product for operator in readers) > 1:
         return "onnxruntime multiplies no codes that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
         return f"nothing multiplies {spec.format} codes"
@@ -231,7 +230,7 @@ def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
         return "float16 data is multiplied by codes with float16 scales only"
     if scales_its_terms(node):
         return "no Gemm with alpha, beta or transA multiplies codes"
-    bias = node.inputs[2] if node.op == "Gemm" and len(node.inputs) > 2 and node.inputs[2].name else None
+    bias = optional(node, 2) if node.op == "Gemm" else None
     channels = tensor.shape[weight.axis]
     if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):
         return f"its bias is not a vector of {channels} values"

@@ -12,9 +12,9 @@ import numpy as np
 from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, replace_nodes, scopes
-from onnxq.integer_operators import check_inputs
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
 from onnxq.numbers.packing import unpack_rows
+from onnxq.operators import check_inputs
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 _NF4 = (

@@ -17,6 +17,7 @@ from onnxq.graph import (
     constant,
     insert_nodes,
     owner_graphs,
+    producer,
     replace_uses,
     scopes,
 )
@@ -73,8 +74,8 @@ class InsertQuantizeDequantize(Pass):
             if not consumers and not is_output:
                 left.append((activation.tensor, "no node reads it"))
                 continue
-            producer = tensor.inputs[0] if tensor.inputs else None
-            home = owners[producer] if producer is not None else homes.get(tensor, graph)
+            maker = producer(tensor)
+            home = owners[maker] if maker is not None else homes.get(tensor, graph)
             near, far = set[Node](), dict[Graph, set[Node]]()
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
@@ -93,7 +94,7 @@ class InsertQuantizeDequantize(Pass):
                 decoder = _decoder(activation, tensor, quantizer, names)
                 replace_uses(tensor, decoder.outputs[0], readers)
                 first[scope].append(decoder)
-            (behind[home].setdefault(producer, []) if producer is not None else first[home]).extend(new)
+            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(new)
             changed.append(activation.tensor)
         for scope in behind:
             insert_nodes(scope, after=behind[scope], first=first[scope])
