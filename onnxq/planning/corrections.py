@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Graph, Node, Variable, only_reader, onnx_dtype, operator_key
+from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, operator_key
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
@@ -79,7 +79,8 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
 def _added(node: Node) -> tuple[Node, int] | None:
     """Return the only reader of a product when it adds a constant, and the input at which that stands."""
     output = node.outputs[0]
-    reader = only_reader(output)
+    # Graphs may return the product as well.
+    reader = output.outputs[0] if len(output.outputs) == 1 else None
     if reader is None or reader.op != "Add" or reader.domain:
         return None
     index = 1 if reader.inputs[0] is output else 0

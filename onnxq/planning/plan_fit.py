@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, operator_key, scopes
+from onnxq.graph import Constant, Graph, Node, nodes, operator_key, scopes
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.bodies import ambiguous_names
@@ -25,23 +25,23 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     Raises:
         SchemeError: it was not; the message names the first difference.
     """
-    nodes = {node.name: node for scope in scopes(graph) for node in scope.nodes}
-    for difference in (*_node_differences(plan, nodes), *_activation_differences(plan, graph)):
+    named = {node.name: node for _, node in nodes(graph)}
+    for difference in (*_node_differences(plan, named), *_activation_differences(plan, graph)):
         raise SchemeError(f"the plan does not fit the model: {difference}")
 
 
-def _node_differences(plan: Plan, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
     target = target_named(plan.target)
     for decision in plan.decisions:
-        node = nodes.get(decision.node)
+        node = named.get(decision.node)
         if node is None:
-            yield f"it has no node {decision.node!r}{nearest(decision.node, nodes)}"
+            yield f"it has no node {decision.node!r}{nearest(decision.node, named)}"
         elif node.op != decision.op_type:
             yield f"node {decision.node!r} is {node.op}, in the plan {decision.op_type}"
         else:
             yield from _input_differences(decision, node)
             yield from _mode_differences(decision, node, target)
-    for name, node in nodes.items():
+    for name, node in named.items():
         if name not in plan.by_node:
             yield f"its {node.op} {name!r} has no entry under nodes{nearest(name, plan.by_node)}"
 

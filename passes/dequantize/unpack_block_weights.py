@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, value_name
 from onnxq.errors import ModelError
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, replace_nodes, scopes
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, nodes, replace_nodes
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
 from onnxq.numbers.packing import unpack_rows
 from onnxq.operators import check_inputs
@@ -41,8 +41,8 @@ class UnpackBlockWeights(Pass):
             ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
         """
         unpacking = _Unpacking(Names(graph))
-        nodes = (node for scope in scopes(graph) for node in scope.nodes if node.op in _OPERATORS)
-        instead = {node: unpacking.float_nodes(node) for node in nodes}
+        packed = (node for _, node in nodes(graph) if node.op in _OPERATORS)
+        instead = {node: unpacking.float_nodes(node) for node in packed}
         replace_nodes(graph, instead)
         return Changes(tuple(node.name for node in instead))
 
