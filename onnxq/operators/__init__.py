@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onnxq.operators.integer import IntegerOperator, check_inputs
 from onnxq.operators.intervals import Interval
-from onnxq.operators.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, Operator, Role, operator_of
+from onnxq.operators.row import Operator, Role
+from onnxq.operators.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
 
 __all__ = [
     "ALREADY_QUANTIZED",

@@ -34,15 +34,17 @@ class InsertQuantizeDequantize(Pass):
     The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
     read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
     tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
-    nodes read it, they share a copy. Leaves a tensor that has a pair already, or that no node reads.
+    nodes read it, they can share a copy. Leaves a tensor that has a pair already, or that no node reads.
 
     Attributes:
         plan: names the tensors and the static nodes.
         parameters: scale and zero point by tensor name.
+        copies: whether float nodes read copies, for a runtime that would give each a DequantizeLinear of its own.
     """
 
     plan: Plan
     parameters: Mapping[str, Parameters]
+    copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
         """Insert the nodes; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
@@ -88,7 +90,7 @@ class InsertQuantizeDequantize(Pass):
                 replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
                 new.append(decoder)
                 floats = {node for node in near if node.name not in static}
-                if len(floats) > 1:
+                if self.copies and len(floats) > 1:
                     new.append(_copy(decoder.outputs[0], floats, activation, names))
             for scope, readers in far.items():
                 decoder = _decoder(activation, tensor, quantizer, names)
