@@ -119,11 +119,13 @@ def _of_module(name: str) -> Any:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise SchemeError(f"pass {name!r} is not written as {_EXPECTED}")
-    held = vars(imported(place, f"pass {name!r}"))
-    if attribute not in held:
-        passes = [each for each, value in held.items() if isinstance(value, type) and issubclass(value, Pass)]
+    module = imported(place, f"pass {name!r}")
+    # Packages may load their names when they are first used.
+    if not hasattr(module, attribute):
+        held = vars(module).items()
+        passes = [each for each, value in held if isinstance(value, type) and issubclass(value, Pass)]
         raise SchemeError(f"pass {name!r} is unknown: {place} holds no {attribute!r}{nearest(attribute, passes)}")
-    return held[attribute]
+    return getattr(module, attribute)
 
 
 def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:

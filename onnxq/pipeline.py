@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +15,24 @@ from onnxq.calibration.inputs import Sample
 from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
-from onnxq.errors import OutputError, SchemeError
-from onnxq.graph import Graph, constants
+from onnxq.errors import OutputError
+from onnxq.graph import Graph
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
-from onnxq.modelfile import as_graph, load, read_model, save
+from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.named_passes import Step, as_passes
 from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan, refuse_overwriting, refuse_quantized
+from onnxq.preparation import (
+    check_numbers,
+    check_plan,
+    external_bytes,
+    reference_file,
+    refuse_overwriting,
+    refuse_quantized,
+)
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, check_fidelity
@@ -136,7 +142,7 @@ def quantize(
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output, source)
-    _check_numbers(min_sqnr, max_drop, seconds)
+    check_numbers(min_sqnr, max_drop, seconds)
     if (
         costs is not None
         and output is not None
@@ -148,8 +154,8 @@ def quantize(
     if output is not None:
         refuse_overwriting(graph, data_file(output))
     with staging(output) as folder:
-        reference = _reference_file(graph, source, folder)
-        external = _external_bytes(graph)
+        reference = reference_file(graph, source, folder)
+        external = external_bytes(graph)
         applied = apply_to_float(graph, own)
         refuse_quantized(graph)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
@@ -290,31 +296,5 @@ def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
 
 
-def _check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
-    """Refuse limits that nothing reaches or exceeds, and times that never end.
-
-    Raises:
-        SchemeError: a number is NaN, negative or infinite; a fidelity may be infinite, where any or none is lost.
-    """
-    if math.isnan(min_sqnr):
-        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
-    for what, number in (("the drop of the metric", max_drop), ("the time for latency in seconds", seconds)):
-        if not 0 <= number < math.inf:
-            raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
-
-
 def _planned_ranges(plan: Plan) -> RangeMethod:
     return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
-
-
-def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
-    """Return a file of the float model as the user gave it."""
-    if source is not None:
-        return source
-    save(graph, folder / "reference.onnx")
-    return folder / "reference.onnx"
-
-
-def _external_bytes(graph: Graph) -> int:
-    """Return the size of the values that lie outside the model file."""
-    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)

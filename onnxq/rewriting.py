@@ -14,12 +14,12 @@ from onnxq.calibration.images import ImageOptions
 from onnxq.calibration.inputs import Sample
 from onnxq.equivalence import ROUNDING, Original, original
 from onnxq.errors import DataError, ModelError, PassError
-from onnxq.graph import Applied, Graph, Pass, Pipeline, constants
+from onnxq.graph import Applied, Graph, Pass, Pipeline
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging
 from onnxq.named_passes import Step, as_passes
 from onnxq.onnx_tools import check_functions, skeleton
-from onnxq.preparation import refuse_overwriting
+from onnxq.preparation import external_bytes, reference_file, refuse_overwriting
 from onnxq.runtime import open_session
 
 
@@ -105,7 +105,7 @@ def run_passes(
         check_functions(skeleton(graph))
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")
-        check = None if verify_each is None else _Check.of(source or _saved(graph, folder), verify_each)
+        check = None if verify_each is None else _Check.of(reference_file(graph, source, folder), verify_each)
         applied: list[Applied] = []
         differences: list[float] = []
         for step in steps:
@@ -151,15 +151,15 @@ class _Check:
     @staticmethod
     def of(reference: Path, wanted: Verify) -> _Check:
         known = original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
-        return _Check(known, wanted.tolerance, not _complaint(reference))
+        return _Check(known, wanted.tolerance, _is_valid(reference))
 
     def share(self, step: Pass, graph: Graph, staged: Path) -> float:
         """Write what a pass has made of the graph, and return how far the worst output is."""
         name = type(step).__name__
         try:
             _save(graph, staged)
-            if self.was_valid and (complaint := _complaint(staged)):
-                raise ModelError(f"it is not valid ONNX any more: {complaint}")
+            if self.was_valid:
+                _check_valid(staged)
             found = self.original.difference(staged)
         except (DataError, ModelError) as error:
             raise PassError(f"pass {name} breaks the model: {error}") from error
@@ -172,13 +172,7 @@ class _Check:
 
 
 def _save(graph: Graph, path: Path) -> None:
-    external = any(tensor.payload.external for tensor in constants(graph))
-    save(graph, path, external_data=external or None)
-
-
-def _saved(graph: Graph, folder: Path) -> Path:
-    _save(graph, folder / "original.onnx")
-    return folder / "original.onnx"
+    save(graph, path, external_data=external_bytes(graph) > 0 or None)
 
 
 def _save_valid(graph: Graph, path: Path) -> None:
@@ -196,10 +190,21 @@ def _ports(graph: Graph) -> list[str]:
     ]
 
 
-def _complaint(model: Path) -> str:
-    """Return what onnx's checker says against a model; nothing where it is valid."""
+def _is_valid(model: Path) -> bool:
+    try:
+        _check_valid(model)
+    except ModelError:
+        return False
+    return True
+
+
+def _check_valid(model: Path) -> None:
+    """Let onnx's checker look at a model.
+
+    Raises:
+        ModelError: it has a complaint.
+    """
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        return " ".join(str(error).split())
-    return ""
+        raise ModelError(f"it is not valid ONNX any more: {' '.join(str(error).split())}") from error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
@@ -20,7 +21,6 @@ def written(path: Path, data: bytes) -> Path:
 
 def test_everything_that_holds_a_model_becomes_a_graph(tmp_path) -> None:
     onnx.save(small(), tmp_path / "m.onnx")
-    graph = load(tmp_path / "m.onnx")
     plain = gs.import_onnx(small())  # noqa: TID251 - what users hand over
 
     for given in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), small(), plain):
