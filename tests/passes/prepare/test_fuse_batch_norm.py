@@ -296,7 +296,7 @@ def test_folds_parameters_that_come_through_constant_and_identity_nodes() -> Non
     )  # fmt: skip
     graph = as_graph(made)
     done = Pipeline((NameNodes(), LiftConstants(), DropNoOps(), FuseBatchNorm())).apply(graph)
-    assert done[-1][1].changed == ("next",)
+    assert done[-1].changes.changed == ("next",)
     assert ops(graph) == ["Conv"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) <= 2e-6
 
