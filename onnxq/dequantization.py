@@ -17,6 +17,7 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import (
     DequantizeWeights,
+    FoldConstants,
     InlineFunctions,
     LiftConstants,
     NameNodes,
@@ -25,6 +26,7 @@ from onnxq.passes import (
     ReplaceIntegerOperators,
     ReplaceIntegerProducts,
     RestoreOperators,
+    StoreOnce,
     UnpackBlockWeights,
 )
 from onnxq.planning.plan import METADATA_KEY
@@ -98,11 +100,12 @@ def rewrite(graph: Graph) -> None:
     infer_shapes(graph)
     ours = METADATA_KEY in graph.metadata
     if ours:
-        RestoreOperators().apply(graph)
+        # Codes that are stored once stand in front of each reader as it wants them.
+        Pipeline((RestoreOperators(), FoldConstants(layouts_only=True))).apply(graph)
     done = _STEPS.apply(graph)
     if not ours and not any(changes for step, changes in done if not isinstance(step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
-    RemoveUnused().apply(graph)
+    Pipeline((StoreOnce(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
     _refuse_quantized(graph)
     if ours:
         _drop_scheme(graph)

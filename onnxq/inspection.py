@@ -8,7 +8,8 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, constants, onnx_dtype, scopes
+from onnxq.constants import VIEWS
+from onnxq.graph import Constant, Node, Tensor, constants, onnx_dtype, scopes
 from onnxq.modelfile import load
 from onnxq.operators import ALREADY_QUANTIZED, OPERATORS, Role
 from onnxq.planning.plan import METADATA_KEY
@@ -160,13 +161,20 @@ def _stored(node: Node, index: int) -> tuple[Constant | None, int]:
     codes = decoder.inputs[0]
     if decoder.op == "Mul":
         codes = codes.inputs[0].inputs[0] if codes.inputs else codes
-    scale = decoder.inputs[1]
+    codes, scale = _origin(codes), _origin(decoder.inputs[1])
     if not isinstance(codes, Constant) or not isinstance(scale, Constant):
         return None, 0
     volume = 1
     for extent in scale.shape:
         volume *= extent
     return codes, volume
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    """Return what a tensor shows in another order or shape."""
+    while tensor.inputs and tensor.inputs[0].op in VIEWS:
+        tensor = tensor.inputs[0].inputs[0]
+    return tensor
 
 
 def _decoder(tensor: object) -> Node | None:
