@@ -18,7 +18,7 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, inner_variables
+from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
@@ -48,6 +48,8 @@ from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
+# What preparing computes from more bytes of weights waits in a file to be saved.
+_SPILLED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,11 @@ def open_workbench(
         SchemeError: the plan to be carried out is of another model.
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    applied = prepare_in_place(graph)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
-    save(graph, bench.prepared, external_data=True)
+    large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
+    with spilling(folder) if large else nullcontext():
+        applied = prepare_in_place(graph)
+        bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
+        save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
