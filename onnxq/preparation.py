@@ -21,11 +21,12 @@ from onnxq.passes import (
     RemoveUnused,
     ShareInitializers,
     UpgradeOpset,
+    WidenFloats,
 )
 from onnxq.planning.plan import METADATA_KEY, Plan
 
 
-def prepare(graph: Graph, *, opset: int = 0) -> Graph:
+def prepare(graph: Graph, *, opset: int = 0, widen: bool = False) -> Graph:
     """Bring a float model into the form that plans are made for, in place.
 
     Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
@@ -34,6 +35,7 @@ def prepare(graph: Graph, *, opset: int = 0) -> Graph:
     Args:
         graph: a float model.
         opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
 
     Returns:
         The same graph, with inferred types.
@@ -41,7 +43,15 @@ def prepare(graph: Graph, *, opset: int = 0) -> Graph:
     Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors())).apply(graph)
     infer_shapes(graph)
     Pipeline(
-        (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
+        (
+            LiftConstants(),
+            *((WidenFloats(),) if widen else ()),
+            DropNoOps(),
+            FoldConstants(),
+            FuseBatchNorm(),
+            ShareInitializers(),
+            RemoveUnused(),
+        )
     ).apply(graph)
     infer_shapes(graph)
     return graph

@@ -30,6 +30,7 @@ class Target:
             on wish.
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
         fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
+        has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Target:
     own_dynamic: frozenset[str] = frozenset()
     multiplied: tuple[Spec, ...] = ()
     fuses_in_bodies: bool = False
+    has_half_kernels: bool = False
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -123,6 +125,7 @@ _TENSORRT = Target(
     dynamic=frozenset(),
     symmetric=True,
     integer_bias=False,
+    has_half_kernels=True,
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -150,6 +153,7 @@ _QNN = replace(
     own_dynamic=frozenset(),
     multiplied=(),
     fuses_in_bodies=False,
+    has_half_kernels=True,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

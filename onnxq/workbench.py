@@ -18,7 +18,7 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Graph, Pipeline, inner_variables
+from onnxq.graph import Graph, Pipeline, inner_variables, scopes
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
@@ -27,6 +27,7 @@ from onnxq.passes import (
     DecodeWeights,
     InsertQuantizeDequantize,
     IsolateProducts,
+    NarrowConstants,
     QuantizeDynamically,
     QuantizeRecurrentCells,
     QuantizeWeights,
@@ -35,6 +36,7 @@ from onnxq.passes import (
     ShareInitializers,
     StoreWeights,
 )
+from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
@@ -44,7 +46,7 @@ from onnxq.preparation import prepare
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Mode, Scheme
-from onnxq.targets import Target
+from onnxq.targets import Target, target_named
 from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
@@ -62,6 +64,7 @@ class Workbench:
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
         emit: what the built models may hold besides standard ONNX.
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
+        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
     """
 
     prepared: Path
@@ -70,6 +73,7 @@ class Workbench:
     declared: frozenset[str] = frozenset()
     emit: Emit = Emit.QDQ
     idle: Mapping[str, Demotion] = field(default_factory=dict)
+    half: int = 0
 
     @cached_property
     def graph(self) -> Graph:
@@ -137,6 +141,7 @@ class Workbench:
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
                 IsolateProducts(plan),
+                *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
                 RemoveUnused(),
             )
@@ -201,8 +206,9 @@ def open_workbench(
         SchemeError: the plan to be carried out is of another model.
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit)
-    save(prepare(graph), bench.prepared, external_data=True)
+    half = half_type(graph) if _widens(graph, scheme, target, replay) else 0
+    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, half=half)
+    save(prepare(graph, widen=half > 0), bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
@@ -210,6 +216,17 @@ def open_workbench(
         # The graph that the first one planned on is out of date.
         bench = replace(bench)
     return bench
+
+
+def _widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
+    if (target if replay is None else target_named(replay.target)).has_half_kernels:
+        return False
+    if replay is None:
+        return scheme.multiplies_integers
+    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
+    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
+    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
 
 
 def _needed_opset(plan: Plan, emit: Emit) -> int:

@@ -13,6 +13,7 @@ from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.narrow_constants import NarrowConstants
 from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
 from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.place.quantize_weights import QuantizeWeights
@@ -28,6 +29,7 @@ from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.passes.prepare.widen_floats import WidenFloats
 
 PASSES: Mapping[str, type[Pass]] = MappingProxyType(
     {
@@ -43,6 +45,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             LiftConstants,
             NameNodes,
             NameTensors,
+            NarrowConstants,
             QuantizeDynamically,
             QuantizeRecurrentCells,
             QuantizeWeights,
@@ -57,6 +60,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             StoreWeights,
             UnpackBlockWeights,
             UpgradeOpset,
+            WidenFloats,
         )
     }
 )
@@ -76,6 +80,7 @@ __all__ = [
     "LiftConstants",
     "NameNodes",
     "NameTensors",
+    "NarrowConstants",
     "Pass",
     "Pipeline",
     "QuantizeDynamically",
@@ -91,4 +96,5 @@ __all__ = [
     "StoreWeights",
     "UnpackBlockWeights",
     "UpgradeOpset",
+    "WidenFloats",
 ]
