@@ -20,9 +20,10 @@ from onnxq.errors import OutputError, SchemeError
 from onnxq.graph import Graph, constants
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
-from onnxq.modelfile import as_graph, load, read_model, save
+from onnxq.modelfile import as_graph, load, metadata_bytes, read_model, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.parameters import RangeMethod, corrected_biases
+from onnxq.passes import StripMetadata
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, refuse_overwriting, refuse_quantized
@@ -79,6 +80,7 @@ def quantize(
     limit: int | None = None,
     images: ImageOptions | None = None,
     seconds: float = 2.0,
+    strip_metadata: bool = False,
     progress: Progress = silent,
 ) -> Quantized:
     """Quantize a float model, verify the result against the float model, and write it when it is good enough.
@@ -109,6 +111,7 @@ def quantize(
         limit: most samples to use; None uses all.
         images: how image files become arrays.
         seconds: time to spend on comparing latency with the float model; 0 leaves it out.
+        strip_metadata: whether what the exporter has written about nodes, tensors and graphs is left out.
         progress: told of each stage.
 
     Returns:
@@ -145,6 +148,8 @@ def quantize(
     with staging(output) as folder:
         reference = _reference_file(graph, source, folder)
         external = _external_bytes(graph)
+        if strip_metadata:
+            StripMetadata().apply(graph)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
         samples = bench.samples(calibration, images, limit, chain or {})
         plan = replay or bench.plan({})
@@ -192,6 +197,7 @@ def quantize(
             scores=chosen.scores,
             loads=loads,
             corrected_biases=corrected_biases(outcome.plan, statistics),
+            metadata_bytes=metadata_bytes(load(staged)),
             samples=len(samples),
             seconds=time.perf_counter() - start,
         )

@@ -43,6 +43,7 @@ class Report:
         loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
             that it can load.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
+        metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
 
     model: str
@@ -64,6 +65,7 @@ class Report:
     scores: Scores | None = None
     loads: bool = True
     corrected_biases: int = 0
+    metadata_bytes: int = 0
 
     @property
     def size_ratio(self) -> float:

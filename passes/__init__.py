@@ -28,6 +28,7 @@ from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
 
@@ -58,6 +59,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             RestoreOperators,
             ShareInitializers,
             StoreWeights,
+            StripMetadata,
             UnpackBlockWeights,
             UpgradeOpset,
             WidenFloats,
@@ -94,6 +96,7 @@ __all__ = [
     "RestoreOperators",
     "ShareInitializers",
     "StoreWeights",
+    "StripMetadata",
     "UnpackBlockWeights",
     "UpgradeOpset",
     "WidenFloats",
