@@ -25,13 +25,14 @@ from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.passes.prepare.widen_floats import WidenFloats
 from onnxq.planning.plan import METADATA_KEY, Plan
 
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 
 
-def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
     """Bring a float model into the form that plans are made for.
 
     Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
@@ -40,26 +41,33 @@ def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
 
     Returns:
         A graph of its own, with inferred types.
     """
     graph = as_graph(model)
-    prepare_in_place(graph, opset=opset)
+    prepare_in_place(graph, opset=opset, widen=widen)
     return graph
 
 
-def prepare_in_place(graph: Graph, *, opset: int = 0, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+def prepare_in_place(
+    graph: Graph, *, opset: int = 0, widen: bool = False, without: frozenset[str] = frozenset()
+) -> tuple[Applied, ...]:
     """Do to a graph what `prepare` does, and return what each pass changed and left.
 
     Args:
         graph: a float model.
         opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
     named = Pipeline(
         (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
     ).apply(graph)
+    if widen:
+        infer_shapes(graph)
+        named += Pipeline((WidenFloats(),)).apply(graph)
     return (*named, *canonicalise(graph, without))
 
 

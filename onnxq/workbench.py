@@ -18,7 +18,7 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables
+from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables, scopes
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
@@ -26,6 +26,7 @@ from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.narrow_constants import NarrowConstants
 from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
 from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.place.quantize_weights import QuantizeWeights
@@ -34,6 +35,7 @@ from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
@@ -43,7 +45,7 @@ from onnxq.preparation import prepare_in_place
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Mode, Scheme
-from onnxq.targets import Target
+from onnxq.targets import Target, target_named
 from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
@@ -64,6 +66,7 @@ class Workbench:
         emit: what the built models may hold besides standard ONNX.
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
         applied: the passes that made the prepared model.
+        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
     """
 
     prepared: Path
@@ -73,6 +76,7 @@ class Workbench:
     emit: Emit = Emit.QDQ
     idle: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
+    half: int = 0
 
     @cached_property
     def graph(self) -> Graph:
@@ -140,6 +144,7 @@ class Workbench:
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
                 *((IsolateProducts(plan),) if self.target.workarounds else ()),
+                *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
                 StoreOnce(),
                 RemoveUnused(),
@@ -208,9 +213,10 @@ def open_workbench(
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
+    half = half_type(graph) if _widens(graph, scheme, target, replay) else 0
     with spilling(folder) if large else nullcontext():
-        applied = prepare_in_place(graph)
-        bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
+        applied = prepare_in_place(graph, widen=half > 0)
+        bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half)
         save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
@@ -220,6 +226,17 @@ def open_workbench(
         # The graph that the first one planned on is out of date.
         bench = replace(bench, applied=applied)
     return bench
+
+
+def _widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
+    if (target if replay is None else target_named(replay.target)).has_half_kernels:
+        return False
+    if replay is None:
+        return scheme.multiplies_integers
+    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
+    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
+    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
 
 
 def _needed_opset(plan: Plan, emit: Emit) -> int:

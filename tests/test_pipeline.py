@@ -180,10 +180,10 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import verify
+    from onnxq import latency
 
     # Whatever was measured counts as slower, also after the search has left some nodes out.
-    monkeypatch.setattr(verify, "_EQUAL_SPEED", float("inf"))
+    monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
     report = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0.05).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10

@@ -121,13 +121,15 @@ def _producer_obstacle(producer: Node) -> str:
         return f"the weight of {producer.name} is not floating point"
     if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
         return f"the weight of {producer.name} has rank {len(weight.shape)}"
-    if producer.op == "Gemm":
-        if producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0:
-            return f"{producer.name} has alpha or beta"
-        channels = _channels(producer)
-        # A bias of shape [channels, 1] has a value for each row instead.
-        if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
-            return f"the bias of {producer.name} is not one value for each channel"
+    if producer.op == "Gemm" and (producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0):
+        return f"{producer.name} has alpha or beta"
+    groups = producer.attrs.get("group", 1)
+    if groups < 1 or weight.shape[0] % groups:
+        return f"the groups of {producer.name} do not divide its weight"
+    channels = _channels(producer)
+    # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
+    if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
+        return f"the bias of {producer.name} is not one value for each channel"
     return ""
 
 

@@ -336,7 +336,18 @@ def test_any_chain_of_scales_and_shifts_folds_into_the_conv(
     assert ops(graph) == ["Conv", "Neg"]
 
 
-def test_a_weight_of_one_axis_is_left() -> None:
-    """No Gemm has one, and a damaged model may."""
-    made = model("g (float[4,8] x) => (float[4,8] y) { h = Gemm(x, w) y = Mul(h, k) }", w=values(8), k=values(8))
+@pytest.mark.parametrize(
+    ("producer", "weight", "bias"),
+    [
+        ("Gemm(x, w)", (8,), (8,)),
+        ("Conv(x, w, b)", (8, 8, 1, 1), (8, 8, 1, 1)),
+        ("Conv <group = 3> (x, w)", (8, 8, 1, 1), (8,)),
+        ("ConvTranspose <group = 0> (x, w, b)", (8, 8, 1, 1), (8,)),
+    ],
+)
+def test_what_only_a_damaged_model_has_is_left(producer: str, weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    made = model(
+        f"g (float[4,8,1,1] x) => (float[4,8,1,1] y) {{ h = {producer} y = Mul(h, k) }}",
+        w=values(*weight), b=values(*bias), k=values(1),
+    )  # fmt: skip
     assert not FuseBatchNorm().apply(as_graph(made))
