@@ -1,0 +1,18 @@
+"""What is known of how many dimensions tensors have."""
+
+from __future__ import annotations
+
+from onnxq.graph.elements import Constant, Tensor
+from onnxq.graph.patterns import Match
+
+
+def rank(tensor: Tensor) -> int | None:
+    """Return how many dimensions a tensor has, or None while that is unknown."""
+    return None if tensor.shape is None else len(tensor.shape)
+
+
+def may_widen(found: Match, data: Tensor) -> bool:
+    """Whether constants of a match, which broadcast, may give its result more dimensions than the data has."""
+    most = rank(data) or 0
+    operands = (tensor for node in found.nodes for tensor in node.inputs)
+    return any(isinstance(tensor, Constant) and len(tensor.shape) > most for tensor in operands)
