@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.graph.elements import Constant, Tensor
+from onnxq.graph.elements import Constant, Node, Tensor
 from onnxq.graph.patterns import Match
 
 
@@ -16,3 +16,11 @@ def may_widen(found: Match, data: Tensor) -> bool:
     most = rank(data) or 0
     operands = (tensor for node in found.nodes for tensor in node.inputs)
     return any(isinstance(tensor, Constant) and len(tensor.shape) > most for tensor in operands)
+
+
+def reduces_last_axis(node: Node) -> bool:
+    """Whether a node reduces its data along the last axis alone, which an attribute or a constant input says."""
+    axes = node.attrs.get("axes")
+    if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].input_source is None:
+        axes = node.inputs[1].values.reshape(-1).tolist()
+    return isinstance(axes, list) and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)

@@ -8,7 +8,7 @@ from model_zoo import model
 
 from onnxq.graph import Operators, Variable, constant
 from onnxq.graph.patterns import find
-from onnxq.graph.ranks import may_widen, rank
+from onnxq.graph.ranks import may_widen, rank, reduces_last_axis
 from onnxq.modelfile import as_graph
 
 
@@ -30,3 +30,16 @@ def test_constants_of_more_dimensions_widen(shape: str, factor: tuple[int, ...],
     assert may_widen(found, found.x) == wider
     found.x.shape = None
     assert may_widen(found, found.x) == bool(factor)
+
+
+@pytest.mark.parametrize(
+    ("axes", "last"), [("<axes = [-1]>", True), ("<axes = [2]>", True), ("<axes = [1]>", False), ("", False)]
+)
+def test_the_last_axis_is_the_only_one_reduced(axes: str, last: bool) -> None:
+    graph = as_graph(model(f"g (float[2, 3, N] x) => (float[a, b, c] y) {{ y = ReduceMean {axes} (x) }}"))
+    assert reduces_last_axis(graph.nodes[0]) == last
+    text = "g (float[2, 3, N] x, int64[1] k) => (float[a, b, c] y, float[a, b, c] z) {"
+    graph = as_graph(model(f"{text} y = ReduceMean(x, w) z = ReduceMean(x, k) }}", opset=18, w=np.array([-1])))
+    assert [reduces_last_axis(node) for node in graph.nodes] == [True, False]
+    graph.nodes[0].inputs[0].shape = None
+    assert reduces_last_axis(graph.nodes[0])
