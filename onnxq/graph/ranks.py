@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnxq.graph.elements import Constant, Node, Tensor
 from onnxq.graph.patterns import Match
 
@@ -24,3 +26,14 @@ def reduces_last_axis(node: Node) -> bool:
     if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].input_source is None:
         axes = node.inputs[1].values.reshape(-1).tolist()
     return isinstance(axes, list) and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)
+
+
+def same_extents(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> bool:
+    """Whether two runs of dimensions are equal for certain; a name stands for one number everywhere in a model.
+
+    >>> same_extents(["N", 3], ["N", 3]), same_extents([None], [None]), same_extents([2], ["N"])
+    (True, False, False)
+    """
+    return len(first) == len(second) and all(
+        one is not None and one == other for one, other in zip(first, second, strict=True)
+    )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import rank
 
 
@@ -19,7 +20,7 @@ class FoldAffineIntoNormalization(Rule):
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Return both operators behind both normalizations; RMSNormalization has no bias."""
         x, scale, operand = op.any("x"), op.constant("scale"), op.constant("operand")
-        layer = op.LayerNormalization(x, scale, op.optional("bias"), name="norm")
+        layer = op.LayerNormalization(x, scale, Capture("bias", constant=True, optional=True), name="norm")
         return (
             op.Mul(layer, operand),
             op.Add(layer, operand),
@@ -27,9 +28,7 @@ class FoldAffineIntoNormalization(Rule):
         )
 
     def obstacle(self, found: Match) -> str:
-        """Refuse constants that vary along other axes or add some, and biases that are not constant."""
-        if found.values.get("bias") is not None and not _is_fixed(found.bias):
-            return "the bias of its normalization is not constant"
+        """Refuse constants that vary along other axes or add some."""
         dimensions = rank(found.norm.outputs[0])
         length = found.scale.shape[-1] if len(found.scale.shape) == 1 else 0
         shape = found.operand.shape
@@ -54,7 +53,3 @@ class FoldAffineIntoNormalization(Rule):
         parts: list[npt.NDArray[Any]] = [scale, bias] if given is not None or found.root.op == "Add" else [scale]
         made = [new.constant(part.astype(dtype), name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
         return new.call("", found.norm.op, found.x, *made, **found.norm.attrs)
-
-
-def _is_fixed(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.input_source is None
