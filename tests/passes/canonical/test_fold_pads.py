@@ -23,12 +23,15 @@ def fold(made: ModelProto) -> tuple[Graph, Changes]:
     return graph, changes
 
 
-def padded(window: str, pads: np.ndarray = IMAGE, attributes: str = "", between: str = "", opset: int = 17, **more):
+def padded(
+    window: str, pads: np.ndarray = IMAGE, attributes: str = "", between: str = "", **more: np.ndarray
+) -> ModelProto:
+    operands = "a, pads, value" if "value" in more else "a, pads"
     text = f"""g (float[N, 4, 8, 8] x) => (float[N, c, h, w] y) {{
-        {between or "a = Abs(x)"} [pad] p = Pad{attributes}(a, pads{", value" if "value" in more else ""}) {window} }}"""
+        {between or "a = Abs(x)"} [pad] p = Pad{attributes}({operands}) {window} }}"""
     weights = {"w": values(6, 4, 3, 3), "u": values(4, 6, 3, 3), "b": values(6)}
     used = {name: array for name, array in weights.items() if f", {name}" in window}
-    return model(text, opset=opset, pads=pads, **used, **more)
+    return model(text, pads=pads, **used, **more)
 
 
 @pytest.mark.parametrize(
