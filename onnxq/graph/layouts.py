@@ -199,7 +199,10 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
         base = node.inputs[index].name if given else f"{node.name or node.op}.axes"
         dtype = node.inputs[index].dtype if given else node.inputs[1].dtype
         named = constant(names.fresh(f"{base}.turned"), np.array(axes, dtype))
-        node.inputs[index : index + 1] = [named]
+        if index < len(node.inputs):
+            node.inputs[index] = named
+        else:
+            node.inputs.append(named)
     elif "axes" in node.attrs or node.op == "Slice":
         node.attrs["axes"] = axes
 
