@@ -57,6 +57,8 @@ def _axes(found: Match) -> list[int] | None:
 
 
 def _axes_obstacle(found: Match) -> str:
+    if found.root.op == "ReduceMean" and len(found.x.shape) == 3:
+        return "its data may be a sequence"
     whole = _axes(found) == list(range(2, len(found.x.shape)))
     return "" if whole else "it is not known to be over all axes of an image and no other"
 

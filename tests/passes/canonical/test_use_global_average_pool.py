@@ -38,11 +38,17 @@ def test_all_forms_end_as_one(body: str, more: dict[str, list[int]]) -> None:
     assert ops(graph) == ["GlobalAveragePool", "Flatten"]
 
 
-@pytest.mark.parametrize("data", ["N, 4, 5", "N, 4, 5, 6, 7"])
-def test_images_of_other_ranks(data: str) -> None:
-    axes = np.arange(2, data.count(",") + 1)
-    graph, _ = pooled("y = ReduceMean<keepdims = 0>(x, axes)", data, opset=18, axes=axes)
+def test_images_of_another_rank() -> None:
+    axes = np.array([2, 3, 4])
+    graph, _ = pooled("y = ReduceMean<keepdims = 0>(x, axes)", "N, 4, 5, 6, 7", opset=18, axes=axes)
     assert ops(graph) == ["GlobalAveragePool", "Flatten"]
+    graph, _ = pooled("m = AveragePool<kernel_shape = [5]>(x) y = Squeeze(m, axes)", "N, 4, 5", axes=np.array([2]))
+    assert ops(graph) == ["GlobalAveragePool", "Flatten"]
+
+
+def test_a_mean_over_the_features_of_a_sequence_stays() -> None:
+    _, changes = pooled("y = ReduceMean<axes = [2], keepdims = 0>(x)", "N, 4, 5")
+    assert changes.left[0][1] == "its data may be a sequence"
 
 
 def test_a_mean_that_keeps_its_axes_is_one_node() -> None:
