@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 
 from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+
+# Kernels of ReduceMean add pairwise, those of GlobalAveragePool one by one, which is less exact for large images.
+_LARGEST: Final = 64 * 64
 
 
 class UseGlobalAveragePool(Rule):
@@ -36,7 +41,9 @@ class UseGlobalAveragePool(Rule):
             return _squeeze_obstacle(found)
         if found.x.dtype not in (np.float32, np.float16):
             return "its data is not known to be of single or half precision"
-        return _window_obstacle(found) if found.root.op == "AveragePool" else _axes_obstacle(found)
+        if found.root.op == "AveragePool":
+            return _window_obstacle(found)
+        return _axes_obstacle(found) or _size_obstacle(found.x.shape)
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the GlobalAveragePool, or the Flatten behind it."""
@@ -61,6 +68,12 @@ def _axes_obstacle(found: Match) -> str:
         return "its data may be a sequence"
     whole = _axes(found) == list(range(2, len(found.x.shape)))
     return "" if whole else "it is not known to be over all axes of an image and no other"
+
+
+def _size_obstacle(shape: Sequence[Any]) -> str:
+    if not all(isinstance(size, int) for size in shape[2:]):
+        return "the size of its image is not known"
+    return "" if prod(shape[2:]) <= _LARGEST else "its image is large, and its sum would be less exact"
 
 
 def _squeeze_obstacle(found: Match) -> str:

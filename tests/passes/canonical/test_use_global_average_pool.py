@@ -74,6 +74,14 @@ def test_other_means_stay(body: str, result: str, reason: str) -> None:
     assert reason in changes.left[0][1]
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"), [("N, 4, H, 6", "the size of its image is not known"), ("1, 2, 65, 65", "its image is large")]
+)
+def test_sums_stay_exact(data: str, reason: str) -> None:
+    _, changes = pooled("y = ReduceMean<axes = [2, 3], keepdims = 0>(x)", data, "N, C")
+    assert reason in changes.left[0][1]
+
+
 @pytest.mark.parametrize(("data", "dtype"), [("K", "float"), ("N, 4, 5, 6", "double")])
 def test_other_data_stays(data: str, dtype: str) -> None:
     text = f"g ({dtype}[{data}] x) => ({dtype}[N, C] y) {{ y = ReduceMean<axes = [2, 3], keepdims = 0>(x) }}"
