@@ -18,8 +18,8 @@ class MergeScalars(Rule):
         return (
             op.Mul(op.Mul(x, first), second),
             op.Add(op.Add(x, first), second),
-            op.Mul(x, second),
-            op.Add(x, second),
+            op.Mul(x, 1.0),
+            op.Add(x, 0.0),
         )
 
     def obstacle(self, found: Match) -> str:
@@ -30,10 +30,8 @@ class MergeScalars(Rule):
             return "its data is constant, or of unknown rank"
         if any(len(scalar.shape) > len(found.x.shape) for scalar in _scalars(found)):
             return "it may raise the rank"
-        if _does_nothing(found):
-            return ""
         if len(found.nodes) == 1:
-            return "it does something"
+            return "" if _does_nothing(found) else "it is only nearly 1"
         if found.second.dtype.kind != "f":
             return "whole numbers may overflow"
         first, second, merged = (abs(float(value)) for value in (*_values(found), _merged(found)))
@@ -44,13 +42,14 @@ class MergeScalars(Rule):
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the one operator, or none."""
-        if _does_nothing(found):
-            return found.x if len(found.nodes) == 1 else new.call("", found.root.op, found.x, found.first)
+        if len(found.nodes) == 1:
+            return found.x
         return new.call("", found.root.op, found.x, _merged(found))
 
 
 def _scalars(found: Match) -> list[Constant]:
-    return [found.values[name] for name in ("first", "second") if name in found.values]
+    """Return the constant operands, the one in front first."""
+    return [tensor for node in found.nodes[::-1] for tensor in node.inputs if isinstance(tensor, Constant)]
 
 
 def _values(found: Match) -> list[Any]:
@@ -58,7 +57,7 @@ def _values(found: Match) -> list[Any]:
 
 
 def _does_nothing(found: Match) -> bool:
-    return bool(_values(found)[-1] == (1 if found.root.op == "Mul" else 0))
+    return bool(_values(found)[0] == (1 if found.root.op == "Mul" else 0))
 
 
 def _merged(found: Match) -> Any:
