@@ -9,20 +9,13 @@ from model_zoo import difference, model, named_graph, nodes, ops, outputs, sampl
 from onnxq.graph import Changes, Graph
 from onnxq.passes import MergeScalars
 
-NUMBERS = {
-    "one": 1.0,
-    "near": 1 + 1e-6,
-    "nil": 0.0,
-    "half": 0.5,
-    "third": 1 / 3,
-    "down": -0.25,
-    "huge": 1e30,
-    "small": 1e-30,
-}
+NUMBERS = {"one": 1.0, "near": 1 + 1e-6, "nil": 0.0, "half": 0.5, "third": 1 / 3, "down": -0.25}
+EXTREMES = {"huge": 1e30, "small": 1e-30}
 
 
 def merge(body: str, dtype: type = np.float32) -> tuple[Graph, Changes]:
-    used = {name: np.array(value, dtype) for name, value in NUMBERS.items() if f"{name})" in body or f"({name}" in body}
+    scalars = {name: np.array(value, dtype) for name, value in (NUMBERS | EXTREMES).items()}
+    used = {name: scalar for name, scalar in scalars.items() if f"{name})" in body or f"({name}" in body}
     made = model(f"g (float[N, 8] x) => (float[N, 8] y) {{ {body} }}", **used)
     graph = named_graph(made)
     changes = MergeScalars().apply(graph)
