@@ -17,6 +17,8 @@ from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
+from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
+from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.lift_constants import LiftConstants
@@ -24,10 +26,13 @@ from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.sink_transposes import SinkTransposes
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
 from onnxq.planning.plan import METADATA_KEY, Plan
 
+# The passes that are repeated, but for the last, which removes what they leave.
+_REPEATED = ("DropNoOps", "FoldShapes", "FoldConstants", "SinkTransposes", "FuseBatchNorm", "FoldScalesIntoProducts")
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 
@@ -84,7 +89,19 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
     Returns:
         What each pass changed and left in the first round, and in later ones those that changed something.
     """
-    repeated = _without((DropNoOps(), FoldConstants(), _rules(without), FuseBatchNorm(), RemoveUnused()), without)
+    repeated = _without(
+        (
+            DropNoOps(),
+            FoldShapes(),
+            FoldConstants(),
+            _rules(without),
+            SinkTransposes(),
+            FuseBatchNorm(),
+            FoldScalesIntoProducts(),
+            RemoveUnused(),
+        ),
+        without,
+    )
     applied: list[Applied] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
@@ -100,7 +117,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
 def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
     rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
-    return ("DropNoOps", "FoldConstants", "FuseBatchNorm", "ShareInitializers", *rules)
+    return (*_REPEATED, "ShareInitializers", *rules)
 
 
 def _rules(without: frozenset[str]) -> RuleSet:

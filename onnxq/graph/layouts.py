@@ -151,7 +151,7 @@ def _on_known_axes(node: Node, rank: int) -> bool:
     if node.op == "Concat":
         return "axis" in node.attrs and all(len(tensor.shape) == rank for tensor in node.inputs if _is_fixed(tensor))
     if node.op == "Split":
-        return -rank <= node.attrs.get("axis", 0) < rank
+        return bool(-rank <= node.attrs.get("axis", 0) < rank)
     if node.op in _REDUCTIONS and not node.attrs.get("keepdims", 1):
         return False
     if node.op == "Pad":
