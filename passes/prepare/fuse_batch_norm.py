@@ -107,7 +107,7 @@ def _producer_obstacle(producer: Node) -> str:
         return f"the weight of {producer.name} is not constant"
     if weight.dtype.kind != "f":
         return f"the weight of {producer.name} is not floating point"
-    if producer.op == "MatMul" and len(weight.shape) != 2:
+    if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
         return f"the weight of {producer.name} has rank {len(weight.shape)}"
     if producer.op == "Gemm":
         if producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0:

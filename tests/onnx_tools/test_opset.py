@@ -152,6 +152,11 @@ def test_packed_types_survive_an_upgrade() -> None:
             21,
             "cannot be converted from opset 11 to 21: .*Unheard",
         ),
+        (
+            lambda graph: setattr(graph.nodes[0], "domain", "ai.onnx"),
+            21,
+            "cannot be converted from opset 11 to 21: .*No opset import for domain ai.onnx",
+        ),
     ],
 )
 def test_what_cannot_be_upgraded_is_refused_in_one_line(change, version: int, message: str) -> None:
