@@ -9,10 +9,10 @@ from pathlib import Path
 from onnx import TensorProto
 
 from onnxq.dequantizing.stored_weights import holds_codes, stored_weights
-from onnxq.graph import Constant, Graph, Node, Tensor, constants, onnx_dtype, scopes
+from onnxq.graph import Constant, Graph, Node, Tensor, constants, onnx_dtype, optional, producer, scopes
 from onnxq.modelfile import load
 from onnxq.onnx_tools import infer_shapes
-from onnxq.operators import ALREADY_QUANTIZED, OPERATORS
+from onnxq.operators import ALREADY_QUANTIZED, operator_of
 from onnxq.planning.plan import METADATA_KEY
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -153,9 +153,9 @@ def _weights(graph: Graph) -> tuple[WeightNode, ...]:
 
 
 def _floats(node: Node) -> list[WeightNode]:
-    operator = OPERATORS.get(node.op) if not node.domain else None
-    weights = operator.weights if operator else ()
-    constants = [_lifted(node.inputs[index]) for index in weights if index < len(node.inputs)]
+    operator = operator_of(node)
+    read = [optional(node, index) for index in (operator.weights if operator else ())]
+    constants = [_lifted(tensor) for tensor in read if tensor is not None]
     return [
         WeightNode(node.name, node.op, _type_name(tensor), tuple(tensor.shape), 0, "float", 8 * tensor.dtype.itemsize)
         for tensor in constants
@@ -165,5 +165,5 @@ def _floats(node: Node) -> list[WeightNode]:
 
 def _lifted(tensor: Tensor) -> object:
     """Return the value of a Constant node that makes a tensor, or the tensor."""
-    maker = tensor.inputs[0] if tensor.inputs else None
+    maker = producer(tensor)
     return maker.attrs.get("value") if maker is not None and maker.op == "Constant" else tensor

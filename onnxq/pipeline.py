@@ -177,7 +177,9 @@ def quantize(
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(plan, ranges or _planned_ranges(plan), wish)
+                chosen = chooser.follow(
+                    plan, ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]), wish
+                )
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -294,7 +296,3 @@ def _rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
 
 def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
-
-
-def _planned_ranges(plan: Plan) -> RangeMethod:
-    return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]

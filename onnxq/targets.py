@@ -30,6 +30,8 @@ class Target:
             on wish.
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
         fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
+        workarounds: whether what stands beside integer kernels must be written in operators that the runtime does not
+            take for something else.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Target:
     own_dynamic: frozenset[str] = frozenset()
     multiplied: tuple[Spec, ...] = ()
     fuses_in_bodies: bool = False
+    workarounds: bool = False
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -94,6 +97,7 @@ _ONNXRUNTIME_CPU = Target(
     multiplied=_MULTIPLIED,
     # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
     fuses_in_bodies=True,
+    workarounds=True,
 )
 
 # Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
@@ -136,6 +140,7 @@ _OPENVINO = replace(
     own_dynamic=frozenset(),
     multiplied=(),
     fuses_in_bodies=False,
+    workarounds=False,
 )
 
 # Activations are uint8, or uint16, which is not planned for; its MatMul wants uint8 weights as well, which have a zero
@@ -150,6 +155,7 @@ _QNN = replace(
     own_dynamic=frozenset(),
     multiplied=(),
     fuses_in_bodies=False,
+    workarounds=False,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

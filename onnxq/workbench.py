@@ -132,14 +132,14 @@ class Workbench:
         pipeline = Pipeline(
             (
                 QuantizeWeights(plan, parameters, means),
-                InsertQuantizeDequantize(plan, parameters),
+                InsertQuantizeDequantize(plan, parameters, copies=self.target.workarounds),
                 QuantizeDynamically(plan, means),
                 QuantizeRecurrentCells(plan),
                 *((ReplaceWithContrib(plan, means),) if self.emit is Emit.ORT else ()),
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
-                IsolateProducts(plan),
+                *((IsolateProducts(plan),) if self.target.workarounds else ()),
                 ShareInitializers(),
                 StoreOnce(),
                 RemoveUnused(),

@@ -25,7 +25,7 @@ from onnxq.passes import (
 from onnxq.passes import base as passes_base
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.weight_plan import weight_at
+from onnxq.planning.stored_weights import weight_at
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Method, Mode, Spec
 

@@ -9,6 +9,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
+from onnxq.graph.elements import domain_named
 
 CARRYING = frozenset({"If", "Loop", "Scan"})
 """Operators out of whose bodies tensors can be carried."""
@@ -244,7 +245,7 @@ class _Taps:
 
 
 def _check(node: NodeProto, path: Sequence[str]) -> None:
-    if node.op_type not in CARRYING or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in CARRYING or domain_named(node.domain):
         raise ModelError(
             f"Tensors in the body of {node.op_type} node {node.name!r} cannot be calibrated, expected a body of "
             f"{', '.join(sorted(CARRYING))}; leave them out"

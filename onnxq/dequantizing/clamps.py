@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from onnxq.graph import Constant, Node, Tensor, Variable, constant
-from onnxq.operators import OPERATORS, Role
+from onnxq.operators import Interval, operator_of
 
 _SIX: Final = 6.0
 """Where the one clamp ends that networks have besides Relu."""
@@ -19,13 +19,6 @@ _CLOSE: Final = 1e-5
 _CLIP_HAS_INPUTS: Final = 11
 # Larger constants are not looked at.
 _MOST_ELEMENTS: Final = 1 << 16
-
-
-class Interval(NamedTuple):
-    """The values that a tensor can have, both ends included."""
-
-    low: float = -math.inf
-    high: float = math.inf
 
 
 @dataclass(eq=False)
@@ -48,20 +41,10 @@ class Intervals:
 
     def see(self, node: Node) -> None:
         """Take note of what a node makes; nodes are seen in an order of execution."""
-        if node.domain or not node.outputs:
+        operator = operator_of(node)
+        if operator is None or operator.interval is None or not node.outputs:
             return
-        row = OPERATORS.get(node.op)
-        if node.op == "Clip":
-            found = _clipped(node, self.of(node.inputs[0]))
-        elif node.op in _FIXED:
-            found = _FIXED[node.op]
-        elif node.op == "Mul" and node.inputs[0] is node.inputs[1]:
-            found = Interval(0.0)
-        elif node.op in _RULES:
-            data = node.inputs if row is None or row.data is None else [node.inputs[index] for index in row.data]
-            found = _RULES[node.op]([self.of(tensor) for tensor in data])
-        else:
-            return
+        found = operator.interval(node, [self.of(tensor) for tensor in node.inputs])
         self.known[node.outputs[0]] = found
         if node.op == "Split":
             self.known.update(dict.fromkeys(node.outputs, found))
@@ -97,74 +80,3 @@ class Intervals:
             for end, number in (("minimum", 0.0), ("maximum", _SIX))
         ]
         return Node("Clip", name, {}, [value, *ends], [clamped])
-
-
-def _clipped(node: Node, data: Interval) -> Interval:
-    ends = []
-    for index, (key, unknown) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
-        tensor = node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
-        if isinstance(tensor, Constant) and math.prod(tensor.shape) == 1:
-            ends.append(float(tensor.values.item()))
-        else:
-            ends.append(unknown if tensor is not None else float(node.attrs.get(key, unknown)))
-    low, high = ends
-    return Interval(max(data.low, low), max(min(data.high, high), low))
-
-
-def _together(data: Sequence[Interval]) -> Interval:
-    return Interval(min(one.low for one in data), max(one.high for one in data))
-
-
-def _sum(data: Sequence[Interval]) -> Interval:
-    return Interval(sum(one.low for one in data), sum(one.high for one in data))
-
-
-def _difference(data: Sequence[Interval]) -> Interval:
-    return Interval(data[0].low - data[1].high, data[0].high - data[1].low)
-
-
-def _product(data: Sequence[Interval]) -> Interval:
-    # Zero times infinity is zero here: the end is not reached.
-    corners = [one * other if one and other else 0.0 for one in data[0] for other in data[1]]
-    return Interval(min(corners), max(corners))
-
-
-def _rectified(data: Sequence[Interval]) -> Interval:
-    return Interval(max(data[0].low, 0.0), max(data[0].high, 0.0))
-
-
-def _leaky(data: Sequence[Interval]) -> Interval:
-    return data[0] if data[0].low >= 0 else Interval()
-
-
-def _power(data: Sequence[Interval]) -> Interval:
-    even = data[1].low == data[1].high and data[1].low % 2 == 0
-    return Interval(0.0) if even or data[0].low >= 0 else Interval()
-
-
-def _of_one_sign(data: Sequence[Interval]) -> Interval:
-    return Interval(0.0) if all(one.low >= 0 for one in data) else Interval()
-
-
-# Pad brings in a value of its own, and Resize can overshoot.
-_MOVING: Final = frozenset({op for op, row in OPERATORS.items() if row.role is Role.CARRIER} - {"Pad", "Resize"})
-_AVERAGING: Final = frozenset({"AveragePool", "Cast", "GlobalAveragePool", "GlobalMaxPool", "Identity"})
-_FIXED: Final[Mapping[str, Interval]] = {
-    **{op: Interval(*row.fixed_range) for op, row in OPERATORS.items() if row.fixed_range is not None},
-    **dict.fromkeys(("Cos", "Erf", "Sin", "Softsign"), Interval(-1.0, 1.0)),
-    **dict.fromkeys(("Abs", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Shape", "Size", "Sqrt"), Interval(0.0)),
-}
-_RULES: Final[Mapping[str, Callable[[Sequence[Interval]], Interval]]] = {
-    **dict.fromkeys(_MOVING | _AVERAGING, _together),
-    "Add": _sum,
-    "Div": _of_one_sign,
-    "LeakyRelu": _leaky,
-    "Mul": _product,
-    "Pow": _power,
-    "Reciprocal": _of_one_sign,
-    "ReduceMean": lambda data: data[0],
-    "ReduceSum": lambda data: _of_one_sign(data[:1]),
-    "Relu": _rectified,
-    "Sub": _difference,
-}
-"""What follows for the first output from the intervals of the data inputs."""

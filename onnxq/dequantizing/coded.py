@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.graph import Constant, Node, Tensor
+from onnxq.graph import Constant, Node, Tensor, optional
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,23 +35,19 @@ class Coded:
         else:
             single = any(maker.op == "DynamicQuantizeLinear" for maker in scale.inputs)
         layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
-        return cls(value, scale, _optional(node, 2), layout)
+        return cls(value, scale, optional(node, 2), layout)
 
     def agrees(self, other: Coded) -> bool:
         """Whether the same codes mean the same floats."""
         return (
             self.layout == other.layout
-            and _equal(self.scale, other.scale)
-            and _equal(self.zero_point, other.zero_point)
+            and same_parameter(self.scale, other.scale)
+            and same_parameter(self.zero_point, other.zero_point)
         )
 
 
-def _optional(node: Node, index: int) -> Tensor | None:
-    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two scales or zero points are the same; a zero point that is left out is zero."""
+def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two scales or zero points are the same; a zero point that is left out is zero."""
     if one is other:
         return True
     if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):

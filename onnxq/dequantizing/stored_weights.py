@@ -13,9 +13,8 @@ from onnx import TensorProto
 
 from onnxq.dequantizing.constant_cones import ConstantCones
 from onnxq.graph import Constant, Graph, Node, Tensor, Variable, constants, onnx_dtype, scopes
-from onnxq.integer_operators import INTEGER_OPERATORS
 from onnxq.numbers.formats import FORMATS
-from onnxq.operators import OPERATORS
+from onnxq.operators import INTEGER_OPERATORS, operator_of
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
 # Integers of 32 bits are biases, or words of codes.
@@ -72,8 +71,8 @@ def _weights_of(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
     elif node.op in INTEGER_OPERATORS:
         for codes, scale, _ in INTEGER_OPERATORS[node.op].operands:
             yield from _plain(node, codes, _scales(_input(node, scale), cones))
-    elif node.op in OPERATORS and not node.domain:
-        for index in OPERATORS[node.op].weights:
+    elif (operator := operator_of(node)) is not None:
+        for index in operator.weights:
             tensor = _input(node, index)
             weight = _decoded(node, tensor, cones) if tensor in cones.codes else None
             if weight is not None and (weight.shape is None or len(weight.shape) > 1):

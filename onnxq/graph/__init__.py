@@ -18,7 +18,7 @@ from onnxq.graph.order import toposort
 from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
 from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
-from onnxq.graph.reading import is_fixed
+from onnxq.graph.reading import OperatorKey, is_fixed, nodes, only_reader, operator_key, optional, producer
 from onnxq.graph.replacements import New
 from onnxq.graph.rules import Rule, RuleChanges, RuleSet
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
@@ -37,6 +37,7 @@ __all__ = [
     "New",
     "Node",
     "OpaqueAttribute",
+    "OperatorKey",
     "Operators",
     "PackedPayload",
     "Pass",
@@ -54,8 +55,13 @@ __all__ = [
     "inner_variables",
     "insert_nodes",
     "is_fixed",
+    "nodes",
+    "only_reader",
     "onnx_dtype",
+    "operator_key",
+    "optional",
     "owner_graphs",
+    "producer",
     "remove_nodes",
     "remove_unused",
     "replace_nodes",

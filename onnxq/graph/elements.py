@@ -31,6 +31,15 @@ class OpaqueAttribute:
     proto: AttributeProto
 
 
+def domain_named(name: str | None) -> str:
+    """Return the one name that a domain has here; that of ONNX itself is written in three ways.
+
+    >>> domain_named(None), domain_named("ai.onnx"), domain_named("com.microsoft")
+    ('', '', 'com.microsoft')
+    """
+    return "" if name in (None, "ai.onnx") else str(name)
+
+
 class Identity:
     """Two objects are equal when they are the same one; GraphSurgeon compares names and cannot hash."""
 
@@ -47,11 +56,19 @@ class Node(Identity, gs.Node):
 
     op: str
     name: str
-    domain: str | None
     attrs: dict[str, Any]
     inputs: list[Any]
     outputs: list[Any]
     source: NodeProto | None = None
+
+    @property
+    def domain(self) -> str:
+        """The domain of the operator; that of ONNX itself is ``""``, however it was written."""
+        return domain_named(self.__dict__.get("domain"))
+
+    @domain.setter
+    def domain(self, domain: str | None) -> None:
+        self.__dict__["domain"] = domain
 
     def bodies(self) -> list[Any]:
         """Return the control-flow bodies of this node, in attribute order."""

@@ -10,7 +10,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, Spar
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from onnxq.graph.copies import copy_graph
-from onnxq.graph.elements import Constant, Identity, Node, Tensor, Variable
+from onnxq.graph.elements import Constant, Identity, Node, Tensor, Variable, domain_named
 from onnxq.graph.external import DataFolder
 from onnxq.graph.order import toposort
 from onnxq.graph.surgeon import restore_classes
@@ -120,7 +120,7 @@ class Graph(Identity, gs.Graph):
 
     @import_domains.setter
     def import_domains(self, imports: Iterable[OperatorSetIdProto] | None) -> None:
-        self.opset_imports.update({entry.domain: entry.version for entry in imports or ()})
+        self.opset_imports.update({domain_named(entry.domain): entry.version for entry in imports or ()})
 
     @property
     def metadata(self) -> dict[str, str]:

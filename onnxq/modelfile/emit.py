@@ -9,7 +9,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.elements import Constant, Node, Tensor
+from onnxq.graph.elements import Constant, Node, Tensor, domain_named
 from onnxq.graph.model import Graph
 from onnxq.graph.order import sorted_nodes
 from onnxq.graph.payload import Payload
@@ -64,7 +64,7 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
     imports = dict(graph.opset_imports)
     for domain in sorted(emission.domains - imports.keys()):
         imports[domain] = 1
-    read = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in source.opset_import}
+    read = {domain_named(entry.domain): entry.version for entry in source.opset_import}
     if imports == read:
         model.opset_import.extend(source.opset_import)
     else:
@@ -150,10 +150,12 @@ class _Emission:
         target.op_type = node.op
         if node.name or (source is not None and source.HasField("name")):
             target.name = node.name
-        if node.domain is not None:
+        if node.domain:
             target.domain = node.domain
-            if node.domain not in ("", "ai.onnx"):
-                self.domains.add(node.domain)
+            self.domains.add(node.domain)
+        elif source is not None and source.HasField("domain") and not domain_named(source.domain):
+            # ONNX's own domain is written as it was read.
+            target.domain = source.domain
         for tensor in node.inputs:
             if tensor.name:
                 visible.check(tensor, _describe(node))

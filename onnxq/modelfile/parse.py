@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import numpy_dtype
-from onnxq.graph.elements import Constant, Node, Tensor, Variable
+from onnxq.graph.elements import Constant, Node, Tensor, Variable, domain_named
 from onnxq.graph.model import Graph
 from onnxq.graph.payload import Payload
 from onnxq.graph.scopes import Visible
@@ -146,10 +146,10 @@ class _Parsing:
     def _node(self, proto: NodeProto, outputs: list[Variable], graph: Graph, scope: _Scope) -> Node:
         check_text(proto.op_type, proto.name, proto.domain)
         inputs = [self._input(name, proto, scope) for name in proto.input]
-        domain = proto.domain if proto.HasField("domain") else None
-        if domain in (None, "", "ai.onnx") and "" not in self.opset_imports:
+        domain = domain_named(proto.domain)
+        if not domain and "" not in self.opset_imports:
             raise ModelError(f"{_describe(proto)} is an ONNX operator, but the model imports no opset of domain ''")
-        if domain in (None, "", "ai.onnx"):
+        if not domain:
             check_node(proto, self.opset_imports[""])
         node = Node(
             proto.op_type, proto.name, self._attributes(proto.attribute, (graph, scope)), inputs, outputs, domain

@@ -13,6 +13,7 @@ from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import data_type_name, data_type_of, is_packed
+from onnxq.graph.elements import domain_named
 
 _ADVICE = "read the model with onnxq.load instead of GraphSurgeon's import"
 
@@ -50,7 +51,7 @@ def export_plain_graph(graph: gs.Graph) -> ModelProto:
         for values, proto in imported:
             values.tensor = proto
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if not domain_named(entry.domain):
             # It ignores an opset that was set after the import.
             entry.version = graph.opset
     if graph.ir_version is None:

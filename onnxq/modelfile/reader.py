@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.copies import without_graph
+from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
@@ -81,7 +82,7 @@ def read_model(
     """
     data_folder = folder if isinstance(folder, DataFolder | None) else DataFolder(Path(folder))
     _check_model(model)
-    imports = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
+    imports = {domain_named(entry.domain): entry.version for entry in model.opset_import}
     if not imports and model.ir_version < 3:
         imports[""] = 1
     graph = parse_graph(model.graph, imports, payload or (lambda proto: ProtoPayload(proto, data_folder)))
@@ -144,7 +145,7 @@ def _check_model(model: ModelProto) -> None:
     check_text(model.producer_name, model.producer_version, model.domain, model.doc_string, *domains)
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+        if not domain_named(entry.domain) and not 1 <= entry.version <= newest:
             raise ModelError(
                 f"the model asks for ONNX opset {entry.version}, but the installed onnx {onnx.__version__} "
                 f"knows 1 to {newest}"

@@ -16,6 +16,7 @@ from onnx import (
 )
 
 from onnxq.errors import ModelError
+from onnxq.graph.elements import domain_named
 from onnxq.graph.model import Graph
 from onnxq.modelfile.protos import copy_other_fields
 from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
@@ -106,7 +107,7 @@ def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
     for entry in upgraded.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if not domain_named(entry.domain):
             entry.version = version
     upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
     for old, new in _paired_graphs(source.graph, upgraded.graph):

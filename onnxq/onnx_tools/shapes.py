@@ -8,12 +8,13 @@ from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, defs, s
 
 from onnxq.errors import ModelError
 from onnxq.graph.data_types import data_type_name, data_type_of
-from onnxq.graph.elements import Shape, Variable
+from onnxq.graph.elements import Shape, Variable, domain_named
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.scopes import scopes
 from onnxq.modelfile.declarations import read_tensor_type
 from onnxq.onnx_tools.skeleton import skeleton
+from onnxq.onnx_tools.stand_ins import put_stand_ins
 
 _INVENTED = "unk__"
 _MOST_PROPAGATED = 1 << 20
@@ -33,7 +34,7 @@ def infer_shapes(graph: Graph) -> None:
     _check_overridable(graph)
     toposort(graph)
     model = skeleton(graph)
-    invented = _sanitise(model.graph)
+    invented = _sanitise(model.graph, graph.opset)
     inferred = _infer(model)
     if inferred is None:
         return
@@ -85,7 +86,7 @@ def _propagated(graph: GraphProto) -> int:
                 sizes[info.name] = dims[0].dim_value
         sizes.update({tensor.name: tensor.dims[0] for tensor in scope.initializer if len(tensor.dims) == 1})
         for node in scope.node:
-            if node.domain in ("", "ai.onnx") and node.op_type in _PROPAGATING:
+            if not domain_named(node.domain) and node.op_type in _PROPAGATING:
                 read = [sizes.get(name, 1) for name in node.input]
                 made = sum(read) if node.op_type == "Concat" else max(read, default=0)
                 sizes.update(dict.fromkeys(node.output, made))
@@ -93,17 +94,14 @@ def _propagated(graph: GraphProto) -> int:
     return total
 
 
-def _sanitise(graph: GraphProto) -> set[str]:
-    """Unset negative dimensions and drop declarations that inference can replace; return the dimension names in use."""
+def _sanitise(graph: GraphProto, opset: int) -> set[str]:
+    """Unset negative dimensions and drop declarations that inference can replace; return the dimension names in use.
+
+    Operators that onnx does not know are replaced by stand-ins.
+    """
     names: set[str] = set()
-    for scope in _graphs(graph):
-        foreign = {
-            name
-            for node in scope.node
-            if not defs.has(node.op_type, domain=node.domain)
-            for name in node.output
-            if name
-        }
+    for scope in list(_graphs(graph)):
+        foreign = put_stand_ins(scope, graph, opset)
         kept = [info for info in scope.value_info if info.name in foreign]
         del scope.value_info[:]
         scope.value_info.extend(kept)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.graph import Graph, Node, Variable, owner_graphs
-from onnxq.operators import OPERATORS, Role
+from onnxq.graph import Graph, Node, Variable, owner_graphs, producer
+from onnxq.operators import operator_of
 from onnxq.planning.groups import Groups
-from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, producer_of, quantized_outputs
+from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, quantized_outputs
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
 from onnxq.scheme import Spec
@@ -33,9 +33,8 @@ def plan_activations(
     for node in owner_graphs(graph):
         if node not in integer:
             continue
-        operator = OPERATORS[node.op]
         spec = specs[node]
-        inputs = data_inputs(node, operator)
+        inputs = data_inputs(node)
         outputs = [] if node.op in target.float_output else quantized_outputs(node, absorbed)
         for tensor in inputs:
             found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
@@ -43,9 +42,10 @@ def plan_activations(
             known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
             found[tensor] = replace(known, every_consumer=True)
         for tensor in outputs:
-            clamp = producer_of(tensor)
+            clamp = producer(tensor)
             limits[tensor] = clamp_limits(clamp) if clamp is not None and clamp in absorbed else None
-        if operator.role is Role.CARRIER:
+        operator = operator_of(node)
+        if operator is not None and operator.moves:
             _share_one_scale(inputs, outputs, limits, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
 
@@ -70,6 +70,6 @@ def _share_one_scale(
 
 
 def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
-    producer = tensor.inputs[0] if tensor.inputs else None
-    operator = OPERATORS.get(producer.op) if producer is not None and not producer.domain else None
+    maker = producer(tensor)
+    operator = operator_of(maker) if maker is not None else None
     return operator.fixed_range if operator else None

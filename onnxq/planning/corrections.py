@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype
-from onnxq.operators import OPERATORS
+from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key
+from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
 from onnxq.scheme import Method
@@ -26,10 +26,10 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
         graph: the prepared graph; only its main graph has means of channels.
         decisions: for its nodes.
     """
-    nodes = {node.name: node for node in graph.nodes}
+    found = {node.name: node for node in graph.nodes}
     axes: dict[str, int] = {}
     for decision in decisions:
-        node = nodes.get(decision.node)
+        node = found.get(decision.node)
         mean = _mean(node, decision) if node is not None else None
         # A tensor is told apart along one axis only.
         fits = mean is not None and axes.setdefault(mean.tensor, mean.axis) == mean.axis
@@ -40,7 +40,7 @@ def _mean(node: Node, decision: Decision) -> Mean | None:
     weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
     if weight is None or weight.spec.method in _FOLLOWED or bias_of(node) is None:
         return None
-    axis = OPERATORS[node.op].channels
+    axis = OPERATORS[operator_key(node)].channels
     assert axis is not None, "only a product whose channels are known has a bias to correct"
     return Mean(node.inputs[0].name, axis)
 
@@ -57,7 +57,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     >>> bias_of(Node("Gemm", "g", {}, [data, weight, bias], [Variable("y")]))[1]
     2
     """
-    operator = OPERATORS.get(node.op) if not node.domain else None
+    operator = operator_of(node)
     if operator is None or operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
         return None
     data, weight = node.inputs[:2]
@@ -79,6 +79,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
 def _added(node: Node) -> tuple[Node, int] | None:
     """Return the only reader of a product when it adds a constant, and the input at which that stands."""
     output = node.outputs[0]
+    # Graphs may return the product as well.
     reader = output.outputs[0] if len(output.outputs) == 1 else None
     if reader is None or reader.op != "Add" or reader.domain:
         return None

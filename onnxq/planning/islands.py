@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnxq.graph import Constant, Graph, Node, Variable, is_fixed, owner_graphs, scopes
-from onnxq.operators import OPERATORS, Role
+from onnxq.graph import (
+    Graph,
+    Node,
+    Variable,
+    is_fixed,
+    operator_key,
+    optional,
+    owner_graphs,
+    producer,
+    scopes,
+)
+from onnxq.operators import OPERATORS, Role, operator_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.scheme import Spec
 from onnxq.targets import Target
@@ -32,28 +42,23 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         if node.op not in target.clamps or node.domain or node not in specs:
             continue
         source = node.inputs[0]
-        producer = producer_of(source)
+        maker = producer(source)
         limits = clamp_limits(node)
         if (
-            producer not in specs
-            or producer is None
-            or homes[producer] is not homes[node]
+            maker not in specs
+            or maker is None
+            or homes[maker] is not homes[node]
             or len(source.outputs) != 1
             or source in outputs
             or limits is None
             or limits[0] != 0.0
         ):
             continue
-        operator = OPERATORS.get(producer.op)
-        affine = not specs[producer].symmetric
-        if affine and operator and producer.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
-            found[node] = producer
+        operator = operator_of(maker)
+        affine = not specs[maker].symmetric
+        if affine and operator and maker.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
+            found[node] = maker
     return found
-
-
-def producer_of(tensor: Variable | Constant) -> Node | None:
-    """Return the node that makes a tensor, or None for inputs and constants."""
-    return tensor.inputs[0] if tensor.inputs else None
 
 
 def clamp_limits(clamp: Node) -> Limits | None:
@@ -61,8 +66,9 @@ def clamp_limits(clamp: Node) -> Limits | None:
     if clamp.op == "Relu":
         return 0.0, math.inf
     limits = list(UNLIMITED)
-    for index, bound in enumerate(clamp.inputs[1:3]):
-        if not bound.name:
+    for index in range(2):
+        bound = optional(clamp, 1 + index)
+        if bound is None:
             continue
         if not is_fixed(bound) or bound.nbytes == 0:
             return None
@@ -83,12 +89,12 @@ def integer_nodes(
     pending = [node for node in nodes if node in integer]
     while pending:
         node = pending.pop()
-        if node not in integer or OPERATORS[node.op].role is Role.COMPUTE:
+        if node not in integer or OPERATORS[operator_key(node)].role is Role.COMPUTE:
             continue
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
             all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
-            and len(before) == len(data_inputs(node, OPERATORS[node.op]))
+            and len(before) == len(data_inputs(node))
             and any(neighbour in integer for neighbour in behind)
         ):
             continue
@@ -99,8 +105,8 @@ def integer_nodes(
 
 def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
     """Return the nodes whose codes a node reads, looking through absorbed clamps."""
-    producers = (producer_of(tensor) for tensor in data_inputs(node, OPERATORS[node.op]))
-    return [absorbed.get(producer, producer) for producer in producers if producer is not None]
+    producers = (producer(tensor) for tensor in data_inputs(node))
+    return [absorbed.get(maker, maker) for maker in producers if maker is not None]
 
 
 def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype
+from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
 from onnxq.lowering import Emit
-from onnxq.operators import OPERATORS, Operator, Role
+from onnxq.operators import Operator, Role, operator_of
 from onnxq.targets import Target
 
 # 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
@@ -18,12 +18,12 @@ _LONGEST_SUM = 33_000
 
 def obstacle(node: Node, target: Target) -> str:
     """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
-    operator = OPERATORS.get(node.op) if not node.domain else None
-    if operator is None or operator.role is Role.WEIGHTED or node.op not in target.fused:
+    operator = operator_of(node)
+    if operator is None or node.domain or node.op not in target.fused:
         return f"{node.op} has no integer kernel on {target.name}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
-    for tensor in data_inputs(node, operator):
+    for tensor in data_inputs(node):
         if isinstance(tensor, Constant):
             return f"{node.op} takes a constant as data"
         if problem := _type_obstacle(tensor):
@@ -55,8 +55,8 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     terms = volume(weight.shape) // channels
     if terms > _LONGEST_SUM:
         return f"sums of {terms} products can overflow an int32 accumulator"
-    bias = node.inputs[operator.bias] if operator.bias is not None and len(node.inputs) > operator.bias else None
-    if bias is not None and bias.name:
+    bias = optional(node, operator.bias) if operator.bias is not None else None
+    if bias is not None:
         if not is_fixed(bias):
             return _changing("bias", bias)
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
@@ -81,7 +81,8 @@ def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
         return f"the first input of {node.op} is constant"
     if scales_its_terms(node):
         return "Gemm with alpha, beta or transA has no integer kernel"
-    terms = weight.shape[1 if node.attrs.get("transB", 0) else 0]
+    operator = operator_of(node)
+    terms = weight.shape[1 if operator is not None and operator.is_transposed(node) else 0]
     if terms > 2 * _LONGEST_SUM:
         return f"sums of {terms} products can overflow an int32 accumulator"
     return ""
@@ -89,7 +90,8 @@ def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
 
 def _own_obstacle(node: Node, target: Target, emit: Emit) -> str:
     """Return why an operator of the runtime's own cannot take the place of a recurrent cell, or an empty string."""
-    for index in OPERATORS[node.op].weights:
+    operator = operator_of(node)
+    for index in operator.weights if operator is not None else ():
         weight = node.inputs[index]
         if problem := _weight_obstacle(weight):
             return problem
@@ -133,12 +135,15 @@ def _type_obstacle(tensor: Variable) -> str:
     return ""
 
 
-def data_inputs(node: Node, operator: Operator) -> list[Variable | Constant]:
+def data_inputs(node: Node) -> list[Variable | Constant]:
     """Return the inputs of a node that carry data; of a node that computes only the one that its weight multiplies."""
+    operator = operator_of(node)
+    if operator is None:
+        return []
     indices = range(len(node.inputs)) if operator.data is None else operator.data
     if operator.role is Role.COMPUTE:
         indices = (0,)
-    return [node.inputs[index] for index in indices if index < len(node.inputs) and node.inputs[index].name]
+    return [tensor for index in indices if (tensor := optional(node, index)) is not None]
 
 
 def volume(shape: Iterable[int]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, operator_key, scopes
 from onnxq.lowering import Emit
-from onnxq.operators import OPERATORS
+from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan
 from onnxq.scheme import Mode
@@ -24,23 +24,23 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     Raises:
         SchemeError: it was not; the message names the first difference.
     """
-    nodes = {node.name: node for scope in scopes(graph) for node in scope.nodes}
-    for difference in (*_node_differences(plan, nodes), *_activation_differences(plan, graph)):
+    named = {node.name: node for _, node in nodes(graph)}
+    for difference in (*_node_differences(plan, named), *_activation_differences(plan, graph)):
         raise SchemeError(f"the plan does not fit the model: {difference}")
 
 
-def _node_differences(plan: Plan, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
     target = target_named(plan.target)
     for decision in plan.decisions:
-        node = nodes.get(decision.node)
+        node = named.get(decision.node)
         if node is None:
-            yield f"it has no node {decision.node!r}{nearest(decision.node, nodes)}"
+            yield f"it has no node {decision.node!r}{nearest(decision.node, named)}"
         elif node.op != decision.op_type:
             yield f"node {decision.node!r} is {node.op}, in the plan {decision.op_type}"
         else:
             yield from _input_differences(decision, node)
             yield from _mode_differences(decision, node, target)
-    for name, node in nodes.items():
+    for name, node in named.items():
         if name not in plan.by_node:
             yield f"its {node.op} {name!r} has no entry under nodes{nearest(name, plan.by_node)}"
 
@@ -72,7 +72,8 @@ def _mean_differences(decision: Decision, mean: Mean, node: Node) -> Iterator[st
         return
     if mean.tensor != node.inputs[0].name:
         yield f"the mean of node {node.name!r} is that of its data {node.inputs[0].name!r}, found {mean.tensor!r}"
-    axis = OPERATORS[node.op].channels if node.op in OPERATORS and not node.domain else None
+    operator = operator_of(node)
+    axis = operator.channels if operator is not None else None
     if axis is None:
         yield f"node {node.name!r} has a mean, and no {node.op} has a bias that is corrected; leave it out"
     elif mean.axis != axis:
@@ -89,7 +90,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
     if decision.mode is Mode.DYNAMIC and not (indices and decision.data):
         yield f"node {node.name!r} is dynamic and lacks weights or data"
     elif decision.mode is Mode.DYNAMIC:
-        whole = sorted(OPERATORS[node.op].weights) if node.op in target.own_dynamic else [1]
+        whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.own_dynamic else [1]
         if indices != whole:
             yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
         elif problem := dynamic_obstacle(node, target, Emit.ORT):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Graph, Node, scopes
+from onnxq.graph import Graph, Node, nodes, operator_key, optional
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import plan_activations
@@ -15,7 +15,8 @@ from onnxq.planning.corrections import with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.obstacles import dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_at, weight_spec
+from onnxq.planning.stored_weights import weight_at
+from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
@@ -48,16 +49,16 @@ def make_plan(
     Raises:
         SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
     """
-    nodes = [(scope, node) for scope in scopes(graph) for node in scope.nodes]
-    _check_patterns(scheme, nodes)
-    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in nodes}
+    found = list(nodes(graph))
+    _check_patterns(scheme, found)
+    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in found}
     _check_specs({wish.rule for wish in wishes.values()}, target)
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
     absorbed = absorbed_clamps(graph, specs, target)
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
-    for scope, node in nodes:
+    for scope, node in found:
         if problem := wishes[node].reason or obstacle(node, target) or in_bodies[scope]:
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
@@ -68,7 +69,7 @@ def make_plan(
             _decide(node, wishes[node], integer, vanished, obstacles, target, emit, in_body=scope is not graph),
             figures=wishes[node].figures,
         )
-        for scope, node in nodes
+        for scope, node in found
     )
     if scheme.correct_biases:
         decisions = tuple(with_corrections(graph, decisions))
@@ -100,9 +101,9 @@ def _tensor_names(node: Node) -> Iterator[str]:
     return (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
 
 
-def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None:
+def _check_patterns(scheme: Scheme, found: Iterable[tuple[Graph, Node]]) -> None:
     if any(rule.op_types or rule.nodes or rule.tensors for rule in scheme.rules):
-        pairs = tuple(nodes)
+        pairs = tuple(found)
         scheme.check_used(
             {node.op for _, node in pairs},
             {node.name for _, node in pairs},
@@ -172,7 +173,7 @@ def _decide(
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
     indices: Iterable[int] = (1,)
     if node.op in target.own_dynamic:
-        indices = OPERATORS[node.op].weights
+        indices = OPERATORS[operator_key(node)].weights
         reason = wish.reason or f"no kernel of {node.op} has fixed scales"
     weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
     reason = f"multiplies integers whose scale each run computes: {reason}"
@@ -180,13 +181,13 @@ def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> D
 
 
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
-    operator = OPERATORS[node.op]
-    if operator.role is Role.CARRIER:
+    operator = OPERATORS[operator_key(node)]
+    if operator.moves:
         return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
     weight = weight_at(node, 1, weight_spec(wish.rule, target))
-    has_bias = operator.bias is not None and len(node.inputs) > operator.bias and node.inputs[operator.bias].name
+    has_bias = operator.bias is not None and optional(node, operator.bias) is not None
     return Decision(
         node.name,
         node.op,

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Node, is_fixed, onnx_dtype
+from onnxq.graph import Node, onnx_dtype, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
-from onnxq.operators import OPERATORS
-from onnxq.planning.obstacles import scales_its_terms, volume
+from onnxq.operators import operator_of
+from onnxq.planning.obstacles import scales_its_terms
 from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.stored_weights import every_weight, large_weights
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
 from onnxq.targets import Target, target_named
-
-# Below this a weight saves less than the nodes that decode it cost.
-_SMALLEST_STORED_WEIGHT = 256
 
 # The nodes that look up and decode rows take as much as this saves.
 _SMALLEST_TABLE = 1024
 _MOST_BITS = 16
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-
-# Their float inputs say what they do; a coarser number would make them do something else.
-_SETTINGS = frozenset({"Clip", "Dropout", "NonMaxSuppression", "OneHot", "Pad", "Range", "Resize", "Upsample"})
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
 _TWO_BITS, _CODES_IN_BYTE = 2, 4
 
@@ -67,19 +58,6 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
         )
 
 
-def weight_at(node: Node, index: int, spec: Spec) -> Weight:
-    """Return the weight at an input of a node."""
-    operator, tensor = OPERATORS[node.op], node.inputs[index]
-    return Weight(
-        index,
-        tensor.name,
-        spec,
-        operator.weights[index](node),
-        volume(tensor.shape),
-        operator.reductions[index](node),
-    )
-
-
 def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: bool) -> Decision:
     """Decide what becomes of the weights of a node that does not run as an integer kernel.
 
@@ -90,7 +68,7 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
         reason: why the node does not run as an integer kernel.
         in_body: whether it stands in a control-flow body.
     """
-    weights = tuple((_every_weight if spec.method is Method.BURN else _large_weights)(node, spec))
+    weights = tuple((every_weight if spec.method is Method.BURN else large_weights)(node, spec))
     if not weights:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if problem := next(filter(None, (_misfit(node, weight) for weight in weights)), ""):
@@ -140,45 +118,6 @@ def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
         )
 
 
-def _large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
-    operator = OPERATORS.get(node.op) if not node.domain else None
-    for index in operator.weights if operator else ():
-        tensor = node.inputs[index] if index < len(node.inputs) else None
-        if (
-            is_fixed(tensor)
-            and onnx_dtype(tensor) in _FLOATS
-            and volume(tensor.shape) >= _SMALLEST_STORED_WEIGHT
-            and len(tensor.shape) >= 2
-        ):
-            weight = weight_at(node, index, spec)
-            yield replace(weight, spec=_with_full_blocks(spec, tensor.shape, weight.reduction_axis))
-
-
-def _every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
-    """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
-    if node.op in _SETTINGS or node.bodies():
-        return
-    for index, tensor in enumerate(node.inputs):
-        if (
-            is_fixed(tensor)
-            and onnx_dtype(tensor) in _FLOATS
-            and volume(tensor.shape)
-            and tensor.shape
-            and np.isfinite(tensor.values.astype(np.float32)).all()
-        ):
-            # Blocks lie along the last axes, whatever the operator sums over.
-            yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
-
-
-def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:
-    """Return the spec per channel where blocks would not be half full, as in kernels that sum over a few channels.
-
-    Blocks lie along one axis, so every place in such a kernel would have scales of its own.
-    """
-    short = isinstance(spec.per, tuple) and len(spec.per) == 1 and 2 * shape[axis] < spec.per[0]
-    return replace(spec, per=Granularity.CHANNEL) if short and len(shape) > 2 else spec
-
-
 def _misfit(node: Node, weight: Weight) -> str:
     """Return why the blocks of a spec do not fit a weight, or an empty string."""
     per, rank = weight.spec.per, len(node.inputs[weight.index].shape)
@@ -194,7 +133,8 @@ def _code_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
     """Return why the runtime cannot use the codes of a weight as they are, or an empty string."""
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
-    if node.op not in _PRODUCTS:
+    operator = operator_of(node)
+    if operator is None or not operator.product:
         return f"nothing multiplies codes in {node.op}"
     return _product_obstacle(node, weight, in_body=in_body)
 
@@ -217,7 +157,8 @@ def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
         return "onnxruntime loads no codes that a control-flow body multiplies"
     if weight.index != 1 or len(tensor.shape) != 2:
         return "codes are multiplied only as a second factor of rank 2"
-    if sum(consumer.op in _PRODUCTS for consumer in set(tensor.outputs)) > 1:
+    readers = (operator_of(reader) for reader in set(tensor.outputs))
+    if sum(operator is not None and operator.product for operator in readers) > 1:
         return "onnxruntime multiplies no codes that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
         return f"nothing multiplies {spec.format} codes"
@@ -231,7 +172,7 @@ def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
         return "float16 data is multiplied by codes with float16 scales only"
     if scales_its_terms(node):
         return "no Gemm with alpha, beta or transA multiplies codes"
-    bias = node.inputs[2] if node.op == "Gemm" and len(node.inputs) > 2 and node.inputs[2].name else None
+    bias = optional(node, 2) if node.op == "Gemm" else None
     channels = tensor.shape[weight.axis]
     if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):
         return f"its bias is not a vector of {channels} values"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.graph import Graph, Node, Variable, scopes
+from onnxq.graph import Graph, Node, Variable, operator_key, producer, scopes
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import DECODING, Plan
@@ -114,14 +114,14 @@ class Costs:
         quantized, dequantized = self._known
         returned = {tensor for scope in self._scopes for tensor in scope.outputs}
         for tensor in self._tensors:
-            producer = _producer(tensor)
-            maker = self._integer_maker(producer)
+            source = producer(tensor)
+            maker = self._integer_maker(source)
             readers = tuple(dict.fromkeys(node.name if node in self._listed else OUTSIDE for node in tensor.outputs))
             if tensor in returned:
                 readers = (*readers, OUTSIDE)
             if maker is None and not any(name in self.static_nodes for name in readers):
                 continue
-            size = self.floats.elements.get(producer.name, 0.0) if producer is not None else 0.0
+            size = self.floats.elements.get(source.name, 0.0) if source is not None else 0.0
             into = round(quantized.get(tensor.name, _BORDER + quantize * size))
             back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
             found.append(Border(maker, readers, into, back))
@@ -134,15 +134,15 @@ class Costs:
         for node in self._nodes:
             if node.name not in self.static_nodes:
                 continue
-            operator = OPERATORS[node.op]
-            if operator.role is Role.COMPUTE:
+            role = OPERATORS[operator_key(node)].role
+            if role is Role.COMPUTE:
                 continue
-            for tensor in data_inputs(node, operator):
-                producer = _producer(tensor)
-                if producer is not None:
-                    found.append((node.name, producer.name))
-                    if operator.role is Role.CLAMP:
-                        found.append((producer.name, node.name))
+            for tensor in data_inputs(node):
+                maker = producer(tensor)
+                if maker is not None:
+                    found.append((node.name, maker.name))
+                    if role is Role.CLAMP:
+                        found.append((maker.name, node.name))
         return tuple(found)
 
     @cached_property
@@ -189,13 +189,13 @@ class Costs:
                 longer[blamed] += found.nodes.get(node.name, 0.0) - self.floats.nodes.get(node.name, 0.0)
         return {name: time + max(longer[name], 0.0) for name, time in times.items()}
 
-    def _integer_maker(self, producer: Node | None) -> str | None:
+    def _integer_maker(self, maker: Node | None) -> str | None:
         """Return the node when it gives codes as an integer kernel, rather than floats."""
-        if producer is None or producer.name not in self.static_nodes:
+        if maker is None or maker.name not in self.static_nodes:
             return None
-        behind = producer.inputs[0].inputs if producer.op in self.target.clamps else []
-        gives_floats = any(node.op in self.target.float_output for node in (producer, *behind))
-        return None if gives_floats else str(producer.name)
+        behind = maker.inputs[0].inputs if maker.op in self.target.clamps else []
+        gives_floats = any(node.op in self.target.float_output for node in (maker, *behind))
+        return None if gives_floats else str(maker.name)
 
     @cached_property
     def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
@@ -210,7 +210,7 @@ class Costs:
         for tensor in self._tensors:
             time = observed.borders.get(tensor.name, 0.0)
             if time:
-                made = self._integer_maker(_producer(tensor)) in static
+                made = self._integer_maker(producer(tensor)) in static
                 (back if made else into)[tensor.name] = time
         return into, back
 
@@ -219,15 +219,11 @@ class Costs:
         """Nanoseconds of an element to quantize and to dequantize it, changes of layout included."""
         times, sizes = [0.0, 0.0], [0.0, 0.0]
         for tensor in self._tensors:
-            producer = _producer(tensor)
-            size = self.floats.elements.get(producer.name, 0.0) if producer is not None else 0.0
+            maker = producer(tensor)
+            size = self.floats.elements.get(maker.name, 0.0) if maker is not None else 0.0
             for direction, known in enumerate(self._known):
                 if size and tensor.name in known:
                     times[direction] += known[tensor.name]
                     sizes[direction] += size
         rates = [time / size if size else _BORDER_ELEMENT for time, size in zip(times, sizes, strict=True)]
         return rates[0], rates[1]
-
-
-def _producer(tensor: Variable) -> Node | None:
-    return tensor.inputs[0] if tensor.inputs else None

@@ -18,7 +18,7 @@ import onnx
 from onnxq.calibration.inputs import Sample
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, Node, scopes
-from onnxq.operators import OPERATORS, Role
+from onnxq.operators import Role, operator_of
 from onnxq.runtime import open_session, run
 
 _SUFFIX = "_kernel_time"
@@ -271,5 +271,5 @@ def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Nod
 
 
 def _weighs(node: Node) -> bool:
-    operator = OPERATORS.get(node.op) if not node.domain else None
+    operator = operator_of(node)
     return operator is not None and operator.role in (Role.COMPUTE, Role.WEIGHTED)

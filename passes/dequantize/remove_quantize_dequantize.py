@@ -31,10 +31,12 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
-from onnxq.operators import OPERATORS, Role
+from onnxq.operators import OPERATORS, operator_of
 
 _QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-_CARRIERS: Final = frozenset({op for op, row in OPERATORS.items() if row.role is Role.CARRIER} | {"Identity", "TopK"})
+_CARRIERS: Final = frozenset(
+    {"Identity", "TopK"} | {op for (domain, op), row in OPERATORS.items() if row.moves and not domain}
+)
 # Their second output holds indices.
 _INDEXING: Final = frozenset({"MaxPool", "TopK"})
 # They look at the shape or the order of what they read, which codes and floats share.
@@ -204,8 +206,8 @@ class _Rewriting:
 
     def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
         """Let a node that moves codes move the floats that they stand for."""
-        row = OPERATORS.get(node.op)
-        indices = range(len(node.inputs)) if row is not None and row.data is None else [0]
+        operator = operator_of(node)
+        indices = range(len(node.inputs)) if operator is not None and operator.data is None else [0]
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant":
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
             if len(node.inputs) < 3:

@@ -23,11 +23,11 @@ from onnxq.graph import (
     Tensor,
     Variable,
     constant,
+    nodes,
+    optional,
     replace_nodes,
-    scopes,
 )
-from onnxq.integer_operators import INTEGER_OPERATORS, IntegerOperator, check_inputs
-from onnxq.operators import OPERATORS
+from onnxq.operators import INTEGER_OPERATORS, IntegerOperator, check_inputs, operator_of
 
 _ADDS_A_BIAS: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
@@ -51,7 +51,7 @@ class ReplaceIntegerOperators(Pass):
         """
         replacing = _Replacing(Names(graph), graph.opset)
         instead: dict[Node, Sequence[Node]] = {}
-        for node in (node for scope in scopes(graph) for node in scope.nodes):
+        for _, node in nodes(graph):
             row = INTEGER_OPERATORS.get(node.op)
             if row is not None:
                 instead[node] = replacing.float_nodes(node, row)
@@ -80,14 +80,14 @@ class _Replacing:
         if bias is not None and row.float_op in _ADDS_A_BIAS:
             inputs.append(bias)
         name = self.names.fresh(f"{node.name}.float")
-        nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain or None))
+        nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
         output = node.outputs[0].name
         if bias is not None and row.float_op not in _ADDS_A_BIAS:
             self._then(nodes, "Add", f"{node.name}.bias", self.names.fresh(f"{output}.product"), bias)
-        scale = _optional(node, row.result[0]) if row.result is not None else None
+        scale = optional(node, row.result[0]) if row.result is not None else None
         if row.result is not None and scale is not None:
             parameters: list[Tensor] = [scale]
-            parameters += filter(None, [_optional(node, row.result[1])])
+            parameters += filter(None, [optional(node, row.result[1])])
             self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", value_name(output, self.names), *parameters)
         outputs = list(node.outputs)
         node.outputs.clear()
@@ -109,12 +109,12 @@ class _Replacing:
         nodes: list[Node],
     ) -> list[Tensor]:
         """Return what the float node reads, its bias aside; what decodes it is appended to ``nodes``."""
-        probe = Node(row.float_op, attrs=attributes)
+        probe = Node(row.float_op, attrs=attributes, domain=row.domain)
         inputs = [node.inputs[index] for index in row.first]
         inputs += [
             self._operand(node, probe, place, triple, nodes) for place, triple in enumerate(triples, len(inputs))
         ]
-        inputs += [_optional(node, index) or Variable("") for index in row.last]
+        inputs += [optional(node, index) or Variable("") for index in row.last]
         while not inputs[-1].name:
             inputs.pop()
         if "axes" in attributes and self.opset >= _AXES_ARE_INPUTS.get(row.float_op, self.opset + 1):
@@ -141,10 +141,10 @@ class _Replacing:
     def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
         """Return the floats of an operand: decoded where it is constant, else behind a DequantizeLinear."""
         codes, scale = node.inputs[triple[0]], node.inputs[triple[1]]
-        zero_point = _optional(node, triple[2])
+        zero_point = optional(node, triple[2])
         if isinstance(codes, Constant):
-            row = OPERATORS.get(probe.op)
-            axis = row.weights[place](probe) if row is not None and place in row.weights else -1
+            known = operator_of(probe)
+            axis = known.weights[place](probe) if known is not None and place in known.weights else -1
             return self._weight(node, codes, scale, zero_point, axis)
         values = Variable(self.names.fresh(f"{codes.name}.dequantized"))
         inputs = [codes, scale, *filter(None, [zero_point])]
@@ -161,7 +161,7 @@ class _Replacing:
 
     def _bias(self, node: Node, row: IntegerOperator, triples: Sequence[tuple[int, int, int]]) -> Tensor | None:
         """Return the bias as floats: its codes count in the product of the operands' scales."""
-        bias = _optional(node, row.bias) if row.bias is not None else None
+        bias = optional(node, row.bias) if row.bias is not None else None
         if not isinstance(bias, Constant) or bias.dtype.kind != "i":
             return bias
         scales = [np.asarray(_payload(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
@@ -211,10 +211,6 @@ def _transposed(codes: Payload, scale: Payload, zero_point: Payload) -> Array:
     """
     scales, zero_points = (values.load().reshape(values.shape[0], 1, -1) for values in (scale, zero_point))
     return np.ascontiguousarray(dequantize_linear(codes.load(), scales, zero_points).transpose(0, 2, 1))
-
-
-def _optional(node: Node, index: int) -> Tensor | None:
-    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
 
 
 def _payload(node: Node, tensor: Tensor) -> Payload:

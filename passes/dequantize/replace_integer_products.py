@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from onnxq.dequantizing.coded import same_parameter
 from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import (
@@ -21,10 +22,12 @@ from onnxq.graph import (
     Variable,
     constant,
     insert_nodes,
+    only_reader,
+    optional,
     remove_unused,
     scopes,
 )
-from onnxq.operators import OPERATORS, Role
+from onnxq.operators import OPERATORS, operator_of
 
 _FLOAT_OP: Final = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
@@ -90,11 +93,11 @@ class _Products:
         factors = list(scaled.factors)
         inputs: list[Tensor] = [Variable(""), Variable("")]
         for index in (0, 1):
-            codes, zero_point = node.inputs[index], _optional(node, index + 2)
+            codes, zero_point = node.inputs[index], optional(node, index + 2)
             if isinstance(codes, Constant):
                 continue
             scale = _measured_scale(codes)
-            found = next((factor for factor in factors if scale is not None and _equal(factor, scale)), None)
+            found = next((factor for factor in factors if scale is not None and same_parameter(factor, scale)), None)
             if scale is None or found is None:
                 raise _not_scaled(node, f"the scale of {codes.name} is not among its factors")
             factors.remove(found)
@@ -125,7 +128,7 @@ class _Products:
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
         """Return the float weight: constant codes times the factors that are no other operand's scale."""
-        codes, zero_point = node.inputs[index], _optional(node, index + 2)
+        codes, zero_point = node.inputs[index], optional(node, index + 2)
         stored = [factor for factor in factors if isinstance(factor, Constant)]
         if len(stored) < len(factors) or not isinstance(zero_point, Constant | None):
             raise _not_scaled(node, "the scale or the zero point of its weight is computed")
@@ -134,7 +137,7 @@ class _Products:
             scale = np.ones((), np.float32)
             for factor in stored:
                 scale = scale * factor.values
-            axis = OPERATORS[_FLOAT_OP[node.op]].weights[index](node) % max(1, len(codes.shape))
+            axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index](node) % max(1, len(codes.shape))
             extent = codes.shape[axis] if codes.shape else 1
             if scale.size not in (1, extent):
                 raise _not_scaled(node, f"its weight has {scale.size} scales, expected 1 or {extent}")
@@ -148,17 +151,17 @@ class _Products:
 def _scaled(node: Node) -> _Scaled:
     """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]."""
     bias = None
-    current = _only_reader(node)
+    current = only_reader(node.outputs[0])
     if current is not None and current.op == "Add":
         bias = next(tensor for tensor in current.inputs if tensor is not node.outputs[0])
-        current = _only_reader(current)
+        current = only_reader(current.outputs[0])
     if current is None or current.op != "Cast":
         raise _not_scaled(node, "no Cast to floats is what alone reads it")
     measured = [_measured_scale(tensor) for tensor in node.inputs[:2] if not isinstance(tensor, Constant)]
     factors: list[Tensor] = []
     last = current
-    while len(factors) < _OPERANDS or not all(any(_equal(one, scale) for one in factors) for scale in measured):
-        reader = _only_reader(last)
+    while len(factors) < _OPERANDS or not all(any(same_parameter(one, scale) for one in factors) for scale in measured):
+        reader = only_reader(last.outputs[0])
         if reader is None or reader.op != "Mul":
             break
         factors.extend(_factors(next(tensor for tensor in reader.inputs if tensor is not last.outputs[0])))
@@ -166,12 +169,6 @@ def _scaled(node: Node) -> _Scaled:
     if last is current:
         raise _not_scaled(node, "no Mul with a scale is what alone reads its Cast")
     return _Scaled(factors, bias, last)
-
-
-def _only_reader(node: Node) -> Node | None:
-    """Return the node that alone reads what a node makes, or None."""
-    tensor = node.outputs[0]
-    return tensor.outputs[0] if len(tensor.outputs) == 1 and not tensor.returned_by else None
 
 
 def _factors(tensor: Tensor) -> list[Tensor]:
@@ -193,8 +190,8 @@ def _measured_scale(codes: Tensor) -> Tensor | None:
         if maker.op in _QUANTIZERS:
             scale: Tensor = maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1]
             return scale
-        row = OPERATORS.get(maker.op)
-        if row is None or row.role is not Role.CARRIER:
+        operator = operator_of(maker)
+        if operator is None or not operator.moves:
             return None
         codes = maker.inputs[0]
     return None
@@ -211,16 +208,6 @@ def _float_bias(node: Node, bias: Tensor) -> Tensor:
             break
         bias = maker.inputs[0]
     raise _not_scaled(node, f"{bias.name} is added to it, expected a bias divided by the scale")
-
-
-def _optional(node: Node, index: int) -> Tensor | None:
-    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if isinstance(one, Constant) and isinstance(other, Constant):
-        return bool(np.array_equal(one.values.squeeze(), other.values.squeeze()))
-    return one is other
 
 
 def _not_scaled(node: Node, reason: str) -> ModelError:

@@ -12,10 +12,10 @@ import numpy as np
 from onnxq.constants import Array, computed, dequantize_linear
 from onnxq.dequantizing.decoding import value_name
 from onnxq.errors import ModelError
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, replace_nodes, scopes
-from onnxq.integer_operators import check_inputs
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, nodes, replace_nodes
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
 from onnxq.numbers.packing import unpack_rows
+from onnxq.operators import check_inputs
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 _NF4 = (
@@ -42,8 +42,8 @@ class UnpackBlockWeights(Pass):
             ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
         """
         unpacking = _Unpacking(Names(graph))
-        nodes = (node for scope in scopes(graph) for node in scope.nodes if node.op in _OPERATORS)
-        instead = {node: unpacking.float_nodes(node) for node in nodes}
+        packed = (node for _, node in nodes(graph) if node.op in _OPERATORS)
+        instead = {node: unpacking.float_nodes(node) for node in packed}
         replace_nodes(graph, instead)
         return Changes(tuple(node.name for node in instead))
 

@@ -17,6 +17,7 @@ from onnxq.graph import (
     constant,
     insert_nodes,
     owner_graphs,
+    producer,
     replace_uses,
     scopes,
 )
@@ -33,15 +34,17 @@ class InsertQuantizeDequantize(Pass):
     The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
     read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
     tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
-    nodes read it, they share a copy. Leaves a tensor that has a pair already, or that no node reads.
+    nodes read it, they can share a copy. Leaves a tensor that has a pair already, or that no node reads.
 
     Attributes:
         plan: names the tensors and the static nodes.
         parameters: scale and zero point by tensor name.
+        copies: whether float nodes read copies, for a runtime that would give each a DequantizeLinear of its own.
     """
 
     plan: Plan
     parameters: Mapping[str, Parameters]
+    copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
         """Insert the nodes; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
@@ -72,8 +75,8 @@ class InsertQuantizeDequantize(Pass):
             if not consumers and not is_output:
                 left.append((activation.tensor, "no node reads it"))
                 continue
-            producer = tensor.inputs[0] if tensor.inputs else None
-            home = owners[producer] if producer is not None else homes.get(tensor, graph)
+            maker = producer(tensor)
+            home = owners[maker] if maker is not None else homes.get(tensor, graph)
             near, far = set[Node](), dict[Graph, set[Node]]()
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
@@ -86,13 +89,13 @@ class InsertQuantizeDequantize(Pass):
                 replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
                 new.append(decoder)
                 floats = {node for node in near if node.name not in static}
-                if len(floats) > 1:
+                if self.copies and len(floats) > 1:
                     new.append(_copy(decoder.outputs[0], floats, activation, names))
             for scope, readers in far.items():
                 decoder = _decoder(activation, tensor, quantizer, names)
                 replace_uses(tensor, decoder.outputs[0], readers)
                 first[scope].append(decoder)
-            (behind[home].setdefault(producer, []) if producer is not None else first[home]).extend(new)
+            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(new)
             changed.append(activation.tensor)
         for scope in behind:
             insert_nodes(scope, after=behind[scope], first=first[scope])

@@ -17,13 +17,14 @@ from onnxq.graph import (
     Variable,
     constant,
     insert_nodes,
+    only_reader,
     replace_uses,
     scopes,
 )
+from onnxq.operators import operator_of
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _CLAMPS = frozenset({"Clip", "Relu"})
 
 
@@ -54,16 +55,17 @@ class IsolateProducts(Pass):
             here = set(scope.nodes)
             for node in scope.nodes:
                 mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
-                if node.op not in _PRODUCTS or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
+                operator = operator_of(node)
+                if operator is None or not operator.product or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
                     continue
-                product, reader = node.outputs[0], _only_reader(node.outputs[0], here)
+                product, reader = node.outputs[0], _reader_here(node.outputs[0], here)
                 static = mode is Mode.STATIC
                 if reader is not None and reader.op == "Add" and not reader.domain:
                     if _is_merged(reader, product) or (static and not _is_quantized(reader.outputs[0], here)):
                         reader.op = "Sum"
                         changed.append(reader.name)
                         continue
-                    product, reader = reader.outputs[0], _only_reader(reader.outputs[0], here)
+                    product, reader = reader.outputs[0], _reader_here(reader.outputs[0], here)
                 if _quantizers(product) and not (static and reader is not None):
                     after[product.inputs[0]] = [_copied(product, names)]
                     changed.append(product.inputs[0].name)
@@ -78,10 +80,10 @@ class IsolateProducts(Pass):
         return Changes(tuple(changed))
 
 
-def _only_reader(tensor: Variable, here: Set[Node]) -> Node | None:
+def _reader_here(tensor: Variable, here: Set[Node]) -> Node | None:
     """Return the node that alone reads a tensor, where that is one of the same graph."""
-    alone = len(tensor.outputs) == 1 and not tensor.returned_by and tensor.outputs[0] in here
-    return tensor.outputs[0] if alone else None
+    reader = only_reader(tensor)
+    return reader if reader in here else None
 
 
 def _quantizers(tensor: Variable) -> list[Node]:
@@ -90,9 +92,9 @@ def _quantizers(tensor: Variable) -> list[Node]:
 
 def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
     """Return whether only a quantizer reads a tensor, a clamp between them aside."""
-    reader = _only_reader(tensor, here)
+    reader = _reader_here(tensor, here)
     if reader is not None and reader.op in _CLAMPS:
-        reader = _only_reader(reader.outputs[0], here)
+        reader = _reader_here(reader.outputs[0], here)
     return reader is not None and reader.op == "QuantizeLinear"
 
 

@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.bias_correction import correct_bias
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, constant
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, constant, optional
 from onnxq.lowering import transposed
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import quantize_weight
+from onnxq.operators import OPERATORS
 from onnxq.passes.place.planned import Rewrite, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Granularity, Mode
 
 _FLOAT = np.dtype(np.float32)
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_PRODUCTS = frozenset(op for (domain, op), row in OPERATORS.items() if row.product and not domain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ def _integer_product(node: Node, source: Constant, weight: QTensor, quantizer: N
     accumulator = Variable(names.fresh(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
     number = Variable(names.fresh(f"{output.name}.number"), _FLOAT, output.shape)
     product_scale = Variable(names.fresh(f"{output.name}.scale"), _FLOAT, list(scale.shape))
-    bias = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
+    bias = optional(node, 2)
     product = output if bias is None else Variable(names.fresh(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
     nodes = [

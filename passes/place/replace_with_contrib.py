@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.bias_correction import correct_bias
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype, optional
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
 from onnxq.numbers.numerics import QTensor
 from onnxq.passes.place.planned import Rewrite, encoded, rewrite_planned
@@ -54,8 +54,7 @@ def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTenso
     else:
         if node.op == "Gemm" and node.attrs.get("transB", 0):
             quantized = transposed(quantized)
-        bias = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
-        matmul_nbits(chain, quantized, spec, node.inputs[0], bias, dtype)
+        matmul_nbits(chain, quantized, spec, node.inputs[0], optional(node, 2), dtype)
     node.outputs.clear()
     chain.nodes[-1].outputs[0] = output
     return chain.nodes

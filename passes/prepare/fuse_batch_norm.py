@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, is_fixed, remove_nodes, scopes
+from onnxq.graph import (
+    Changes,
+    Graph,
+    Names,
+    Node,
+    Pass,
+    Variable,
+    constant,
+    is_fixed,
+    only_reader,
+    optional,
+    producer,
+    remove_nodes,
+    scopes,
+)
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
@@ -64,29 +78,27 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
     source = _data_input(node)
     if source is None:
         return "its factor or data is not as expected: exactly one of its inputs is constant"
-    producer = source.inputs[0] if source.inputs else None
-    if producer is None or producer.op not in _PRODUCERS or producer.domain:
+    maker = producer(source)
+    if maker is None or maker.op not in _PRODUCERS or maker.domain:
         return "no Conv, ConvTranspose, Gemm or MatMul stands in front of it"
-    if producer not in inside:
-        return f"{producer.name} stands in the graph around it"
-    if len(source.outputs) != 1 or source.returned_by:
-        return f"{producer.name} has another consumer"
-    if obstacle := _producer_obstacle(producer):
+    if maker not in inside:
+        return f"{maker.name} stands in the graph around it"
+    if only_reader(source) is None:
+        return f"{maker.name} has another consumer"
+    if obstacle := _producer_obstacle(maker):
         return obstacle
-    affine = _batch_norm(node, source, producer) if node.op == "BatchNormalization" else _elementwise(node, producer)
+    affine = _batch_norm(node, source, maker) if node.op == "BatchNormalization" else _elementwise(node, maker)
     if isinstance(affine, str):
         return affine
     factor, shift = affine
-    channels = _channels(producer)
+    channels = _channels(maker)
     if factor.size not in (1, channels) or shift.size not in (1, channels):
         return f"it has {max(factor.size, shift.size)} values for {channels} channels"
-    if producer.op == "MatMul" and node.op in ("Add", "Sub"):
+    if maker.op == "MatMul" and node.op in ("Add", "Sub"):
         return "MatMul has no bias to add to"
-    folded = _folded(
-        producer, np.broadcast_to(factor.reshape(-1), channels), np.broadcast_to(shift.reshape(-1), channels)
-    )
+    folded = _folded(maker, np.broadcast_to(factor.reshape(-1), channels), np.broadcast_to(shift.reshape(-1), channels))
     if not (np.isfinite(folded.weight).all() and np.isfinite(folded.bias).all()):
-        return f"the weight or bias of {producer.name} would not be finite"
+        return f"the weight or bias of {maker.name} would not be finite"
     return folded
 
 
@@ -120,7 +132,7 @@ def _producer_obstacle(producer: Node) -> str:
 
 
 def _bias(producer: Node) -> Any:
-    return producer.inputs[2] if len(producer.inputs) > 2 and producer.inputs[2].name else None
+    return optional(producer, 2)
 
 
 def _channels(producer: Node) -> int:

@@ -12,8 +12,8 @@ from onnx import ModelProto, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import Constant, Graph, constants
-from onnxq.integer_operators import INTEGER_OPERATORS
 from onnxq.modelfile import as_graph, to_model
+from onnxq.operators import INTEGER_OPERATORS
 from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 NOISE = 0.03

@@ -11,7 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnxq.errors import ModelError
 from onnxq.graph import Node, Variable
-from onnxq.integer_operators import INTEGER_OPERATORS, IntegerOperator, check_inputs
+from onnxq.operators import INTEGER_OPERATORS, IntegerOperator, check_inputs
 
 ROWS = INTEGER_OPERATORS.items()
 

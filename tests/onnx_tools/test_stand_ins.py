@@ -1,0 +1,74 @@
+"""What onnx's inference is shown in the place of operators that it does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from onnxq.graph import nodes
+from onnxq.modelfile import read_model
+from onnxq.onnx_tools import infer_shapes
+from onnxq.operators import OPERATORS
+
+HEAD = '<ir_version: 8, opset_import: ["" : 16, "com.microsoft" : 1]>'
+FED = "float[2,5,8] x, float[2,5,8] s, int32[2,5] i, float[8,24] w, float[99,8] t, float[8] g, float[2,3,5,4] q"
+
+
+def found(body: str) -> dict[str, tuple[str, object]]:
+    graph = read_model(parser.parse_model(f"{HEAD} g ({FED}) => (y) {{ {body} }}"))
+    infer_shapes(graph)
+    return {
+        tensor.name: (np.dtype(tensor.dtype).name if tensor.dtype is not None else "", tensor.shape)
+        for _, node in nodes(graph)
+        for tensor in node.outputs
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "shape"),
+    [
+        ("FastGelu (x, g)", "float32", [2, 5, 8]),
+        ("SkipLayerNormalization (x, s, g, g)", "float32", [2, 5, 8]),
+        ("Attention <num_heads = 2> (x, w, g)", "float32", None),
+        ("FusedMatMul <alpha = 0.5> (x, w)", "float32", [2, 5, 24]),
+        ("FusedMatMul <transB = 1> (q, q)", "float32", None),
+        ('FusedGemm <activation = "Relu", transA = 0> (t, w)', "float32", [99, 24]),
+        ("EmbedLayerNormalization (i, i, t, t, t, g, g)", "float32", [2, 5, 8]),
+        ('FusedConv <activation = "Relu", kernel_shape = [3, 3]> (q, q)', "float32", None),
+        ("MultiHeadAttention <num_heads = 2> (x, x, x)", "float32", None),
+        ("Mystery (x)", "", None),
+    ],
+)
+def test_types_behind_foreign_operators_are_known(call: str, dtype: str, shape: object) -> None:
+    known = found(f"a = com.microsoft.{call} y = Relu (a)")
+    assert known["y"][0] == dtype
+    assert call.startswith("FusedConv") or known["y"][1] == shape
+
+
+def test_other_outputs_have_types_too() -> None:
+    known = found("a, , , b = com.microsoft.SkipLayerNormalization (x, s, g, g) y = Add (a, b)")
+    assert known["b"] == known["y"] == ("float32", [2, 5, 8])
+    assert "" not in known or known[""] == ("", None)
+
+
+def test_an_operator_of_a_later_opset_has_a_type_as_well() -> None:
+    assert found("a = LayerNormalization (x, g) y = Relu (a)")["y"] == ("float32", [2, 5, 8])
+
+
+def test_bodies_have_stand_ins_and_the_nodes_of_the_graph_stay() -> None:
+    text = """c = Cast <to = 9> (g) y = If (c) <
+      then_branch = t () => (float[2,5,8] u) { a = com.microsoft.QuickGelu (x) u = Relu (a) },
+      else_branch = e () => (float[2,5,8] v) { b = com.microsoft.Attention <num_heads = 2> (x, w, g) v = Relu (b) }>"""
+    known = found(text)
+    assert (known["a"], known["b"]) == (("float32", [2, 5, 8]), ("float32", None))
+
+
+def test_a_damaged_node_says_nothing() -> None:
+    assert found("a = com.microsoft.RotaryEmbedding () y = Relu (a)")["y"] == ("", None)
+    assert found("a = com.microsoft.FusedMatMul (x) y = Relu (a)")["y"][0] in ("", "float32")
+
+
+def test_every_row_of_another_domain_says_what_type_it_gives() -> None:
+    assert all(row.types for (domain, _), row in OPERATORS.items() if domain)
+    assert all(len(row.shapes) <= len(row.types) for row in OPERATORS.values())

@@ -1,0 +1,80 @@
+"""Which constants of a node become codes when it computes in float."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxq.graph import Node, Tensor, Variable, constant
+from onnxq.planning.stored_weights import every_weight, large_weights
+from onnxq.scheme import Granularity, Spec
+
+INT8 = Spec("int8-narrow", Granularity.CHANNEL)
+CONTRIB = "com.microsoft"
+
+
+def learned(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def call(op: str, *inputs: NDArray[Any] | None, domain: str = "", **attributes: Any) -> Node:
+    """A node that is fed where there is no array."""
+    made: list[Tensor] = [
+        Variable(f"x{index}", np.float32) if one is None else constant(f"w{index}", one)
+        for index, one in enumerate(inputs)
+    ]
+    return Node(op, "n", attributes, made, [Variable("y")], domain)
+
+
+def axes(node: Node) -> dict[int, tuple[int, int]]:
+    return {weight.index: (weight.axis, weight.reduction_axis) for weight in large_weights(node, INT8)}
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (call("Attention", None, learned(8, 96), learned(96), domain=CONTRIB), {1: (-1, 0)}),
+        (call("FusedMatMul", None, learned(16, 32), domain=CONTRIB), {1: (-1, -2)}),
+        (call("FusedMatMul", None, learned(16, 32), domain=CONTRIB, transB=1), {1: (-2, -1)}),
+        (call("FusedGemm", None, learned(16, 32), learned(16), domain=CONTRIB, transB=1), {1: (0, 1)}),
+        (call("FusedConv", None, learned(16, 3, 3, 3), domain=CONTRIB), {1: (0, 1)}),
+        (
+            call("EmbedLayerNormalization", None, None, learned(99, 8), learned(64, 8), learned(2, 8), domain=CONTRIB),
+            {2: (0, -1), 3: (0, -1)},
+        ),
+        (call("Einsum", None, learned(64, 128), equation="bi,ij->bj"), {1: (1, 1)}),
+        (call("Add", None, learned(1, 197, 64)), {1: (1, 2)}),
+        (call("Add", learned(1, 4096), None), {0: (0, 1)}),
+        (call("Mystery", None, learned(128, 64), domain="my.own"), {1: (0, 1)}),
+    ],
+)
+def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[int, tuple[int, int]]) -> None:
+    assert axes(node) == expected
+
+
+HALVES = np.arange(8192, dtype=np.float32).reshape(128, 64) / 2
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        call("Add", None, learned(64, 63)),
+        call("Add", None, learned(8192)),
+        call("Add", None, learned(128, 64).astype(np.float64)),
+        call("Add", None, HALVES),
+        call("Add", None, np.triu(np.full((128, 128), np.finfo(np.float32).min))),
+        call("Add", None, np.where(HALVES > 7, -np.inf, learned(128, 64)).astype(np.float32)),
+        call("Greater", None, learned(128, 64)),
+        call("RotaryEmbedding", None, None, learned(128, 64), learned(128, 64), domain=CONTRIB),
+        call("Gemm", None, None, learned(1, 8192)),
+    ],
+)
+def test_small_chosen_and_setting_numbers_are_not(node: Node) -> None:
+    assert axes(node) == {}
+
+
+def test_every_weight_is_any_size() -> None:
+    assert [weight.index for weight in every_weight(call("Add", None, HALVES[:1]), INT8)] == [1]
