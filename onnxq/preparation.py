@@ -35,6 +35,8 @@ from onnxq.planning.plan import METADATA_KEY, Plan
 _REPEATED = ("DropNoOps", "FoldShapes", "FoldConstants", "SinkTransposes", "FuseBatchNorm", "FoldScalesIntoProducts")
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
+# Since this version of the file format an initializer need not be an input, and one that is can be fed.
+_IR_OF_PLAIN_INITIALIZERS = 4
 
 
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
@@ -67,6 +69,7 @@ def prepare_in_place(
         widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
+    _free_initializers(graph)
     named = Pipeline(
         (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
     ).apply(graph)
@@ -74,6 +77,13 @@ def prepare_in_place(
         infer_shapes(graph)
         named += Pipeline((WidenFloats(),)).apply(graph)
     return (*named, *canonicalise(graph, without))
+
+
+def _free_initializers(graph: Graph) -> None:
+    """Make the initializers of an old file constants, which its format lists as inputs though nobody may feed them."""
+    if (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS:
+        for tensor in graph.initializers:
+            tensor.input_source = None
 
 
 def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:

@@ -13,6 +13,7 @@ from onnx import ModelProto, helper
 
 from onnxq.dequantization import dequantize
 from onnxq.graph import constants
+from onnxq.optimization import optimize
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode
@@ -76,6 +77,12 @@ def test_one_set_of_codes_is_stored_and_multiplied(
 
     (table,) = (tensor for tensor in constants(dequantize(path)) if tensor.nbytes >= ROWS * WIDTH)
     assert (table.shape, table.dtype) == ((ROWS, WIDTH), np.float32)
+
+
+def test_one_table_is_left_of_the_float_model(tied: ModelProto, tmp_path: Path) -> None:
+    done = optimize(tied, tmp_path / "optimized.onnx", seconds=0)
+    assert not done.left_out
+    assert (tmp_path / "optimized.onnx").stat().st_size <= tied.ByteSize() + 256
 
 
 def test_tables_that_a_caller_may_feed_stay_what_they_are(tied: ModelProto, plan_of: Callable[..., Plan]) -> None:
