@@ -25,6 +25,7 @@ from onnxq.onnx_tools import skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes import (
     DecodeWeights,
+    FuseBiases,
     InsertQuantizeDequantize,
     IsolateProducts,
     QuantizeDynamically,
@@ -136,7 +137,7 @@ class Workbench:
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
-                *((IsolateProducts(plan),) if self.target.workarounds else ()),
+                *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
                 ShareInitializers(),
                 RemoveUnused(),
             )

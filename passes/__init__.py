@@ -11,6 +11,7 @@ from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProdu
 from onnxq.passes.dequantize.restore_operators import RestoreOperators
 from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
 from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
 from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
@@ -37,6 +38,7 @@ PASSES: Mapping[str, type[Pass]] = MappingProxyType(
             DropNoOps,
             FoldConstants,
             FuseBatchNorm,
+            FuseBiases,
             InlineFunctions,
             InsertQuantizeDequantize,
             LiftConstants,
@@ -68,6 +70,7 @@ __all__ = [
     "DropNoOps",
     "FoldConstants",
     "FuseBatchNorm",
+    "FuseBiases",
     "InlineFunctions",
     "InsertQuantizeDequantize",
     "IsolateProducts",

@@ -22,7 +22,7 @@ from onnxq.passes import (
     ReplaceWithContrib,
     StoreWeights,
 )
-from onnxq.passes import base as passes_base
+from onnxq.passes.place import planned as passes_base
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.stored_weights import weight_at
