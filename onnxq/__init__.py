@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
-    from onnxq.graph import Changes, Graph, Pass, Pipeline
+    from onnxq.graph import Changes, Graph, Pass, Pipeline, remove_nodes, replace_uses, scopes
     from onnxq.modelfile import load, save
+    from onnxq.optimization import Optimized, optimize
     from onnxq.pipeline import calibrate, plan, quantize
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
+    from onnxq.rewriting import Verify, run_passes
     from onnxq.scheme import Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
 
@@ -30,23 +32,30 @@ __all__ = [
     "MinMax",
     "Mode",
     "OnnxqError",
+    "Optimized",
     "Pass",
     "Percentile",
     "Pipeline",
     "Rule",
     "Scheme",
     "Spec",
+    "Verify",
     "calibrate",
     "compare_files",
     "dequantize",
     "load",
     "load_scheme",
     "load_statistics",
+    "optimize",
     "plan",
     "prepare",
     "quantize",
+    "remove_nodes",
+    "replace_uses",
+    "run_passes",
     "save",
     "save_statistics",
+    "scopes",
 ]
 
 _HOMES = {
@@ -55,11 +64,21 @@ _HOMES = {
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
-    "onnxq.graph": ("Changes", "Graph", "Pass", "Pipeline"),
+    "onnxq.graph": (
+        "Changes",
+        "Graph",
+        "Pass",
+        "Pipeline",
+        "remove_nodes",
+        "replace_uses",
+        "scopes",
+    ),
     "onnxq.modelfile": ("load", "save"),
+    "onnxq.optimization": ("Optimized", "optimize"),
     "onnxq.pipeline": ("calibrate", "plan", "quantize"),
     "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),
+    "onnxq.rewriting": ("Verify", "run_passes"),
     "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec"),
     "onnxq.scheme_file": ("load_scheme",),
 }

@@ -15,18 +15,16 @@ from onnxq.modelfile.protos import copy_other_fields
 from onnxq.modelfile.publish import check_output, data_file, publish, staging
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.passes import (
-    DequantizeWeights,
-    InlineFunctions,
-    LiftConstants,
-    NameNodes,
-    RemoveQuantizeDequantize,
-    RemoveUnused,
-    ReplaceIntegerOperators,
-    ReplaceIntegerProducts,
-    RestoreOperators,
-    UnpackBlockWeights,
-)
+from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
+from onnxq.passes.dequantize.remove_quantize_dequantize import RemoveQuantizeDequantize
+from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOperators
+from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
+from onnxq.passes.dequantize.restore_operators import RestoreOperators
+from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
+from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.preparation import refuse_overwriting
 from onnxq.runtime import open_session
@@ -57,7 +55,7 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, of onnxq, onnxruntime's quantizers or whoever writes the
-            same operators. A Graph is rewritten in place.
+            same operators. A graph stays as it is.
         output: file to write; None writes nothing. An existing file is replaced only by a model that loads.
 
     Returns:
@@ -100,7 +98,7 @@ def rewrite(graph: Graph) -> None:
     if ours:
         RestoreOperators().apply(graph)
     done = _STEPS.apply(graph)
-    if not ours and not any(changes for step, changes in done if not isinstance(step, RemoveUnused)):
+    if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
     RemoveUnused().apply(graph)
     _refuse_quantized(graph)

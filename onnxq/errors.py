@@ -30,6 +30,10 @@ class SchemeError(OnnxqError):
     """A scheme, rule, spec or option is not valid or matches nothing in the model."""
 
 
+class PassError(OnnxqError):
+    """A pass or rule fails, is none, or makes a model that is not valid or computes something else."""
+
+
 class OutputError(OnnxqError):
     """The output cannot be written where the user asked for it."""
 

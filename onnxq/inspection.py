@@ -8,10 +8,14 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, constants, onnx_dtype, optional, scopes
+from onnxq.dequantizing.stored_weights import holds_codes, stored_weights
+from onnxq.graph import Constant, Graph, Node, Tensor, constants, nodes, onnx_dtype, optional, producer, scopes
 from onnxq.modelfile import load
-from onnxq.operators import ALREADY_QUANTIZED, Role, operator_of
+from onnxq.onnx_tools import infer_shapes
+from onnxq.operators import ALREADY_QUANTIZED, operator_of
 from onnxq.planning.plan import METADATA_KEY
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,11 @@ class WeightNode:
     Attributes:
         node: its name.
         op_type: its operator.
-        weight: type of the stored values, such as ``float`` or ``int8``.
+        weight: the numbers that its stored values stand for, such as ``float``, ``int8`` or ``float4e2m1``.
         shape: of the weight.
         scales: how many scales the weight has; 0 when it is not quantized.
-        data: ``int`` when the data input is dequantized in front of it, else ``float``.
+        data: ``int`` when the node multiplies integers, or data that is dequantized in front of it, else ``float``.
+        bits: of one stored value.
     """
 
     node: str
@@ -42,6 +47,7 @@ class WeightNode:
     shape: tuple[int, ...]
     scales: int
     data: str
+    bits: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ def inspect_model(path: Path) -> Inspection:
         graphs=sum(1 for _ in scopes(graph)),
         operators=dict(operators.most_common()),
         constants={name: (count, sizes[name]) for name, count in kinds.most_common()},
-        weights=tuple(weight for scope in scopes(graph) for node in scope.nodes for weight in _weights(node)),
+        weights=_weights(graph),
     )
 
 
@@ -133,51 +139,30 @@ def _type_name(tensor: object) -> str:
     return str(TensorProto.DataType.Name(onnx_dtype(tensor))).lower()  # type: ignore[arg-type]
 
 
-def _weights(node: Node) -> list[WeightNode]:
+def _weights(graph: Graph) -> tuple[WeightNode, ...]:
+    """Return the weights of all nodes, those that are codes and those that are floats."""
+    stored: dict[Node, list[WeightNode]] = {}
+    if coded := holds_codes(graph):
+        infer_shapes(graph)
+    for one in stored_weights(graph) if coded else ():
+        data = "int" if one.integer else "float"
+        found = WeightNode(one.node.name, one.node.op, one.format, one.shape or (), one.scales, data, one.bits)
+        stored.setdefault(one.node, []).append(found)
+    return tuple(weight for _, node in nodes(graph) for weight in (*_floats(node), *stored.get(node, ())))
+
+
+def _floats(node: Node) -> list[WeightNode]:
     operator = operator_of(node)
-    found = []
-    for index in operator.weights if operator else ():
-        stored, scales = _stored(node, index)
-        if stored is not None and len(stored.shape) >= 2:
-            data = node.inputs[0]
-            integer = operator is not None and operator.role is Role.COMPUTE and _decoder(data) is not None
-            found.append(
-                WeightNode(
-                    node.name, node.op, _type_name(stored), tuple(stored.shape), scales, "int" if integer else "float"
-                )
-            )
-    return found
+    weights = operator.weights if operator else ()
+    constants = [_lifted(tensor) for index in weights if (tensor := optional(node, index)) is not None]
+    return [
+        WeightNode(node.name, node.op, _type_name(tensor), tuple(tensor.shape), 0, "float", 8 * tensor.dtype.itemsize)
+        for tensor in constants
+        if isinstance(tensor, Constant) and onnx_dtype(tensor) in _FLOATS and len(tensor.shape) >= 2
+    ]
 
 
-def _stored(node: Node, index: int) -> tuple[Constant | None, int]:
-    """Return the constant behind a weight input and the number of its scales, looking through its decoder."""
-    tensor = optional(node, index)
-    if isinstance(tensor, Constant):
-        return tensor, 0
-    decoder = _decoder(tensor)
-    if decoder is None:
-        return None, 0
-    codes = decoder.inputs[0]
-    if decoder.op == "Mul":
-        codes = codes.inputs[0].inputs[0] if codes.inputs else codes
-    scale = decoder.inputs[1]
-    if not isinstance(codes, Constant) or not isinstance(scale, Constant):
-        return None, 0
-    volume = 1
-    for extent in scale.shape:
-        volume *= extent
-    return codes, volume
-
-
-def _decoder(tensor: object) -> Node | None:
-    """Return the node that turns codes into this tensor: a DequantizeLinear, or the Mul behind a Cast."""
-    producers = getattr(tensor, "inputs", ())
-    node = producers[0] if producers else None
-    if node is not None and node.op == "Cast" and node.inputs[0].inputs and node.inputs[0].inputs[0].op == "Mul":
-        node = node.inputs[0].inputs[0]
-    if node is None or node.op not in ("DequantizeLinear", "Mul"):
-        return None
-    source = node.inputs[0]
-    if node.op == "Mul" and not (source.inputs and source.inputs[0].op == "Cast"):
-        return None
-    return node  # type: ignore[no-any-return]
+def _lifted(tensor: Tensor) -> object:
+    """Return the value of a Constant node that makes a tensor, or the tensor."""
+    maker = producer(tensor)
+    return maker.attrs.get("value") if maker is not None and maker.op == "Constant" else tensor

@@ -16,6 +16,8 @@ from onnxq.runtime import Array, Session, open_session, run
 # Seconds of a run of the reference and of one of the candidate, one right behind the other.
 _Pair = tuple[float, float]
 
+_EQUAL_SPEED = 0.97
+_BEYOND_DOUBT = 0.99
 _SHOWN_DIFFERENCE = 0.03
 _CONFIDENCE = 0.95
 # Of fewer even the outermost hold the median less often.
@@ -46,6 +48,11 @@ class Latency:
     def speed(self) -> float:
         """How many times as fast as the float model the quantized one is."""
         return self.reference / self.candidate
+
+    @property
+    def slower(self) -> bool:
+        """Whether the candidate is slower than the reference: by more than 3 %, or by less but beyond doubt."""
+        return self.speed < _EQUAL_SPEED or self.interval[1] < _BEYOND_DOUBT
 
     @property
     def significant(self) -> bool:

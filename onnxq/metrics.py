@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +14,7 @@ from numpy.typing import NDArray
 from onnxq.calibration.arrays import npy_array, npz_arrays
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.evaluate import output_names
+from onnxq.extensions import imported
 from onnxq.runtime import Array, Session, run
 
 Named: TypeAlias = Mapping[str, Any]
@@ -86,7 +84,7 @@ def load_metric(text: str) -> Metric:
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise SchemeError(f"metric {text!r} is not written as {_EXPECTED}{nearest(text, [_TOP1])}")
-    module = _module_of_file(Path(place), text) if place.endswith(".py") else _module_named(place, text)
+    module = imported(place, f"metric {text!r}", [_TOP1])
     function = getattr(module, name, None)
     if not callable(function):
         found = "has none of that name" if function is None else f"has {type(function).__name__} {name!r}"
@@ -133,31 +131,6 @@ def _finite(found: Any, name: str) -> float:
     if not math.isfinite(number):
         raise DataError(f"metric {name!r} returned {found!r}, expected a finite number, higher for a better model")
     return number
-
-
-def _module_named(name: str, text: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        hint = nearest(name, [_TOP1])
-        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}{hint}") from error
-
-
-def _module_of_file(path: Path, text: str) -> ModuleType:
-    if not path.is_file():
-        raise SchemeError(f"metric {text!r} cannot be imported: there is no file {path}")
-    # The name is one that no module has.
-    module = ModuleType(f"onnxq metric {path}")
-    module.__file__ = str(path)
-    # Dataclasses look their module up while it is still being run.
-    sys.modules[module.__name__] = module
-    try:
-        # The import system would leave compiled code in the user's folder.
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
-    except Exception as error:
-        del sys.modules[module.__name__]
-        raise SchemeError(f"metric {text!r} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _labels(text: str) -> NDArray[np.integer[Any]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,28 @@ from onnxq.calibration.inputs import Sample
 from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.statistics import Statistics
-from onnxq.errors import OutputError, SchemeError
-from onnxq.graph import Graph, constants
+from onnxq.errors import OutputError
+from onnxq.graph import Graph
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
-from onnxq.modelfile import as_graph, load, read_model, save
+from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
+from onnxq.named_passes import Step, as_passes
 from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan, refuse_overwriting, refuse_quantized
+from onnxq.preparation import (
+    check_numbers,
+    check_plan,
+    external_bytes,
+    reference_file,
+    refuse_overwriting,
+    refuse_quantized,
+)
 from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, check_fidelity
+from onnxq.rewriting import apply_to_float
 from onnxq.scheme import Scheme
 from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
 from onnxq.searching.cost_cache import CostCache
@@ -64,6 +72,7 @@ def quantize(
     *,
     scheme: str | Scheme = "int8",
     target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
     ranges: RangeMethod | None = None,
     statistics: Statistics | None = None,
     collection: Collection | None = None,
@@ -89,6 +98,8 @@ def quantize(
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
+        prepare: passes of your own, or texts that name them (see pass_named), which rewrite the float model before
+            onnxq prepares it. The result is compared with the model as it was given all the same.
         ranges: which range the statistics of a tensor mean; None tries min-max, percentiles and the least squared
             error on the whole model and keeps the best, or takes min-max when there is no search; a scheme that names a
             range method has that one.
@@ -120,6 +131,7 @@ def quantize(
             of node times is none.
         SchemeError: the scheme, target or a pattern is wrong, or a number is out of range.
         OutputError: the output cannot be written, or is the file of node times.
+        PassError: one of your passes fails, or changes the names of inputs or outputs.
         FidelityError: the result is below ``min_sqnr`` and ``force`` is not set; nothing was written.
     """
     start = time.perf_counter()
@@ -130,7 +142,7 @@ def quantize(
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output, source)
-    _check_numbers(min_sqnr, max_drop, seconds)
+    check_numbers(min_sqnr, max_drop, seconds)
     if (
         costs is not None
         and output is not None
@@ -138,13 +150,14 @@ def quantize(
     ):
         raise OutputError(f"node times cannot be kept in the output {output}; give another name")
     known = CostCache.opened(Path(costs) if costs is not None else None)
-    graph = as_graph(model)
-    refuse_quantized(graph)
+    graph, own = as_graph(model), as_passes(prepare)
     if output is not None:
         refuse_overwriting(graph, data_file(output))
     with staging(output) as folder:
-        reference = _reference_file(graph, source, folder)
-        external = _external_bytes(graph)
+        reference = reference_file(graph, source, folder)
+        external = external_bytes(graph)
+        applied = apply_to_float(graph, own)
+        refuse_quantized(graph)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
         samples = bench.samples(calibration, images, limit, chain or {})
         plan = replay or bench.plan({})
@@ -192,6 +205,7 @@ def quantize(
             scores=chosen.scores,
             loads=loads,
             corrected_biases=corrected_biases(outcome.plan, statistics),
+            passes=(*applied, *bench.applied),
             samples=len(samples),
             seconds=time.perf_counter() - start,
         )
@@ -209,6 +223,7 @@ def calibrate(
     *,
     scheme: str | Scheme = "int8",
     target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
     collection: Collection | None = None,
     chain: Mapping[str, str] | None = None,
     limit: int | None = None,
@@ -222,6 +237,7 @@ def calibrate(
         calibration: representative samples, as quantize() takes them.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
+        prepare: passes of your own, the same as quantize() is given.
         collection: where samples run, which earlier statistics are used, and what is kept meanwhile.
         chain: inputs by the output that they take from the sample before, for stateful models.
         limit: most samples to use; None uses all.
@@ -232,21 +248,28 @@ def calibrate(
         Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
     """
     scheme, runtime = _scheme(scheme), target_named(target)
-    graph = as_graph(model)
-    refuse_quantized(graph)
+    graph = _rewritten(model, prepare)
     with staging(None) as folder:
         bench = open_workbench(graph, scheme, runtime, folder)
         samples = bench.samples(calibration, images, limit, chain or {})
         return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
 
 
-def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_TARGET, emit: str = Emit.QDQ) -> Plan:
+def plan(
+    model: Model,
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
+    emit: str = Emit.QDQ,
+) -> Plan:
     """Say what quantize() would try first, without calibrating or measuring anything.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
+        prepare: passes of your own, see quantize().
         emit: a value of Emit, see quantize().
 
     Returns:
@@ -254,43 +277,24 @@ def plan(model: Model, *, scheme: str | Scheme = "int8", target: str = DEFAULT_T
     """
     scheme, runtime = _scheme(scheme), target_named(target)
     with staging(None) as folder:
-        graph = as_graph(model)
-        refuse_quantized(graph)
+        graph = _rewritten(model, prepare)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit))
         found = bench.plan({})
         check_plan(found, bench.graph)
     return found
 
 
+def _rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
+    """Return a graph of the model after passes of the user's."""
+    graph = as_graph(model)
+    apply_to_float(graph, as_passes(prepare))
+    refuse_quantized(graph)
+    return graph
+
+
 def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
 
 
-def _check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
-    """Refuse limits that nothing reaches or exceeds, and times that never end.
-
-    Raises:
-        SchemeError: a number is NaN, negative or infinite; a fidelity may be infinite, where any or none is lost.
-    """
-    if math.isnan(min_sqnr):
-        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
-    for what, number in (("the drop of the metric", max_drop), ("the time for latency in seconds", seconds)):
-        if not 0 <= number < math.inf:
-            raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
-
-
 def _planned_ranges(plan: Plan) -> RangeMethod:
     return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
-
-
-def _reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
-    """Return a file of the float model as the user gave it."""
-    if source is not None:
-        return source
-    save(graph, folder / "reference.onnx")
-    return folder / "reference.onnx"
-
-
-def _external_bytes(graph: Graph) -> int:
-    """Return the size of the values that lie outside the model file."""
-    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)

@@ -2,48 +2,106 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
-from onnxq.errors import ModelError, OutputError
-from onnxq.graph import Graph, Pipeline, ProtoPayload, constants, scopes
+from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, Rule, RuleSet, constants, scopes
+from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.passes import (
-    DropNoOps,
-    FoldConstants,
-    FuseBatchNorm,
-    InlineFunctions,
-    LiftConstants,
-    NameNodes,
-    RemoveUnused,
-    ShareInitializers,
-    UpgradeOpset,
-)
+from onnxq.passes import passes_of
+from onnxq.passes.prepare.drop_no_ops import DropNoOps
+from onnxq.passes.prepare.fold_constants import FoldConstants
+from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
+from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.name_tensors import NameTensors
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.planning.plan import METADATA_KEY, Plan
 
+# Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
+_MOST_ROUNDS = 16
 
-def prepare(graph: Graph, *, opset: int = 0) -> Graph:
-    """Bring a float model into the form that plans are made for, in place.
 
-    Names nodes, inlines functions, converts to ``opset`` when below it, lifts and folds constants, fuses
-    BatchNormalization and drops nodes that do nothing.
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
+    """Bring a float model into the form that plans are made for.
+
+    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
+    folds constants, fuses BatchNormalization and drops nodes that do nothing.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
+        opset: lowest default-domain opset wanted.
+
+    Returns:
+        A graph of its own, with inferred types.
+    """
+    graph = as_graph(model)
+    prepare_in_place(graph, opset=opset)
+    return graph
+
+
+def prepare_in_place(graph: Graph, *, opset: int = 0, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+    """Do to a graph what `prepare` does, and return what each pass changed and left.
 
     Args:
         graph: a float model.
         opset: lowest default-domain opset wanted.
+        without: names of `canonical_steps` that are left out.
+    """
+    named = Pipeline(
+        (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
+    ).apply(graph)
+    return (*named, *canonicalise(graph, without))
+
+
+def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+    """Bring a graph whose nodes have names and whose constants are initializers into canonical form, in place.
+
+    Passes and rules are repeated, with types inferred anew, until nothing changes: what one folds tells the next one a
+    shape.
+
+    Args:
+        graph: the graph.
+        without: names of `canonical_steps` that are left out.
 
     Returns:
-        The same graph, with inferred types.
+        What each pass changed and left in the first round, and in later ones those that changed something.
     """
-    Pipeline((NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes())).apply(graph)
+    repeated = _without((DropNoOps(), FoldConstants(), _rules(without), FuseBatchNorm(), RemoveUnused()), without)
+    applied: list[Applied] = []
     infer_shapes(graph)
-    Pipeline(
-        (LiftConstants(), DropNoOps(), FoldConstants(), FuseBatchNorm(), ShareInitializers(), RemoveUnused())
-    ).apply(graph)
-    infer_shapes(graph)
-    return graph
+    for _ in range(_MOST_ROUNDS):
+        found = repeated.apply(graph)
+        applied += found if not applied else [one for one in found if one]
+        if not any(found):
+            break
+        infer_shapes(graph)
+    # Digests of all weights are worth their time once.
+    return (*applied, *_without((ShareInitializers(), RemoveUnused()), without).apply(graph))
+
+
+def canonical_steps() -> tuple[str, ...]:
+    """Return the names of the passes and rules of the canonical form, each of which can be left out."""
+    rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
+    return ("DropNoOps", "FoldConstants", "FuseBatchNorm", "ShareInitializers", *rules)
+
+
+def _rules(without: frozenset[str]) -> RuleSet:
+    steps = passes_of("canonical")
+    return RuleSet(tuple(step() for name, step in steps.items() if issubclass(step, Rule) and name not in without))
+
+
+def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:
+    return Pipeline(tuple(step for step in steps if type(step).__name__ not in names))
 
 
 def refuse_quantized(graph: Graph) -> None:
@@ -94,3 +152,29 @@ def check_plan(plan: Plan, graph: Graph) -> None:
                         f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
                         "export the model again from sound weights"
                     )
+
+
+def check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
+    """Refuse limits that nothing reaches or exceeds, and times that never end.
+
+    Raises:
+        SchemeError: a number is NaN, negative or infinite; a fidelity may be infinite, where any or none is lost.
+    """
+    if math.isnan(min_sqnr):
+        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+    for what, number in (("the drop of the metric", max_drop), ("the time for latency in seconds", seconds)):
+        if not 0 <= number < math.inf:
+            raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
+
+
+def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
+    """Return a file of a model as the user gave it, written to a folder where it was no file."""
+    if source is not None:
+        return source
+    save(graph, folder / "reference.onnx")
+    return folder / "reference.onnx"
+
+
+def external_bytes(graph: Graph) -> int:
+    """Return the size of the values that lie outside the model file."""
+    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement, share_at
+from onnxq.graph import Applied
 from onnxq.planning.plan import Plan
 from onnxq.searching.choosing import Scores, Wish
 from onnxq.searching.regions import Region
@@ -43,6 +44,7 @@ class Report:
         loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
             that it can load.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
+        passes: what the passes before the plan changed and left, the user's own first.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Report:
     scores: Scores | None = None
     loads: bool = True
     corrected_biases: int = 0
+    passes: tuple[Applied, ...] = ()
 
     @property
     def size_ratio(self) -> float:
@@ -80,7 +83,10 @@ class Report:
             "worst_sqnr": self.agreement.worst_sqnr,
             "speed": self.latency.speed if self.latency is not None else None,
         }
-        return json.dumps(_plain_fields({**summary, **asdict(self)}), indent=2)
+        # A pass may hold anything, and its lists be long.
+        passes = [one.to_dict() for one in self.passes]
+        fields = asdict(replace(self, passes=()))
+        return json.dumps(_plain_fields({**summary, **fields, "passes": passes}), indent=2)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.

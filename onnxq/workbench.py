@@ -18,30 +18,29 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Graph, Pipeline, inner_variables
+from onnxq.graph import Applied, Graph, Pipeline, inner_variables
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
-from onnxq.passes import (
-    DecodeWeights,
-    FuseBiases,
-    InsertQuantizeDequantize,
-    IsolateProducts,
-    QuantizeDynamically,
-    QuantizeRecurrentCells,
-    QuantizeWeights,
-    RemoveUnused,
-    ReplaceWithContrib,
-    ShareInitializers,
-    StoreWeights,
-)
+from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.fuse_biases import FuseBiases
+from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
+from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
+from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
+from onnxq.passes.place.quantize_weights import QuantizeWeights
+from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.place.store_once import StoreOnce
+from onnxq.passes.place.store_weights import StoreWeights
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
-from onnxq.preparation import prepare
+from onnxq.preparation import prepare_in_place
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Mode, Scheme
@@ -63,6 +62,7 @@ class Workbench:
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
         emit: what the built models may hold besides standard ONNX.
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
+        applied: the passes that made the prepared model.
     """
 
     prepared: Path
@@ -71,6 +71,7 @@ class Workbench:
     declared: frozenset[str] = frozenset()
     emit: Emit = Emit.QDQ
     idle: Mapping[str, Demotion] = field(default_factory=dict)
+    applied: tuple[Applied, ...] = ()
 
     @cached_property
     def graph(self) -> Graph:
@@ -139,6 +140,7 @@ class Workbench:
                 StoreWeights(plan, self.emit, means),
                 *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
                 ShareInitializers(),
+                StoreOnce(),
                 RemoveUnused(),
             )
         )
@@ -168,7 +170,9 @@ class Workbench:
             return self.prepared
         path = self.prepared.with_name(f"prepared.{needed}.onnx")
         if not path.exists():
-            save(prepare(load(self.prepared), opset=needed), path, external_data=True)
+            graph = load(self.prepared)
+            prepare_in_place(graph, opset=needed)
+            save(graph, path, external_data=True)
         return path
 
     def trials(self, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
@@ -202,14 +206,16 @@ def open_workbench(
         SchemeError: the plan to be carried out is of another model.
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit)
-    save(prepare(graph), bench.prepared, external_data=True)
+    applied = prepare_in_place(graph)
+    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
+    save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
-        save(prepare(graph, opset=needed), bench.prepared, external_data=True)
+        applied = (*applied, *prepare_in_place(graph, opset=needed))
+        save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
-        bench = replace(bench)
+        bench = replace(bench, applied=applied)
     return bench
 
 

@@ -1,94 +1,57 @@
-"""Graph-rewriting passes, one a file."""
+"""Graph-rewriting passes, one a file, in folders by what they are for.
 
+A module of one of the folders holds one pass or rule, and is all that a new one needs beside its test: `PASSES` finds
+it, and its class is an attribute here.
+"""
+
+from __future__ import annotations
+
+import inspect
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from types import MappingProxyType
+from typing import Any
 
-from onnxq.graph import Changes, Pass, Pipeline
-from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
-from onnxq.passes.dequantize.remove_quantize_dequantize import RemoveQuantizeDequantize
-from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOperators
-from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
-from onnxq.passes.dequantize.restore_operators import RestoreOperators
-from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
-from onnxq.passes.place.decode_weights import DecodeWeights
-from onnxq.passes.place.fuse_biases import FuseBiases
-from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
-from onnxq.passes.place.isolate_products import IsolateProducts
-from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
-from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
-from onnxq.passes.place.quantize_weights import QuantizeWeights
-from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
-from onnxq.passes.place.store_weights import StoreWeights
-from onnxq.passes.prepare.drop_no_ops import DropNoOps
-from onnxq.passes.prepare.fold_constants import FoldConstants
-from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
-from onnxq.passes.prepare.inline_functions import InlineFunctions
-from onnxq.passes.prepare.lift_constants import LiftConstants
-from onnxq.passes.prepare.name_nodes import NameNodes
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.share_initializers import ShareInitializers
-from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.graph import Pass
 
-PASSES: Mapping[str, type[Pass]] = MappingProxyType(
-    {
-        step.__name__: step
-        for step in (
-            DecodeWeights,
-            DequantizeWeights,
-            DropNoOps,
-            FoldConstants,
-            FuseBatchNorm,
-            FuseBiases,
-            InlineFunctions,
-            InsertQuantizeDequantize,
-            LiftConstants,
-            NameNodes,
-            QuantizeDynamically,
-            QuantizeRecurrentCells,
-            QuantizeWeights,
-            RemoveQuantizeDequantize,
-            RemoveUnused,
-            ReplaceIntegerOperators,
-            ReplaceIntegerProducts,
-            IsolateProducts,
-            ReplaceWithContrib,
-            RestoreOperators,
-            ShareInitializers,
-            StoreWeights,
-            UnpackBlockWeights,
-            UpgradeOpset,
+FOLDERS = ("canonical", "prepare", "place", "dequantize")
+"""Where passes stand."""
+
+
+@cache
+def passes_of(folder: str) -> Mapping[str, type[Pass]]:
+    """Return the passes of one folder by name, in the order of their modules' names."""
+    found: dict[str, type[Pass]] = {}
+    for module in iter_modules([str(Path(__file__).parent / folder)]):
+        loaded = import_module(f"onnxq.passes.{folder}.{module.name}")
+        found.update(
+            (name, value)
+            for name, value in vars(loaded).items()
+            if inspect.isclass(value)
+            and issubclass(value, Pass)
+            and value.__module__ == loaded.__name__
+            and not inspect.isabstract(value)
+            and not name.startswith("_")
         )
-    }
-)
-"""Every pass by name."""
+    return MappingProxyType(found)
 
-__all__ = [
-    "PASSES",
-    "Changes",
-    "DecodeWeights",
-    "DequantizeWeights",
-    "DropNoOps",
-    "FoldConstants",
-    "FuseBatchNorm",
-    "FuseBiases",
-    "InlineFunctions",
-    "InsertQuantizeDequantize",
-    "IsolateProducts",
-    "LiftConstants",
-    "NameNodes",
-    "Pass",
-    "Pipeline",
-    "QuantizeDynamically",
-    "QuantizeRecurrentCells",
-    "QuantizeWeights",
-    "RemoveQuantizeDequantize",
-    "RemoveUnused",
-    "ReplaceIntegerOperators",
-    "ReplaceIntegerProducts",
-    "ReplaceWithContrib",
-    "RestoreOperators",
-    "ShareInitializers",
-    "StoreWeights",
-    "UnpackBlockWeights",
-    "UpgradeOpset",
-]
+
+@cache
+def _every() -> Mapping[str, type[Pass]]:
+    return MappingProxyType({name: step for folder in FOLDERS for name, step in passes_of(folder).items()})
+
+
+def __getattr__(name: str) -> Any:
+    """Return `PASSES`, every pass by name, or one of them."""
+    if name == "PASSES":
+        return _every()
+    if not name.startswith("_") and name in _every():
+        return _every()[name]
+    raise AttributeError(f"module 'onnxq.passes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["FOLDERS", "PASSES", "passes_of", *_every()]

@@ -24,8 +24,8 @@ from onnxq.passes import (
 )
 from onnxq.passes.place import planned as passes_base
 from onnxq.planning.corrections import with_corrections
+from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.stored_weights import weight_at
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Method, Mode, Spec
 

@@ -242,9 +242,8 @@ def test_a_constant_of_one_branch_may_be_called_like_a_tensor_of_another(
     samples = varied((4, 32), {"c": [True, False] * 3})
     report = checked(tmp_path / "m", quantize_to(model, tmp_path / "m", samples=samples).report)
     assert {name: report.plan.by_node[name].mode for name in ("one", "two", "three")} == {
-        "one": STORAGE, "two": STORAGE, "three": STATIC
+        "one": STATIC, "two": STATIC, "three": STATIC
     }  # fmt: skip
-    assert "tensors of several graphs are called t" in report.plan.by_node["two"].reason
 
 
 def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_path: Path) -> None:
@@ -272,21 +271,43 @@ def test_float_nodes_of_bodies_read_what_integer_nodes_outside_give(build, quant
     assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
 
 
-def test_tensors_of_one_name_in_two_bodies_leave_their_nodes_float(quantize_to, tmp_path: Path, build) -> None:
-    model = build(
-        """(float[4,32] x, bool c) => (float[4,32] y) {
-            y = If (c) <
-                then_branch = t () => (float[4,32] u) { [one] h = MatMul(x, w) r = Relu(h) [two] u = MatMul(r, w) },
-                else_branch = e () => (float[4,32] v) { [three] h = MatMul(x, w) v = Neg(h) }>
-        }""",
-        w=(32, 32),
-    )
-    report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False]})).report
-    checked(tmp_path / "m", report)
-    modes = {name: report.plan.by_node[name].mode for name in ("one", "two", "three")}
-    assert modes == {"one": STORAGE, "two": STATIC, "three": STORAGE}
-    reason = "tensors of several graphs are called h, and calibration tells them apart by name"
-    assert report.plan.by_node["one"].reason == f"computes in float from int8-narrow weights: {reason}"
+MERGED = """(float[4,32] x, bool c) => (float[4,32] logits, float[4,32] state) {
+    [stem] h = MatMul(x, w0)
+    [choice] logits, state = If (c) <
+        then_branch = first () => (float[4,32] logits, float[4,32] state) {
+            [in] q = MatMul(h, w1) r = Relu(q) [mid] k = Gemm(r, w2) state = Tanh(k) [out] logits = MatMul(k, w3)
+        },
+        else_branch = next () => (float[4,32] logits, float[4,32] state) {
+            [in] q = MatMul(h, w1) r = Relu(q) a = Add(r, h) [mid] k = Gemm(a, w2) state = Tanh(k)
+            [out] logits = MatMul(k, w3)
+        }>
+}"""
+
+
+@pytest.fixture
+def merged(build) -> onnx.ModelProto:
+    """A decoder merged with the one that has a cache: both branches name all alike and read weights outside."""
+    return build(MERGED, **{f"w{index}": (32, 32) for index in range(4)})
+
+
+def test_branches_that_name_their_tensors_alike_are_integer(merged, quantize_to, running_graph, tmp_path) -> None:
+    onnx.save(merged, tmp_path / "float")
+    samples = varied((4, 32), {"c": [True, False] * 3})
+    report = checked(tmp_path / "m", quantize_to(merged, tmp_path / "m", samples=samples).report)
+    assert (report.kernels.integer, report.kernels.heavy_float) == (7, 0)
+    written = onnx.load(tmp_path / "m").graph
+    assert [output.name for output in written.output] == ["logits", "state"]
+    assert sorted(tuple(one.dims) for one in written.initializer if len(one.dims) == 2) == [(32, 32)] * 4
+    weights = 4 * 32 * 32
+    assert (tmp_path / "float").stat().st_size - (tmp_path / "m").stat().st_size > 2 * weights
+
+
+def test_each_of_two_alike_branches_is_calibrated_by_the_samples_that_run_it(merged: onnx.ModelProto) -> None:
+    samples = varied((4, 32), {"c": [True, True, False]})
+    seen = calibrate(merged, samples).tensors
+    assert {name: seen[name].count // (4 * 32) for name in ("h", "r", "k", "a", "k.1")} == {
+        "h": 3, "r": 2, "k": 2, "a": 1, "k.1": 1
+    }  # fmt: skip
 
 
 def test_bodies_of_other_operators_stay_float() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import onnxq
 from onnxq.errors import ModelError, OutputError
-from onnxq.modelfile import load
+from onnxq.modelfile import load, to_model
 from onnxq.preparation import prepare, refuse_overwriting, refuse_quantized
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -28,8 +28,8 @@ def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
 
 def test_preparing_a_prepared_graph_changes_nothing() -> None:
     graph = prepare(load(MODELS / "vit.onnx"))
-    before = onnxq.graph.to_model(graph)
-    assert onnxq.graph.to_model(prepare(graph)) == before
+    before = to_model(graph)
+    assert to_model(prepare(graph)) == before
 
 
 def test_a_float_model_is_not_refused_and_a_quantized_one_is() -> None:

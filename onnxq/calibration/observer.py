@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.bins import MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of, stride_of
 from onnxq.calibration.inputs import is_floating
-from onnxq.calibration.registered import registered, registered_names
 from onnxq.calibration.tensor_statistics import EMPTY, MASK, TensorStatistics, merged_channels
 from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.extensions import registered, registered_names
 
 ENTRY_POINTS = "onnxq.observers"
 """Group of entry points; each names a class or function that makes an `Observer`, called as `TensorObserver` is."""

@@ -22,10 +22,10 @@ from onnxq.calibration.ranges import (
     expected_errors,
     histogram_of,
 )
-from onnxq.calibration.registered import registered, registered_names
 from onnxq.calibration.statistics import Statistics
 from onnxq.calibration.tensor_statistics import TensorStatistics
 from onnxq.errors import SchemeError, nearest
+from onnxq.extensions import registered, registered_names
 
 ENTRY_POINTS = "onnxq.ranges"
 """Group of entry points; each names a class or function that makes a `RangeMethod`."""

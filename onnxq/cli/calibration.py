@@ -17,6 +17,7 @@ from onnxq.cli.options import (
     image_options,
     json_option,
     limit_option,
+    pass_option,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @click.option("--preset", metavar="NAME", help="The preset whose plan says which tensors count.  [default: int8]")
 @click.option("--scheme", "scheme_file", type=FILE, help="TOML file of rules instead of a preset.")
 @click.option("--target", metavar="NAME", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
+@pass_option("A pass of yours, as quantize is given")
 @limit_option
 @click.option(
     "--range",
@@ -51,6 +53,7 @@ def calibrate(
     preset: str | None,
     scheme_file: Path | None,
     target: str,
+    passes: tuple[str, ...],
     limit: int | None,
     range_method: str | None,
     observer: str,
@@ -79,6 +82,7 @@ def calibrate(
             calib,
             scheme=chosen_scheme(preset, scheme_file),
             target=target,
+            prepare=passes,
             collection=replace(
                 how,
                 checkpoint=chosen,

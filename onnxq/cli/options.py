@@ -36,6 +36,19 @@ limit_option = click.option(
     "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
 )
 
+
+def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a repeatable option to a command, which takes it as ``passes``."""
+    return click.option(
+        "-p",
+        "--pass",
+        "passes",
+        multiple=True,
+        metavar="NAME[:OPTION=VALUE]",
+        help=f"{what}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
+    )
+
+
 _IMAGE_OPTIONS = ("size", "mean", "std", "channels", "fit")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.calibration import chosen_scheme
-from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options, limit_option
+from onnxq.cli.options import (
+    EXIT_CODES,
+    FILE,
+    FiniteRange,
+    collection_options,
+    image_options,
+    limit_option,
+    pass_option,
+)
 
 if TYPE_CHECKING:
     from onnxq.calibration.images import ImageOptions
@@ -39,6 +47,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave these nodes in float: a glob, or re:REGEX. Repeatable."
 )
+@pass_option("A pass of yours, applied before onnxq prepares the model")
 @click.option(
     "--range",
     "range_text",
@@ -112,6 +121,7 @@ def quantize(
     preset: str | None,
     scheme_file: Path | None,
     exclude: tuple[str, ...],
+    passes: tuple[str, ...],
     range_text: str | None,
     target: str,
     min_sqnr: float,
@@ -161,7 +171,7 @@ def quantize(
     scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
     emit = "strict" if strict_types else emit
     if dry_run:
-        for decision in pipeline.plan(model, scheme=scheme, target=target, emit=emit).decisions:
+        for decision in pipeline.plan(model, scheme=scheme, target=target, prepare=passes, emit=emit).decisions:
             fields = (decision.mode, decision.op_type, decision.node, decision.reason)
             click.echo("\t".join(field.translate(_ONE_FIELD) for field in fields))
         return
@@ -186,6 +196,7 @@ def quantize(
             output,
             scheme=scheme,
             target=target,
+            prepare=passes,
             ranges=parse_range(range_text) if range_text is not None else None,
             min_sqnr=min_sqnr,
             metric=load_metric(metric) if metric is not None else None,

@@ -14,7 +14,9 @@ from onnxq import progress as progress_module
 from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.inspection import Inspection
 from onnxq.latency_comparison import Bench
+from onnxq.optimization import Optimized
 from onnxq.report import Report
+from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 
 _SHOWN_REASONS = 8
@@ -132,6 +134,39 @@ def print_report(report: Report) -> None:
         for one in report.sensitivities[:_SHOWN_NODES]:
             hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
         console.print(hurt)
+
+
+def print_applied(done: Rewritten) -> None:
+    """Print what every pass did on stderr."""
+    table = Table(Column("pass", overflow="fold"), "changed", "left", "time", title="Passes")
+    if done.differences:
+        table.add_column("largest difference")
+        table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
+    for index, one in enumerate(done.applied):
+        changed, left = len(one.changes.changed), len(one.changes.left)
+        compared = [f"{done.differences[index]:.2g}"] if done.differences else []
+        table.add_row(type(one.step).__name__, str(changed), str(left), _duration(one.seconds), *compared)
+    _console(stderr=True).print(table)
+
+
+def print_optimized(done: Optimized) -> None:
+    """Print on stderr what an optimization changed, and what the result is."""
+    table = Table(Column("pass or rule", overflow="fold"), "changes", title="Optimized")
+    for name, count in done.counts.items():
+        table.add_row(name, str(count))
+    console = _console(stderr=True)
+    console.print(table)
+    for name, reason in done.left_out:
+        console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
+    speed = ""
+    if done.latency is not None:
+        low, high = done.latency.interval
+        speed = f", {done.latency.speed:.2f} times as fast ({low:.2f} to {high:.2f})"
+    console.print(
+        f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
+        f"the size{speed}; the worst output differs by {done.difference.share:.1g} of its largest value on "
+        f"{'made-up inputs' if done.made_up else 'the samples given'}."
+    )
 
 
 def print_agreement(agreement: Agreement) -> None:

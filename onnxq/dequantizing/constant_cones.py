@@ -12,10 +12,9 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.dequantizing.decoding import Array, computed
-from onnxq.dequantizing.steps import Step, evaluate, is_small
+from onnxq.constants import Array, Step, computed, evaluate, is_small
 from onnxq.errors import ModelError
-from onnxq.graph import ArrayPayload, Constant, Graph, Node, Payload, Tensor, Variable, onnx_dtype, scopes
+from onnxq.graph import ArrayPayload, Constant, Graph, Node, Payload, Tensor, Variable, is_fixed, onnx_dtype, scopes
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # Wider constants of float models are indices, sizes and masks, unless their bits are taken apart.
@@ -145,7 +144,7 @@ class ConstantCones:
                 self.rows[tensor] = next(iter(chosen))
 
     def _known(self, tensor: Tensor) -> bool:
-        return isinstance(tensor, Constant) or tensor in self.makers
+        return is_fixed(tensor) or tensor in self.makers
 
     def results(self, opset: int) -> Iterator[Decoded]:
         """Yield the float tensors computed from codes that the rest of the graph reads.

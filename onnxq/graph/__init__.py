@@ -15,27 +15,38 @@ from onnxq.graph.elements import (
 )
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
-from onnxq.graph.passes import Changes, Pass, Pipeline
+from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
+from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
-from onnxq.graph.reading import OperatorKey, nodes, only_reader, operator_key, optional, producer
+from onnxq.graph.reading import OperatorKey, is_fixed, nodes, only_reader, operator_key, optional, producer
+from onnxq.graph.replacements import New
+from onnxq.graph.rules import Rule, RuleChanges, RuleSet
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
 
 __all__ = [
+    "Applied",
     "ArrayPayload",
+    "Call",
     "Changes",
     "Constant",
     "Graph",
+    "Match",
     "Names",
+    "New",
     "Node",
     "OpaqueAttribute",
     "OperatorKey",
+    "Operators",
     "PackedPayload",
     "Pass",
     "Payload",
     "Pipeline",
     "ProtoPayload",
+    "Rule",
+    "RuleChanges",
+    "RuleSet",
     "Tensor",
     "Variable",
     "become_constant",
@@ -43,6 +54,7 @@ __all__ = [
     "constants",
     "inner_variables",
     "insert_nodes",
+    "is_fixed",
     "nodes",
     "only_reader",
     "onnx_dtype",

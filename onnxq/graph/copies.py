@@ -34,7 +34,7 @@ def copy_graph(graph: AnyGraph) -> AnyGraph:
         twin.parent = twins.get(scope.parent, scope.parent)
         twin.opset_imports = twins[root].opset_imports
         twin.functions = list(scope.functions)
-        twin.model_source = _without_graph(scope.model_source)
+        twin.model_source = without_graph(scope.model_source) if scope.model_source is not None else None
         twin.inputs = [tensors.of(tensor) for tensor in scope.inputs]
         twin.initializers = [tensors.of(tensor) for tensor in scope.initializers]
         twin.input_order = [tensors.of(tensor) for tensor in scope.input_order]
@@ -85,10 +85,8 @@ def _attribute(value: Any, twins: dict[Any, Any], tensors: _Twins) -> Any:
     return twins.get(value, value)
 
 
-def _without_graph(source: ModelProto | None) -> ModelProto | None:
+def without_graph(source: ModelProto) -> ModelProto:
     """Return the model's own fields, which `Graph.set_metadata` changes; the graph is what takes memory."""
-    if source is None:
-        return None
     twin = ModelProto()
     for field, value in source.ListFields():
         if field.name in ("graph", "functions"):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
+from onnxq.errors import OnnxqError, PassError
 from onnxq.graph.model import Graph
+from onnxq.graph.surgeon import restore_classes
+
+_OURS = __name__.partition(".")[0]
+_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -15,10 +22,18 @@ class Changes:
     Attributes:
         changed: names of the nodes or tensors it changed, made or removed; empty when it changed nothing.
         left: names of what it looked at and left, each with the reason.
+
+    Raises:
+        TypeError: a name is no text, or text stands where a tuple of names should.
     """
 
     changed: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = (text for one in self.left for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,)))
+        if isinstance(self.changed, str) or not all(isinstance(text, str) for text in (*self.changed, *pairs)):
+            raise TypeError("Changes takes a tuple of names, and a tuple of pairs of name and reason")
 
     def __bool__(self) -> bool:
         return bool(self.changed)
@@ -41,6 +56,37 @@ class Pass(ABC):
 
 
 @dataclass(frozen=True)
+class Applied:
+    """A pass that was applied, and what came of it.
+
+    Attributes:
+        step: the pass.
+        changes: what it changed and left.
+        seconds: the time it took.
+    """
+
+    step: Pass
+    changes: Changes
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON: of long lists their length and beginning."""
+        changed, left = self.changes.changed, self.changes.left
+        return {
+            "pass": type(self.step).__name__,
+            "options": {name: reprlib.repr(value) for name, value in self.step.options().items()},
+            "seconds": self.seconds,
+            "changed": len(changed),
+            "changed_names": list(changed[:_SHOWN]),
+            "left": len(left),
+            "left_names": [list(pair) for pair in left[:_SHOWN]],
+        }
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """Passes that are applied in order.
 
@@ -50,6 +96,37 @@ class Pipeline:
 
     passes: tuple[Pass, ...]
 
-    def apply(self, graph: Graph) -> tuple[tuple[Pass, Changes], ...]:
-        """Apply every pass to ``graph`` in place and return what each changed and left."""
-        return tuple((step, step.apply(graph)) for step in self.passes)
+    def apply(self, graph: Graph) -> tuple[Applied, ...]:
+        """Apply every pass to ``graph`` in place and return what each changed and left.
+
+        Plain GraphSurgeon objects that a pass puts into the graph take our classes before the next one sees them.
+
+        Raises:
+            PassError: a pass that is not onnxq's own fails, which is the cause of the error, or returns no Changes.
+            OnnxqError: a pass refuses the graph, or leaves what is no node or tensor in it; the message names the pass.
+        """
+        return tuple(_apply(step, graph) for step in self.passes)
+
+
+def _apply(step: Pass, graph: Graph) -> Applied:
+    if not isinstance(step, Pass):
+        raise PassError(f"{step!r} is no pass, expected an instance of a subclass of onnxq.Pass")
+    name = type(step).__name__
+    start = time.perf_counter()
+    try:
+        changes = step.apply(graph)
+        restore_classes(graph)
+    except OnnxqError as error:
+        error.args = (f"pass {name}: {error}",)
+        raise
+    except Exception as error:
+        if type(step).__module__.partition(".")[0] == _OURS:
+            # A fault of ours is no bad input of the user's.
+            raise
+        raise PassError(f"pass {name} raised {type(error).__name__}: {error}; correct it, or leave it out") from error
+    if not isinstance(changes, Changes):
+        raise PassError(
+            f"pass {name} returned {type(changes).__name__}, expected onnxq.Changes; return Changes() where nothing "
+            "was changed"
+        )
+    return Applied(step, changes, time.perf_counter() - start)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
-from onnxq.graph.elements import Node, Tensor
+from onnxq.graph.elements import Constant, Node, Tensor
 from onnxq.graph.scopes import AnyGraph, scopes
 
 OperatorKey: TypeAlias = "tuple[str, str]"
@@ -47,3 +47,14 @@ def optional(node: Node, index: int) -> Tensor | None:
     """
     found = node.inputs[index] if index < len(node.inputs) else None
     return found if found is not None and found.name else None
+
+
+def is_fixed(tensor: Any) -> TypeGuard[Constant]:
+    """Whether a tensor is a constant whose values no caller of the model can replace by others.
+
+    >>> import numpy as np
+    >>> from onnxq.graph import Variable, constant
+    >>> is_fixed(constant("w", np.ones(3))), is_fixed(Variable("x"))
+    (True, False)
+    """
+    return isinstance(tensor, Constant) and tensor.input_source is None

@@ -19,7 +19,7 @@ def restore_classes(graph: AnyGraph) -> AnyGraph:
     Code written against plain GraphSurgeon puts such objects into our graphs; readers of the graph need not care.
 
     Raises:
-        ModelError: a stock constant holds sparse values.
+        ModelError: a stock constant holds sparse values, or something that is no node or tensor stands in place of one.
     """
     root: Any = graph
     pending = [(root, getattr(root, "parent", None))]
@@ -34,6 +34,7 @@ def restore_classes(graph: AnyGraph) -> AnyGraph:
         for node in scope.nodes:
             if type(node) is gs.Node:
                 node.__class__ = Node
+            _check_node(node, scope)
             for tensor in (*node.inputs, *node.outputs):
                 _restore_tensor(tensor, seen)
             for name, value in node.attrs.items():
@@ -47,6 +48,18 @@ def restore_classes(graph: AnyGraph) -> AnyGraph:
         for tensor in (*scope.inputs, *scope.outputs):
             _restore_tensor(tensor, seen)
     return graph
+
+
+def _check_node(node: Any, scope: Any) -> None:
+    if not isinstance(node, Node):
+        raise ModelError(f"graph {scope.name!r} lists {node!r} of type {type(node).__name__}, expected a node")
+    if not isinstance(node.op, str) or not node.op or not isinstance(node.name, str):
+        raise ModelError(f"node {node.name!r} has the operator {node.op!r}, expected the names of both as text")
+    if stranger := next((one for one in (*node.inputs, *node.outputs) if not isinstance(one, gs.Tensor)), None):
+        raise ModelError(
+            f"{node.op} node {node.name!r} reads or makes {stranger!r} of type {type(stranger).__name__}, "
+            "expected a tensor"
+        )
 
 
 def _restore_tensor(tensor: Any, seen: set[int]) -> None:

@@ -9,6 +9,7 @@ from onnxq.lowering.emit import Emit, emit_named
 from onnxq.lowering.layout import transposed
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.rows import decode_rows
+from onnxq.lowering.words import numbers_in_words
 
 __all__ = [
     "Chain",
@@ -23,5 +24,6 @@ __all__ = [
     "is_kernel_block",
     "is_linear",
     "matmul_nbits",
+    "numbers_in_words",
     "transposed",
 ]

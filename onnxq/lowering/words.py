@@ -26,6 +26,11 @@ def numbers(chain: Chain, codes: Array, format: Format) -> Variable:
     return numbers_in(chain, store_words(chain, codes, format), codes.shape, format)
 
 
+def numbers_in_words(chain: Chain, words: Constant, format: Format) -> Variable:
+    """Return the float32 numbers that fill all words of a constant, row by row."""
+    return numbers_in(chain, words, (*words.shape[:-1], words.shape[-1] * (_WORD_BITS // format.bits)), format)
+
+
 def store_words(chain: Chain, codes: Array, format: Format) -> Constant:
     """Return a constant of words; where codes do not fill the last word of a row, zeros do."""
     return chain.store("codes", pack_words(codes, format))

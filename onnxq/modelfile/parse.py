@@ -16,7 +16,7 @@ from onnxq.graph.payload import Payload
 from onnxq.graph.scopes import Visible
 from onnxq.modelfile.declarations import read_tensor_type
 from onnxq.modelfile.protos import read_attribute
-from onnxq.modelfile.schemas import check_arity
+from onnxq.modelfile.schemas import check_node
 
 # Protobuf reads 100 messages inside one another: a model, and three for each level.
 _DEEPEST = 32
@@ -33,8 +33,8 @@ def parse_graph(proto: GraphProto, opset_imports: dict[str, int], payload: Calla
         payload: makes the payload of each stored tensor.
 
     Raises:
-        ModelError: a name is declared twice, not at all, or is no text, a node has a wrong number of inputs or
-            outputs, or bodies are nested too deeply.
+        ModelError: a name is declared twice, not at all, or is no text, a node has inputs, outputs or attributes that
+            its operator cannot have, or bodies are nested too deeply.
     """
     parsing = _Parsing(opset_imports, payload)
     graph = parsing.graph(proto, None)
@@ -150,7 +150,7 @@ class _Parsing:
         if not domain and "" not in self.opset_imports:
             raise ModelError(f"{_describe(proto)} is an ONNX operator, but the model imports no opset of domain ''")
         if not domain:
-            check_arity(proto, self.opset_imports[""])
+            check_node(proto, self.opset_imports[""])
         node = Node(
             proto.op_type, proto.name, self._attributes(proto.attribute, (graph, scope)), inputs, outputs, domain
         )

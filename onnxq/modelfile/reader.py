@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.copies import without_graph
 from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
 from onnxq.graph.model import Graph
@@ -108,14 +109,21 @@ def from_graphsurgeon(graph: gs.Graph) -> Graph:
 
 
 def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
-    """Return the Graph of whatever holds a model: a path, a ModelProto or a GraphSurgeon graph.
+    """Return a Graph of whatever holds a model, for the caller to edit: what was given stays as it is.
+
+    Args:
+        model: a path, a ModelProto or a GraphSurgeon graph. The values of its constants are shared, not copied.
 
     Raises:
         ModelError: it cannot be read.
         TypeError: it is nothing of these.
     """
     if isinstance(model, ModelProto):
-        return read_model(model)
+        graph = read_model(model)
+        graph.model_source = without_graph(model)
+        return graph
+    if isinstance(model, Graph):
+        return model.copy()
     if isinstance(model, gs.Graph):
         return from_graphsurgeon(model)
     if isinstance(model, str | os.PathLike):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from onnxq.onnx_tools.functions import check_functions
 from onnxq.onnx_tools.opset import inline_functions, upgrade_opset
 from onnxq.onnx_tools.shapes import infer_shapes
 from onnxq.onnx_tools.skeleton import skeleton
 
-__all__ = ["infer_shapes", "inline_functions", "skeleton", "upgrade_opset"]
+__all__ = ["check_functions", "infer_shapes", "inline_functions", "skeleton", "upgrade_opset"]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, checker, inliner, version_converter
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    checker,
+    inliner,
+    shape_inference,
+    version_converter,
+)
 
 from onnxq.errors import ModelError
 from onnxq.graph.elements import domain_named
@@ -79,7 +88,15 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
     try:
         return convert()
     # The bindings turn any C++ error into one of these.
-    except (RuntimeError, ValueError, IndexError, TypeError, MemoryError, checker.ValidationError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        IndexError,
+        TypeError,
+        MemoryError,
+        checker.ValidationError,
+        shape_inference.InferenceError,
+    ) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise ModelError(f"{problem}: {reason}") from error
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from onnxq.calibration.body_taps import CARRYING
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError
@@ -17,53 +13,21 @@ from onnxq.targets import Target
 _IDLE = "its body did not run on any sample"
 
 
-@dataclass(frozen=True, eq=False)
-class Bodies:
-    """The bodies of a model, as far as integer kernels inside them go.
+def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
+    """Return why no node of a graph can be integer, for a main graph and its bodies; an empty string where nodes can.
 
-    Attributes:
-        reasons: why no node of a graph can be integer, by graph; an empty string where nodes can.
-        ambiguous: names of tensors that several graphs use for tensors of their own.
+    Args:
+        graph: the main graph.
+        target: the runtime.
     """
-
-    reasons: Mapping[Graph, str]
-    ambiguous: frozenset[str]
-
-    @classmethod
-    def of(cls, graph: Graph, target: Target) -> Bodies:
-        """Look at the bodies of a graph at any depth.
-
-        Args:
-            graph: the main graph.
-            target: the runtime.
-        """
-        reasons = {graph: ""}
-        scanned = {graph: False}
-        for scope in scopes(graph):
-            for node in scope.nodes:
-                for body in node.bodies() if node.attrs else ():
-                    reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
-                    scanned[body] = scanned[scope] or node.op == "Scan"
-        return cls(reasons, ambiguous_names(graph))
-
-    def obstacle(self, scope: Graph, node: Node) -> str:
-        """Return why a node cannot be integer on account of the graph that lists it, or an empty string."""
-        if scope.parent is None or self.reasons[scope]:
-            return self.reasons[scope]
-        for tensor in (*node.inputs, *node.outputs):
-            if tensor.name in self.ambiguous:
-                return f"tensors of several graphs are called {tensor.name}, and calibration tells them apart by name"
-        return ""
-
-
-def ambiguous_names(graph: Graph) -> frozenset[str]:
-    """Return the names that several graphs use for what they make, are given or store themselves."""
-    names = Counter[str]()
+    reasons = {graph: ""}
+    scanned = {graph: False}
     for scope in scopes(graph):
-        made = {tensor.name for node in scope.nodes for tensor in node.outputs if tensor.name}
-        stored = (*scope.initializers, *(tensor for tensor, _ in scope.sparse_initializers))
-        names.update(made.union(tensor.name for tensor in (*scope.inputs, *stored)))
-    return frozenset(name for name, count in names.items() if count > 1)
+        for node in scope.nodes:
+            for body in node.bodies() if node.attrs else ():
+                reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
+                scanned[body] = scanned[scope] or node.op == "Scan"
+    return reasons
 
 
 def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[str, Demotion]:

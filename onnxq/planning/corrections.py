@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Graph, Node, Variable, onnx_dtype, operator_key
+from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
@@ -61,7 +61,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     if operator is None or operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
         return None
     data, weight = node.inputs[:2]
-    if not isinstance(data, Variable) or not isinstance(weight, Constant):
+    if not isinstance(data, Variable) or not is_fixed(weight):
         return None
     if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
         return None
@@ -70,7 +70,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     else:
         place = (node, operator.bias) if len(node.inputs) > operator.bias else None
     bias = place[0].inputs[place[1]] if place else None
-    if not isinstance(bias, Constant) or onnx_dtype(bias) not in _FLOATS:
+    if not is_fixed(bias) or onnx_dtype(bias) not in _FLOATS:
         return None
     channels = weight.shape[operator.weights[_WEIGHT](node)]
     return place if bias.shape and bias.shape[-1] == channels == volume(bias.shape) else None
@@ -84,4 +84,4 @@ def _added(node: Node) -> tuple[Node, int] | None:
     if reader is None or reader.op != "Add" or reader.domain:
         return None
     index = 1 if reader.inputs[0] is output else 0
-    return (reader, index) if isinstance(reader.inputs[index], Constant) else None
+    return (reader, index) if is_fixed(reader.inputs[index]) else None

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnxq.graph import Constant, Graph, Node, Variable, operator_key, optional, owner_graphs, producer, scopes
+from onnxq.graph import (
+    Graph,
+    Node,
+    Variable,
+    is_fixed,
+    operator_key,
+    optional,
+    owner_graphs,
+    producer,
+    scopes,
+)
 from onnxq.operators import OPERATORS, Role, operator_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.scheme import Spec
@@ -60,7 +70,7 @@ def clamp_limits(clamp: Node) -> Limits | None:
         bound = optional(clamp, 1 + index)
         if bound is None:
             continue
-        if not isinstance(bound, Constant) or bound.nbytes == 0:
+        if not is_fixed(bound) or bound.nbytes == 0:
             return None
         limits[index] = float(bound.values.reshape(-1)[0])
     return limits[0], limits[1]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, Variable, onnx_dtype, optional
+from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
 from onnxq.lowering import Emit
 from onnxq.operators import Operator, Role, operator_of
 from onnxq.targets import Target
@@ -57,8 +57,8 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
         return f"sums of {terms} products can overflow an int32 accumulator"
     bias = optional(node, operator.bias) if operator.bias is not None else None
     if bias is not None:
-        if not isinstance(bias, Constant):
-            return "its bias is computed at run time"
+        if not is_fixed(bias):
+            return _changing("bias", bias)
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
             return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
     return ""
@@ -114,11 +114,16 @@ def scales_its_terms(node: Node) -> bool:
 
 
 def _weight_obstacle(weight: Variable | Constant) -> str:
-    if not isinstance(weight, Constant):
-        return "its weight is computed at run time"
+    if not is_fixed(weight):
+        return _changing("weight", weight)
     if onnx_dtype(weight) != TensorProto.FLOAT:
         return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
     return ""
+
+
+def _changing(what: str, tensor: Variable | Constant) -> str:
+    by_caller = isinstance(tensor, Constant)
+    return f"its {what} is an input that a caller may feed" if by_caller else f"its {what} is computed at run time"
 
 
 def _type_obstacle(tensor: Variable) -> str:

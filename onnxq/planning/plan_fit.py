@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, nodes, operator_key, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, operator_key, scopes
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, operator_of
-from onnxq.planning.bodies import ambiguous_names
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan
 from onnxq.scheme import Mode
@@ -53,8 +52,8 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
             yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{nearest(weight.tensor, names)}"
             continue
         tensor = node.inputs[weight.index]
-        if not isinstance(tensor, Constant):
-            yield f"weight {weight.tensor!r} of node {node.name!r} is not constant"
+        if not is_fixed(tensor):
+            yield f"weight {weight.tensor!r} of node {node.name!r} is not constant, or an input that a caller may feed"
             continue
         for axis in (weight.axis, weight.reduction_axis):
             if not -len(tensor.shape) <= axis < len(tensor.shape):
@@ -109,14 +108,10 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
         read_or_made = (tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))
         found = (*scope.inputs, *read_or_made)
         tensors |= dict.fromkeys(tensor.name for tensor in found if not isinstance(tensor, Constant))
-    main = {tensor.name for tensor in graph.inputs} | {one.name for node in graph.nodes for one in node.outputs}
-    unclear = ambiguous_names(graph) - main
     for activation in plan.activations:
         for name in (activation.tensor, activation.group):
             if name not in tensors:
                 yield f"it has no tensor {name!r} that is fed or computed{nearest(name, tensors)}"
-            if name in unclear:
-                yield f"tensors of several bodies are called {name!r}, and calibration tells them apart by name"
     scaled = {activation.tensor for activation in plan.activations}
     for decision in plan.decisions:
         if decision.mode is Mode.STATIC and decision.weights and decision.data not in scaled:

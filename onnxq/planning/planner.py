@@ -10,12 +10,12 @@ from onnxq.graph import Graph, Node, nodes, operator_key, optional
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import plan_activations
-from onnxq.planning.bodies import Bodies
+from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
+from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
-from onnxq.planning.stored_weights import weight_at
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
@@ -56,10 +56,10 @@ def make_plan(
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
     absorbed = absorbed_clamps(graph, specs, target)
-    bodies = Bodies.of(graph, target)
+    in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in found:
-        if problem := wishes[node].reason or obstacle(node, target) or bodies.obstacle(scope, node):
+        if problem := wishes[node].reason or obstacle(node, target) or in_bodies[scope]:
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)

@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, dequantized, value_name
+from onnxq.constants import Array, computed, dequantize_linear
+from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Changes,

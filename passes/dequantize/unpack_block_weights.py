@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.dequantizing.decoding import Array, computed, dequantize_linear, value_name
+from onnxq.constants import Array, computed, dequantize_linear
+from onnxq.dequantizing.decoding import value_name
 from onnxq.errors import ModelError
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, nodes, replace_nodes
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits

@@ -54,9 +54,8 @@ class InsertQuantizeDequantize(Pass):
         tensors: dict[str, Variable] = {}
         for node in owners:
             for tensor in (*node.inputs, *node.outputs):
-                # Bodies may have tensors of the same name, of which the plan means none.
                 if isinstance(tensor, Variable):
-                    tensors.setdefault(tensor.name, tensor)
+                    tensors[tensor.name] = tensor
         homes = {tensor: scope for scope in scopes(graph) for tensor in scope.inputs}
         outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
         behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in scopes(graph)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Constant, Graph, Node, insert_nodes, replace_nodes, scopes
+from onnxq.graph import Changes, Constant, Graph, Node, insert_nodes, is_fixed, replace_nodes, scopes
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.weights import encode
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -67,7 +67,7 @@ def rewrite_planned(
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
-        made = rewrite(scope, node, source, weight) if isinstance(source, Constant) else "its weight is codes already"
+        made = rewrite(scope, node, source, weight) if is_fixed(source) else "its weight is codes already"
         if isinstance(made, str):
             left.append((node.name, made))
             continue

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.graph import Changes, Constant, Graph, Names, Pass, Tensor, Variable, constant
+from onnxq.graph import Changes, Constant, Graph, Names, Pass, Tensor, Variable, constant, is_fixed
 from onnxq.lowering.blobs import DOMAIN
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.weights import quantize_weight
@@ -46,7 +46,7 @@ class QuantizeRecurrentCells(Pass):
             # The parameters stand behind one another in the order of the weights among the inputs.
             weights = sorted(decision.weights, key=lambda weight: weight.index)
             sources = {weight: node.inputs[weight.index] for weight in weights}
-            if not all(isinstance(source, Constant) for source in sources.values()):
+            if not all(is_fixed(source) for source in sources.values()):
                 left.append((node.name, "its weight is computed at run time"))
                 continue
             inputs: list[Tensor] = [*node.inputs, *(Variable("") for _ in range(_INPUTS - len(node.inputs)))]

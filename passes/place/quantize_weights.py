@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.bias_correction import correct_bias
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, constant, insert_nodes
+from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor
 from onnxq.numbers.weights import quantize_bias, quantize_weight, quantize_weight_with_bias
@@ -44,7 +44,7 @@ class QuantizeWeights(Pass):
         for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
             if not decision.weights:
                 continue
-            if not isinstance(node.inputs[decision.weights[0].index], Constant):
+            if not is_fixed(node.inputs[decision.weights[0].index]):
                 left.append((node.name, "its weight is codes already"))
                 continue
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))

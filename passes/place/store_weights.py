@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.bias_correction import correct_bias
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, insert_nodes, onnx_dtype, replace_uses
+from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, insert_nodes, is_fixed, onnx_dtype, replace_uses
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
 from onnxq.modelfile import place_constants
 from onnxq.numbers.numerics import QTensor
@@ -42,7 +42,7 @@ class StoreWeights(Pass):
         for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
             for weight in decision.weights:
                 source = node.inputs[weight.index]
-                if isinstance(source, Constant):
+                if is_fixed(source):
                     wanted.setdefault((source, weight.of_rank(len(source.shape))), []).append(node)
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Constant, Graph, Node, Pass, optional, remove_nodes, replace_uses, scopes
+from onnxq.graph import Changes, Graph, Node, Pass, is_fixed, optional, remove_nodes, replace_uses, scopes
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ def _dropout_obstacle(node: Node) -> str:
     if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].returned_by):
         return "its mask is used"
     training = optional(node, 2)
-    if training is not None and not (isinstance(training, Constant) and not training.values.any()):
+    if training is not None and not (is_fixed(training) and not training.values.any()):
         return "it may run in training mode"
     return ""

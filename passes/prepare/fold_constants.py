@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
+from onnx import TensorProto, helper
 
-from onnxq.dequantizing.steps import is_small
-from onnxq.errors import OnnxqError
+from onnxq.constants import VIEWS, Step, evaluate_all, is_small
 from onnxq.graph import (
-    ArrayPayload,
     Changes,
     Constant,
     Graph,
     Node,
     Pass,
+    Tensor,
     Variable,
     become_constant,
+    constants,
+    is_fixed,
     remove_nodes,
     scopes,
 )
-from onnxq.modelfile import to_model
-from onnxq.runtime import open_session, run
 
 # Quantization must survive, random numbers must stay random, and control flow holds graphs of its own.
 _KEPT = frozenset(
@@ -69,22 +70,27 @@ _GENERATORS = frozenset(
         "Upsample",
     }
 )
-_ELEMENT_BYTES = 8
+_FLOATS = frozenset({TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16})
+# An element of a type that is not known may be as large.
+_LARGEST_ELEMENT = 8
 # Smaller integers are shape arithmetic, larger ones the codes of stored weights.
 _SMALLEST_CODES = 256
 _LARGEST_CODE = 2
+# Layouts and types of large weights may make a model grow by so many times the bytes of all its constants.
+_MOST_GROWTH = 2
 
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
-    Leaves quantization, weights stored as codes behind a Cast or in words, random numbers, control flow, custom
-    operators, outputs of a graph, results larger than ``largest``, and those that together make the model larger by
-    more than that. Constants are fed to onnxruntime, so they are not copied into a model first.
+    Leaves what reads initializers that a caller may feed, quantization, weights stored as codes behind a Cast or in
+    words, random numbers, control flow, custom operators, outputs of a graph, results larger than ``largest``, and
+    those that together make the model larger by more than that. Weights that are only transposed, reshaped, cut or
+    cast are folded whatever their size: they become values that are computed when somebody asks for them.
 
     Attributes:
-        largest: bytes that one result may have, and by which all results may exceed what they are computed from.
+        largest: bytes that one computed result may have, and by which all may exceed what they are computed from.
     """
 
     largest: int = 256 * 2**20
@@ -93,82 +99,107 @@ class FoldConstants(Pass):
         """Fold; ``changed`` holds the names of the tensors that became initializers."""
         changed: list[str] = []
         left: list[tuple[str, str]] = []
+        gone: list[Node] = []
+        stored = sum(tensor.nbytes for tensor in constants(graph))
+        sizes = _Sizes(self.largest, max(self.largest, _MOST_GROWTH * stored))
         for scope in scopes(graph):
-            cone = self._cone(scope, left)
-            if self._folds(scope, cone, graph.opset, changed):
-                continue
-            # One node that cannot be computed must not keep the others.
-            stuck = [node for node in cone if not self._folds(scope, (node,), graph.opset, changed)]
-            left.extend(
-                (node.name, "onnxruntime cannot compute it alone, or its result is too large") for node in stuck
-            )
+            gone += self._fold(scope, sizes.cone(scope, left), graph.opset, changed, left)
+        remove_nodes(graph, gone)
         return Changes(tuple(changed), tuple(left))
 
-    def _cone(self, scope: Graph, left: list[tuple[str, str]]) -> tuple[Node, ...]:
-        """Return the nodes that depend on constants alone, in graph order."""
-        known: dict[Variable, int] = {}
+    def _fold(
+        self, scope: Graph, cone: Sequence[Node], opset: int, changed: list[str], left: list[tuple[str, str]]
+    ) -> list[Node]:
+        """Make what others read constant, and return the nodes that are not needed any longer."""
+        # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
+        steps = {Step.of(node): node for node in cone}
+        kept = {node for node in cone if any(tensor.returned_by for tensor in node.outputs)}
+        wanted = _read_outside(cone, kept)
+        if not wanted:
+            return []
+        found = evaluate_all(list(steps), wanted, opset, largest=self.largest)
+        left.extend((step.node, f"it cannot be computed: {reason}") for step, reason in found.failed.items())
+        kept.update(steps[step] for step in found.failed)
+        for tensor in _read_outside(cone, kept):
+            scope.initializers.append(become_constant(tensor, found.values[tensor]))
+            changed.append(tensor.name)
+        return [node for node in cone if node not in kept]
+
+
+def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
+    """Return what nodes that stay read of those that go."""
+    going = {node for node in cone if node not in kept}
+    made = (tensor for node in cone if node in going for tensor in node.outputs)
+    return [tensor for tensor in made if any(consumer not in going for consumer in tensor.outputs)]
+
+
+@dataclass(eq=False)
+class _Sizes:
+    """How large results are, and together may become.
+
+    Attributes:
+        largest: bytes that one result may have that is computed at once, and by which all of them may exceed what they
+            are computed from.
+        room: bytes by which other layouts and types of what is there may make the model grow.
+        known: bytes and elements of the results that are folded.
+        grown: bytes of results beyond those they are computed from.
+    """
+
+    largest: int
+    room: int
+    known: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
+    grown: int = 0
+
+    def cone(self, scope: Graph, left: list[tuple[str, str]]) -> list[Node]:
+        """Return the nodes of a graph that depend on constants alone, in its order."""
         cone = []
-        grown = 0
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
-            if (
-                node.domain
-                or node.op in _KEPT
-                or not all(_is_plain(tensor) if isinstance(tensor, Constant) else tensor in known for tensor in inputs)
-                or node.bodies()
-            ):
+            if node.domain or node.op in _KEPT or not all(map(self._is_known, inputs)) or node.bodies():
                 continue
-            read = [known[tensor] if tensor in known else math.prod(tensor.shape) for tensor in inputs]
-            made = _most_elements(node, read)
-            more = max(0, (made or 0) - sum(read)) * _ELEMENT_BYTES
-            if obstacle := self._obstacle(node, made, grown + more):
+            if obstacle := _codes_obstacle(node) or self._obstacle(node, inputs):
                 left.append((node.name, obstacle))
-                continue
-            grown += more
-            cone.append(node)
-            known.update(dict.fromkeys(node.outputs, made or 0))
-        return tuple(cone)
+            else:
+                cone.append(node)
+        return cone
 
-    def _obstacle(self, node: Node, made: int | None, grown: int) -> str:
-        if node.op == "Cast" and _is_codes(node.inputs[0]):
-            return "decodes a stored weight"
-        if any(isinstance(tensor, Constant) and _is_words(tensor) for tensor in node.inputs):
-            return "takes the codes of a stored weight out of words"
-        if made is None:
+    def _is_known(self, tensor: Tensor) -> bool:
+        return _is_plain(tensor) if is_fixed(tensor) else tensor in self.known
+
+    def _size(self, tensor: Tensor) -> tuple[int, int]:
+        return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.known[tensor]
+
+    def _obstacle(self, node: Node, inputs: Sequence[Tensor]) -> str:
+        """Return why a result has no room, or take the room."""
+        read = [self._size(tensor) for tensor in inputs]
+        elements = _most_elements(node, [count for _, count in read])
+        if elements is None:
             return "the size of its result is not known"
-        if made * _ELEMENT_BYTES > self.largest:
-            return f"its result of up to {made} elements is too large"
-        if grown > self.largest:
-            return "its result and those before it make the model too large"
+        made = elements * _element_bytes(node, read)
+        if _is_derived(node):
+            spent = read[0][0] if len(set(inputs[0].outputs)) == 1 else 0
+            if made - spent > self.room:
+                return "its result and those before it make the model too large"
+            self.room -= max(0, made - spent)
+        else:
+            grown = self.grown + max(0, made - sum(count for count, _ in read))
+            if made > self.largest:
+                return f"its result of up to {elements} elements is too large"
+            if grown > self.largest:
+                return "its result and those before it make the model too large"
+            self.grown = grown
+        self.known.update(dict.fromkeys(node.outputs, (made, elements)))
         return ""
 
-    def _folds(self, scope: Graph, nodes: Sequence[Node], opset: int, changed: list[str]) -> bool:
-        """Compute ``nodes`` in one session and make what others read constant; return whether that went well."""
-        # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
-        removable = {node: None for node in nodes if not any(tensor.returned_by for tensor in node.outputs)}
-        wanted = [
-            tensor
-            for node in removable
-            for tensor in node.outputs
-            if any(consumer not in removable for consumer in tensor.outputs)
-        ]
-        if not wanted:
-            return True
-        try:
-            values = _compute(nodes, wanted, opset)
-        except OnnxqError:
-            return False
-        payloads = [ArrayPayload(value) for value in values if isinstance(value, np.ndarray)]
-        if len(payloads) < len(wanted) or any(
-            payload.dtype.kind not in "fiub" or payload.nbytes > self.largest for payload in payloads
-        ):
-            return False
-        remove_nodes(scope, removable)
-        for tensor, payload in zip(wanted, payloads, strict=True):
-            become_constant(tensor, payload)
-            scope.initializers.append(tensor)
-            changed.append(tensor.name)
-        return True
+
+def _is_derived(node: Node) -> bool:
+    """Whether the result is computed when it is asked for, so that it takes no memory."""
+    return bool(node.inputs and node.inputs[0].name) and (node.op in VIEWS or _is_cast_to_float(node))
+
+
+def _is_cast_to_float(node: Node) -> bool:
+    wanted = node.attrs.get("to")
+    return node.op == "Cast" and isinstance(wanted, int) and wanted in _FLOATS
 
 
 def _most_elements(node: Node, read: Sequence[int]) -> int | None:
@@ -178,6 +209,8 @@ def _most_elements(node: Node, read: Sequence[int]) -> int | None:
         node: its inferred shapes count, where there are any.
         read: elements of its inputs; broadcasting and products make at most as many as they have multiplied.
     """
+    if _is_derived(node):
+        return read[0]
     shapes = [tensor.shape for tensor in node.outputs if tensor.name]
     if all(shape is not None and all(isinstance(extent, int) for extent in shape) for shape in shapes):
         return max((math.prod(shape) for shape in shapes), default=0)
@@ -188,12 +221,34 @@ def _most_elements(node: Node, read: Sequence[int]) -> int | None:
     return max(sum(read), math.prod(elements for elements in read if elements))
 
 
+def _element_bytes(node: Node, read: Sequence[tuple[int, int]]) -> int:
+    """Return how many bytes an element of the largest output has, or at most may have."""
+    if node.op in VIEWS and read and read[0][1]:
+        return read[0][0] // read[0][1]
+    types = [tensor.dtype for tensor in node.outputs if tensor.name]
+    if _is_cast_to_float(node):
+        types = [helper.tensor_dtype_to_np_dtype(node.attrs["to"])]
+    return max((_LARGEST_ELEMENT if dtype is None else np.dtype(dtype).itemsize for dtype in types), default=0)
+
+
 def _is_plain(tensor: Constant) -> bool:
     """Whether numpy itself has the type; strings and the codes of weights are not needed for folding."""
     return tensor.dtype.kind in "fiub" and not is_small(tensor.dtype)
 
 
-def _is_codes(tensor: Variable | Constant) -> bool:
+def _codes_obstacle(node: Node) -> str:
+    """Return why a node that reads the codes of a weight stays, or an empty string."""
+    first = node.inputs[0] if node.inputs else None
+    if node.op == "Cast" and _is_codes(first):
+        return "decodes a stored weight"
+    if any(isinstance(tensor, Constant) and _is_words(tensor) for tensor in node.inputs):
+        return "takes the codes of a stored weight out of words"
+    if node.op in VIEWS and _is_codes(first) and len(set(first.outputs)) > 1:
+        return "shows a stored weight in another order"
+    return ""
+
+
+def _is_codes(tensor: Tensor | None) -> TypeGuard[Constant]:
     """Whether the tensor is a weight's codes, which a Cast to float would store two or four times as large."""
     return (
         isinstance(tensor, Constant)
@@ -206,31 +261,3 @@ def _is_codes(tensor: Variable | Constant) -> bool:
 def _is_words(tensor: Constant) -> bool:
     """Whether the tensor is words of codes; float models have no such integers."""
     return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
-
-
-def _compute(nodes: Sequence[Node], wanted: Sequence[Variable], opset: int) -> list[object]:
-    copies: dict[object, Variable] = {}
-
-    def copy(tensor: Variable | Constant) -> Variable:
-        if tensor not in copies:
-            constant = isinstance(tensor, Constant)
-            copies[tensor] = Variable(
-                tensor.name,
-                dtype=tensor.dtype if constant else None,
-                shape=list(tensor.shape or ()) if constant else None,
-            )
-        return copies[tensor]
-
-    feeds = list(dict.fromkeys(t for node in nodes for t in node.inputs if isinstance(t, Constant) and t.name))
-    graph = Graph(
-        nodes=[
-            Node(node.op, node.name, dict(node.attrs), [copy(t) for t in node.inputs], [copy(t) for t in node.outputs])
-            for node in nodes
-        ],
-        inputs=[copy(tensor) for tensor in feeds],
-        outputs=[copy(tensor) for tensor in wanted],
-        name="constants",
-        opset=opset,
-    )
-    session = open_session(to_model(graph), threads=1, optimize=False)
-    return run(session, {tensor.name: np.asarray(tensor.values) for tensor in feeds})

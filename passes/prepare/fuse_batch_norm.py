@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from onnxq.graph import (
     Changes,
-    Constant,
     Graph,
     Names,
     Node,
     Pass,
     Variable,
     constant,
+    is_fixed,
     only_reader,
     optional,
     producer,
@@ -106,20 +106,20 @@ def _data_input(node: Node) -> Variable | None:
     if node.op == "BatchNormalization":
         return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
     first, second = node.inputs
-    if isinstance(first, Variable) and isinstance(second, Constant):
+    if isinstance(first, Variable) and is_fixed(second):
         return first
-    if isinstance(second, Variable) and isinstance(first, Constant) and node.op in ("Mul", "Add"):
+    if isinstance(second, Variable) and is_fixed(first) and node.op in ("Mul", "Add"):
         return second
     return None
 
 
 def _producer_obstacle(producer: Node) -> str:
     weight, bias = producer.inputs[1], _bias(producer)
-    if not isinstance(weight, Constant) or not (bias is None or isinstance(bias, Constant)):
+    if not is_fixed(weight) or not (bias is None or is_fixed(bias)):
         return f"the weight of {producer.name} is not constant"
     if weight.dtype.kind != "f":
         return f"the weight of {producer.name} is not floating point"
-    if producer.op == "MatMul" and len(weight.shape) != 2:
+    if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
         return f"the weight of {producer.name} has rank {len(weight.shape)}"
     if producer.op == "Gemm":
         if producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0:
@@ -147,7 +147,7 @@ def _channels(producer: Node) -> int:
 def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, Doubles] | str:
     if node.attrs.get("training_mode", 0) or any(output.name for output in node.outputs[1:]):
         return "it is in training mode"
-    if not all(isinstance(tensor, Constant) for tensor in node.inputs[1:5]):
+    if not all(is_fixed(tensor) for tensor in node.inputs[1:5]):
         return "its parameters are not constant"
     if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
         return "its channel axis is not the last one"
@@ -158,7 +158,7 @@ def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, 
 
 
 def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
-    operand = next(tensor for tensor in node.inputs if isinstance(tensor, Constant))
+    operand = next(tensor for tensor in node.inputs if is_fixed(tensor))
     if operand.dtype.kind != "f":
         return "its constant is not floating point"
     rank, axis_from_end = len(producer.inputs[1].shape), 1

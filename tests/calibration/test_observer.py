@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from onnxq.calibration import registered
+from onnxq import extensions
 from onnxq.calibration.observer import ENTRY_POINTS, Observer, TensorObserver, observe, observer_named
 from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import collect
 from onnxq.calibration.sentinels import sentinels
+from onnxq.calibration.storage import save_statistics
 from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError, SchemeError
 
@@ -111,7 +112,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("clipped", "Clipped"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(registered, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.usefixtures("installed")
@@ -126,7 +127,7 @@ def test_statistics_say_which_observer_made_them(tmp_path: Path) -> None:
     notices: list[str] = []
     clipped = calibrate_tensors(MODEL, SAMPLES, ["logits"], Collection(observer="clipped"))
     assert (clipped.tensors["logits"].minimum, clipped.tensors["logits"].maximum) == (-1, 1)
-    clipped.save(tmp_path / "s.npz")
+    save_statistics(clipped, tmp_path / "s.npz")
     # Who gives a file and names no observer wants that of the file.
     taken = calibrate_tensors(MODEL, SAMPLES, ["logits"], Collection(reuse=tmp_path / "s.npz", notice=notices.append))
     assert (taken, notices) == (clipped, [])

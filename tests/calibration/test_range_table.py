@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import numpy as np
 import pytest
 
-from onnxq.calibration import registered
+from onnxq import extensions
 from onnxq.calibration.entropy import Entropy
 from onnxq.calibration.histogram_search import HistogramSearch
 from onnxq.calibration.observer import observe
@@ -44,7 +44,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("half", "Half"), ("doubled", "doubled"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(registered, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.usefixtures("installed")

@@ -10,7 +10,8 @@ import pytest
 from bits import Array, assert_same_bits, by_onnxruntime, dtype_named, random_codes
 from onnx import TensorProto, helper
 
-from onnxq.dequantizing.decoding import computed, dequantize_linear, dequantized, value_name
+from onnxq.constants import computed, dequantize_linear
+from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
 from onnxq.graph import ArrayPayload, Constant, Graph, Names, PackedPayload, constant
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Constant, nodes, only_reader, operator_key, optional, producer
-from onnxq.modelfile import read_model
+from onnx import ModelProto, helper
+
+from onnxq.graph import Constant, is_fixed, nodes, only_reader, operator_key, optional, producer
+from onnxq.modelfile import as_graph, read_model
 
 MODEL = """(float[4] x, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {
   [first] a = Mul (x, w)
@@ -50,3 +52,12 @@ def test_an_operator_has_a_domain_however_that_is_written(build) -> None:
         ("com.microsoft", "Mul"),
         ("", "Relu"),
     ]
+
+
+def test_an_initializer_that_a_caller_may_feed_is_not_fixed(build: object) -> None:
+    model: ModelProto = build("(float[2] x) => (float[2] y) { a = Add(x, w) y = Mul(a, v) }", w=(2,), v=(2,))  # type: ignore[operator]
+    model.graph.input.append(helper.make_tensor_value_info("w", 1, [2]))
+    add, multiply = as_graph(model).nodes
+    assert not is_fixed(add.inputs[1])
+    assert is_fixed(multiply.inputs[1])
+    assert not is_fixed(add.inputs[0])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
@@ -20,14 +21,27 @@ def written(path: Path, data: bytes) -> Path:
 
 def test_everything_that_holds_a_model_becomes_a_graph(tmp_path) -> None:
     onnx.save(small(), tmp_path / "m.onnx")
-    graph = load(tmp_path / "m.onnx")
     plain = gs.import_onnx(small())  # noqa: TID251 - what users hand over
 
     for given in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), small(), plain):
         assert [node.op for node in as_graph(given).nodes] == ["Add"]
-    assert as_graph(graph) is graph
     with pytest.raises(TypeError, match="found int"):
         as_graph(3)
+
+
+def test_what_a_graph_was_made_from_stays_as_it_is_when_the_graph_is_edited() -> None:
+    model, graph = small(), read_model(small())
+    before = model.SerializeToString(), to_model(graph).SerializeToString()
+
+    for given in (model, graph):
+        own = as_graph(given)
+        own.nodes[0].op = "Mul"
+        own.set_metadata("by", "me")
+        own.nodes[0].inputs[1].values = np.zeros(4, np.float32)
+        own.opset = 18
+
+    assert (model.SerializeToString(), to_model(graph).SerializeToString()) == before
+    assert as_graph(graph) is not graph
 
 
 def test_a_graph_tells_what_the_model_said() -> None:

@@ -55,20 +55,6 @@ def test_a_cell_becomes_integers_as_a_whole(edit, sentence: str, build) -> None:
         check_fits(edit(plan), graph)
 
 
-def test_a_tensor_that_several_bodies_have_cannot_get_a_scale(build, plan_of) -> None:
-    model = build(
-        """(float[4,32] x, bool c) => (float[4,32] y) {
-            y = If (c) <
-                then_branch = t () => (float[4,32] u) { a = Neg(x) [one] u = MatMul(a, w) },
-                else_branch = e () => (float[4,32] v) { a = Abs(x) v = Tanh(a) }>
-        }""",
-        w=(32, 32),
-    )
-    plan = replace(plan_of(model), activations=(Activation("a", Spec("uint8", symmetric=False), "a"),))
-    with pytest.raises(SchemeError, match="tensors of several bodies are called 'a', and calibration tells them apart"):
-        check_fits(plan, prepare(read_model(model)))
-
-
 def edited(plan: Plan, node: str, /, **changes: object) -> Plan:
     return replace(
         plan,

@@ -9,7 +9,8 @@ import pytest
 from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph, Pipeline, constants
+from onnxq.constants import DerivedPayload
+from onnxq.graph import Changes, Graph, Node, Pipeline, Tensor, Variable, constant, constants
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.modelfile import as_graph
 from onnxq.onnx_tools import infer_shapes
@@ -138,7 +139,7 @@ def test_many_results_together_stay_below_the_limit() -> None:
     made = model(f"g (float[64] x) => (float[64] x9) {{ x0 = Identity(x) {many} }}", s=np.array([64]))
     graph = as_graph(made)
     infer_shapes(graph)
-    changes = FoldConstants(largest=64 * 8 * 4).apply(graph)
+    changes = FoldConstants(largest=64 * 4 * 4).apply(graph)
     assert changes.changed == ("b0", "b1", "b2", "b3")
     assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
 
@@ -330,4 +331,101 @@ def test_constants_and_identities_are_folded_through_when_they_are_gone() -> Non
     graph = as_graph(made)
     Pipeline((NameNodes(), LiftConstants(), DropNoOps(), FoldConstants())).apply(graph)
     assert value(graph, "s").tolist() == [1, 4, 9, 16]
+    assert ops(graph) == ["Add"]
+
+
+def test_what_a_caller_may_feed_is_not_folded() -> None:
+    made = model("g (float[4] x) => (float[4] y) { k = Neg(w) s = Add(k, v) t = Mul(v, v) a = Add(x, s) y = Add(a, t) }",
+                 w=values(4), v=values(4))  # fmt: skip
+    made.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [4]))
+    graph, changes = fold(made)
+    assert changes.changed == ("t",)
+    fed = sample(made) | {"w": np.float32([1, 2, 3, 4])}
+    assert difference(outputs(graph, fed), outputs(made, fed)) <= 1e-6
+
+
+TIED = "g (int64[2] i) => (float[2, {rows}] y) {{ h = Gather(w, i) t = Transpose<perm=[1, 0]>(w) y = MatMul(h, t) }}"
+
+
+@pytest.mark.parametrize("infer", [True, False])
+def test_a_table_that_is_also_looked_up_is_transposed_whatever_its_size(infer: bool) -> None:
+    made = model(TIED.format(rows=600), w=values(600, 64))
+    graph = as_graph(made)
+    if infer:
+        infer_shapes(graph)
+    assert FoldConstants(largest=1000).apply(graph).changed == ("t",)
+    assert ops(graph) == ["Gather", "MatMul"]
+    (turned,) = (tensor for tensor in constants(graph) if tensor.name == "t")
+    assert isinstance(turned.payload, DerivedPayload)
+    np.testing.assert_array_equal(turned.values, values(600, 64).T)
+
+
+def test_layouts_of_one_weight_cannot_make_a_model_many_times_as_large() -> None:
+    turns = " ".join(f"[turn{i}] t{i} = Transpose(w) a{i + 1} = MatMul(a{i}, t{i})" for i in range(9))
+    graph = as_graph(model(f"g (float[128, 128] a0) => (float[128, 128] a9) {{ {turns} }}", w=values(128, 128)))
+    changes = FoldConstants(largest=1000).apply(graph)
+    assert len(changes.changed) == 2
+    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
+
+
+def test_codes_that_are_stored_once_are_not_stored_again_in_another_order() -> None:
+    codes = np.arange(64 * 64).astype(np.int8).reshape(64, 64)
+    made = model(
+        """g (int64[2] i, uint8[2, 64] x) => (int8[2, 64] y, int32[2, 64] z) {
+            y = Gather(c, i)  [turn] t = Transpose(c)  z = MatMulInteger(x, t)
+        }""",
+        c=codes,
+    )  # fmt: skip
+    changes = FoldConstants().apply(as_graph(made))
+    assert changes == Changes((), (("turn", "shows a stored weight in another order"),))
+
+
+def test_bytes_are_counted_by_type() -> None:
+    made = model(
+        "g (int64[K] x) => (int64[K] y) { [wide] e = Expand(b, s) c = Cast<to = 7>(e) y = Add(x, c) }",
+        b=np.array([True]), s=np.array([1000]),
+    )  # fmt: skip
+    graph = as_graph(made)
+    infer_shapes(graph)
+    changes = FoldConstants(largest=1100).apply(graph)
+    assert changes.changed == ("e",)
+
+
+W, AXES, NONE = constant("w", values(4)), constant("a", np.array([0])), Variable("")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [
+        ("Add", [W], {}),
+        ("Add", [W, AXES], {}),
+        ("Cast", [W], {}),
+        ("Cast", [W], {"to": "x"}),
+        ("Cast", [W], {"to": [1]}),
+        ("Cast", [W], {"to": 999}),
+        ("Concat", [], {"axis": 0}),
+        ("ConstantOfShape", [NONE], {}),
+        ("Gather", [W], {}),
+        ("Reshape", [W], {}),
+        ("Reshape", [W, W, W], {}),
+        ("Shape", [], {}),
+        ("Slice", [W, AXES], {}),
+        ("Squeeze", [NONE, AXES], {}),
+        ("Transpose", [NONE], {}),
+        ("Transpose", [W], {"perm": [0, 0]}),
+        ("Transpose", [W], {"perm": "x"}),
+        ("Unsqueeze", [W], {}),
+    ],
+)
+def test_damaged_nodes_are_left(op: str, inputs: list[Tensor], attributes: dict[str, object]) -> None:
+    x, k, y = (Variable(name, np.dtype(np.float32), [4]) for name in "xky")
+    graph = Graph([Node(op, "bad", attributes, inputs, [k]), Node("Add", "", {}, [x, k], [y])], [x], [y], opset=17)
+    assert not FoldConstants().apply(graph).changed
+    assert ops(graph) == [op, "Add"]
+
+
+def test_a_chain_of_thousands_is_folded_in_linear_time() -> None:
+    chain = " ".join(f"k{i + 1} = {('Neg', 'Exp', 'Mul')[i % 3]}(k{i}{', k0' * (i % 3 == 2)})" for i in range(6000))
+    graph = as_graph(model(f"g (float[1] x) => (float[1] y) {{ {chain} y = Add(x, k6000) }}", k0=values(1)))
+    assert FoldConstants().apply(graph).changed == ("k6000",)
     assert ops(graph) == ["Add"]

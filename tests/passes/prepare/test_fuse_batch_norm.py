@@ -296,7 +296,7 @@ def test_folds_parameters_that_come_through_constant_and_identity_nodes() -> Non
     )  # fmt: skip
     graph = as_graph(made)
     done = Pipeline((NameNodes(), LiftConstants(), DropNoOps(), FuseBatchNorm())).apply(graph)
-    assert done[-1][1].changed == ("next",)
+    assert done[-1].changes.changed == ("next",)
     assert ops(graph) == ["Conv"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) <= 2e-6
 
@@ -334,3 +334,9 @@ def test_any_chain_of_scales_and_shifts_folds_into_the_conv(
     graph, changes = fuse(made)
     assert len(changes.changed) == len(chain)
     assert ops(graph) == ["Conv", "Neg"]
+
+
+def test_a_weight_of_one_axis_is_left() -> None:
+    """No Gemm has one, and a damaged model may."""
+    made = model("g (float[4,8] x) => (float[4,8] y) { h = Gemm(x, w) y = Mul(h, k) }", w=values(8), k=values(8))
+    assert not FuseBatchNorm().apply(as_graph(made))

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, Tensor, onnx_dtype, operator_key, optional
+from onnxq.graph import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import volume
 from onnxq.planning.plan import Weight
@@ -60,10 +60,7 @@ def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
 def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
     """Whether a tensor is stored floats of two axes or more and at least so many elements."""
     return (
-        isinstance(tensor, Constant)
-        and onnx_dtype(tensor) in _FLOATS
-        and volume(tensor.shape) >= least
-        and len(tensor.shape) >= 2
+        is_fixed(tensor) and onnx_dtype(tensor) in _FLOATS and volume(tensor.shape) >= least and len(tensor.shape) >= 2
     )
 
 
@@ -93,7 +90,7 @@ def every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
         return
     for index, tensor in enumerate(node.inputs):
         if (
-            isinstance(tensor, Constant)
+            is_fixed(tensor)
             and onnx_dtype(tensor) in _FLOATS
             and volume(tensor.shape)
             and tensor.shape

@@ -10,7 +10,7 @@ import pytest
 from bits import Array, assert_same_bits, by_onnxruntime, dtype_named, random_codes
 from onnx import TensorProto, helper
 
-from onnxq.dequantizing.steps import Step, evaluate, is_small
+from onnxq.constants import Step, evaluate, is_small
 from onnxq.errors import ModelError
 from onnxq.graph import ArrayPayload, Node, Variable, constant
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 
-from onnxq.calibration import registered as module
-from onnxq.calibration.registered import registered, registered_names
+from onnxq import extensions as module
 from onnxq.errors import SchemeError
+from onnxq.extensions import imported, registered, registered_names
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +42,36 @@ def test_another_group_or_name_is_none() -> None:
 def test_what_cannot_be_loaded_is_one_sentence(name: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         registered("group", name, "Method")
+
+
+def test_a_module_is_imported_by_its_name() -> None:
+    assert imported("math", "pass 'math:sqrt'").sqrt(9) == 3
+
+
+def test_a_file_is_run_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from dataclasses import dataclass\n@dataclass\nclass Mine:\n    size: int = 3\n")
+    assert imported(str(file), "pass 'mine.py:Mine'").Mine().size == 3
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, "pass 'X' cannot be imported: there is no file"),
+        ("1 / 0", "pass 'X' cannot be imported: ZeroDivisionError: division by zero"),
+        ("def", "pass 'X' cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_one_sentence(tmp_path: Path, code: str | None, message: str) -> None:
+    file = tmp_path / "mine.py"
+    if code is not None:
+        file.write_text(code)
+    with pytest.raises(SchemeError, match=message):
+        imported(str(file), "pass 'X'")
+    assert not [name for name in sys.modules if str(file) in name]
+
+
+def test_a_module_that_is_not_there_is_one_sentence_with_the_nearest_name() -> None:
+    with pytest.raises(SchemeError, match=r"metric 'X' cannot be imported: ModuleNotFoundError: .*did you mean 'top1'"):
+        imported("topp1", "metric 'X'", ["top1"])

@@ -1,0 +1,71 @@
+"""The command that optimizes a float model. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option
+
+if TYPE_CHECKING:
+    from onnxq.calibration.images import ImageOptions
+
+
+@click.command(short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
+@click.option("-o", "--output", type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
+@click.option("--data", type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]")
+@click.option("--without", multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
+@click.option(
+    "--tolerance",
+    type=FiniteRange(min=0),
+    metavar="SHARE",
+    default=1e-5,
+    show_default=True,
+    help="By how much of its largest value an output may differ.",
+)
+@click.option(
+    "--seconds",
+    type=FiniteRange(min=0),
+    metavar="SECONDS",
+    default=2.0,
+    show_default=True,
+    help="Time to spend on comparing latency; 0 leaves it out.",
+)
+@limit_option
+@click.option("--report", type=FILE, help="Write what every pass changed and left as JSON.")
+@image_options
+def optimize(
+    model: Path,
+    output: Path | None,
+    data: Path | None,
+    without: tuple[str, ...],
+    tolerance: float,
+    seconds: float,
+    limit: int | None,
+    report: Path | None,
+    images: ImageOptions | None,
+) -> None:
+    """Rewrite MODEL into canonical form: never slower, never larger, and equal but for the rounding of floats.
+
+    Prints the written file on stdout; what every rule did goes to stderr.
+    """
+    from onnxq import optimization
+    from onnxq.cli import terminal
+    from onnxq.modelfile.publish import check_output, data_file
+    from onnxq.rewriting import Verify
+
+    chosen = output if output is not None else model.with_suffix(".optimized.onnx")
+    if report is not None:
+        check_output(report, model)
+        if report.resolve() in (chosen.resolve(), data_file(chosen).resolve()):
+            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    verify = Verify(data, tolerance, limit or Verify.limit, images)
+    done = optimization.optimize(model, chosen, verify=verify, without=without, seconds=seconds)
+    terminal.print_optimized(done)
+    if report is not None:
+        report.write_text(json.dumps(done.to_dict(), indent=2) + "\n", encoding="utf-8")
+    click.echo(chosen)

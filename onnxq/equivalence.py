@@ -1,0 +1,177 @@
+"""Whether a rewritten model still computes what the original does: equal outputs up to the rounding of floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.data import open_samples
+from onnxq.calibration.images import ImageOptions
+from onnxq.calibration.inputs import Input, Sample, model_inputs
+from onnxq.calibration.made_up import made_up_samples
+from onnxq.errors import DataError
+from onnxq.evaluate import output_names
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
+from onnxq.runtime import Session, open_session, run
+
+ROUNDING = 1e-5
+"""Share of an output's largest value by which float32 sums in another order differ."""
+
+_SAMPLES = 4
+_TRIES = 16
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an output of a candidate is from the original's.
+
+    Attributes:
+        output: its name.
+        share: largest difference of two elements, as a share of the largest element; infinite where shapes, types,
+            NaN or infinities differ, and where elements that are no floats do.
+    """
+
+    output: str
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Original:
+    """A model, with what it answers on a few samples.
+
+    Attributes:
+        samples: what is fed.
+        names: of the outputs.
+        expected: the outputs of each sample.
+        made_up: whether the samples were made up.
+    """
+
+    samples: tuple[Sample, ...]
+    names: tuple[str, ...]
+    expected: tuple[tuple[Any, ...], ...]
+    made_up: bool
+
+    def difference(self, candidate: Path) -> Difference:
+        """Run a candidate as it is written, without optimisations, and return how far its worst output is.
+
+        Raises:
+            ModelError: onnxruntime does not load it.
+            DataError: it lacks an output, or does not run the samples.
+        """
+        session = open_session(candidate, optimize=False)
+        if lost := [name for name in self.names if name not in output_names(session)]:
+            raise DataError(f"output {lost[0]!r} is gone")
+        found = (run(session, sample, self.names, index=index) for index, sample in enumerate(self.samples))
+        return _worst(self.names, self.expected, found)
+
+
+def original(
+    model: Path,
+    data: str | Path | Iterable[Sample] | None = None,
+    *,
+    images: ImageOptions | None = None,
+    limit: int = _SAMPLES,
+) -> Original:
+    """Run a model as it is written, without optimisations, and keep what it answers.
+
+    Args:
+        model: the file.
+        data: samples; None makes up inputs of the declared types, of which those count that the model runs.
+        images: how image files become arrays.
+        limit: most samples to use.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+        DataError: the samples do not fit, the model runs none of those that were made up, or it gives other outputs
+            each time it runs.
+    """
+    inputs = model_inputs(skeleton(load(model)))
+    session = open_session(model, optimize=False)
+    names = tuple(output_names(session))
+    if data is None:
+        samples = tuple(islice(_runnable(session, inputs), limit))
+    else:
+        samples = tuple(open_samples(data, inputs, images=images, limit=limit))
+    expected = tuple(tuple(run(session, sample, names, index=index)) for index, sample in enumerate(samples))
+    again = _worst(names, expected, (run(session, sample, names) for sample in samples))
+    if again.share > ROUNDING:
+        raise DataError(
+            f"output {again.output!r} of the model is another each time it runs, so no rewriting can be compared with "
+            "it; fix the seeds of its random operators"
+        )
+    return Original(samples, names, expected, data is None)
+
+
+def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:
+    """Yield made-up samples that a model runs."""
+    ran, reason = 0, ""
+    for sample in made_up_samples(inputs, _TRIES if inputs else 1):
+        try:
+            run(session, sample)
+        except DataError as error:
+            reason = reason or str(error)
+            continue
+        ran += 1
+        yield sample
+    if not ran:
+        raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give --data")
+
+
+def _worst(names: Sequence[str], expected: Sequence[Sequence[Any]], found: Iterable[Sequence[Any]]) -> Difference:
+    """Return the worst output, the first of equals; the scale of each is its largest value in any sample."""
+    scales = [max((_largest(outputs[index]) for outputs in expected), default=0.0) for index in range(len(names))]
+    worst = Difference("", 0.0)
+    for outputs, others in zip(expected, found, strict=True):
+        for name, one, other, scale in zip(names, outputs, others, scales, strict=True):
+            share = _share(one, other, scale)
+            if share > worst.share:
+                worst = Difference(name, share)
+    return worst
+
+
+def _share(expected: Any, found: Any, scale: float) -> float:
+    if type(expected) is not type(found):
+        return math.inf
+    if isinstance(expected, list):
+        pairs = zip(expected, found, strict=False)
+        return math.inf if len(expected) != len(found) else max((_share(*pair, scale) for pair in pairs), default=0.0)
+    if isinstance(expected, dict):
+        if expected.keys() != found.keys():
+            return math.inf
+        return max((_share(expected[key], found[key], scale) for key in expected), default=0.0)
+    if not isinstance(expected, np.ndarray):
+        return _share_of_arrays(np.asarray(expected), np.asarray(found), scale)
+    return _share_of_arrays(expected, found, scale)
+
+
+def _share_of_arrays(expected: Any, found: Any, scale: float) -> float:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return math.inf
+    if not _is_float(expected):
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    one, other = expected.astype(np.float64), found.astype(np.float64)
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
+        return math.inf
+    error = float(np.abs(other[finite] - one[finite]).max(initial=0.0))
+    return error / scale if scale else math.inf if error else 0.0
+
+
+def _largest(value: Any) -> float:
+    if isinstance(value, list | dict):
+        return max((_largest(one) for one in (value.values() if isinstance(value, dict) else value)), default=0.0)
+    if not isinstance(value, float | np.ndarray) or not _is_float(np.asarray(value)):
+        return 0.0
+    numbers = np.asarray(value).astype(np.float64)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+
+
+def _is_float(array: Any) -> bool:
+    return bool(array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float")))

@@ -1,0 +1,222 @@
+"""Optimizing a float model: the same function in canonical form, never slower, never larger, and proven equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxq.equivalence import Difference, Original, original
+from onnxq.errors import SchemeError, nearest
+from onnxq.graph import Applied, Graph, RuleChanges, constants, inner_variables, scopes
+from onnxq.latency import Latency, measure_latency
+from onnxq.modelfile import as_graph, load, save
+from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
+from onnxq.preparation import canonical_steps, prepare_in_place, refuse_overwriting
+from onnxq.rewriting import Verify
+from onnxq.runtime import is_large
+
+# Models of thousands of nodes take seconds to load, in each round anew.
+_PATIENCE = 20.0
+# Other values of the same name in the file: a header's length is no growth.
+_FEWEST_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model is.
+
+    Attributes:
+        nodes: its nodes, those in bodies included.
+        bytes: its file, with its external data.
+    """
+
+    nodes: int
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Optimized:
+    """An optimized model and how it came about.
+
+    Attributes:
+        graph: the model.
+        applied: what each pass changed and left.
+        before: size of the given model.
+        after: size of the optimized one.
+        difference: how far its worst output is from the given model's.
+        made_up: whether the compared outputs are those of made-up inputs.
+        latency: beside the given model; None when it was not asked for.
+        left_out: passes and rules that were not applied, each with the reason; ``*`` stands for all of them.
+    """
+
+    graph: Graph
+    applied: tuple[Applied, ...]
+    before: Size
+    after: Size
+    difference: Difference
+    made_up: bool
+    latency: Latency | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many changes each pass and rule made, by its name, those that made some."""
+        return _counts(self.applied)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON."""
+        return {
+            "nodes": [self.before.nodes, self.after.nodes],
+            "bytes": [self.before.bytes, self.after.bytes],
+            "speed": self.latency.speed if self.latency else None,
+            "speed_interval": list(self.latency.interval) if self.latency else None,
+            "difference": self.difference.share,
+            "made_up": self.made_up,
+            "changes": self.counts,
+            "left_out": [list(pair) for pair in self.left_out],
+            "passes": [one.to_dict() for one in self.applied],
+        }
+
+
+def optimize(
+    model: str | Path | ModelProto | Any,
+    output: str | Path | None = None,
+    *,
+    verify: Verify | None = None,
+    without: Collection[str] = (),
+    seconds: float = 2.0,
+) -> Optimized:
+    """Rewrite a float model into canonical form: what `quantize` prepares, on its own.
+
+    The result is compared with the model as it was given, without optimisations of the runtime. A rule that changes
+    outputs beyond the tolerance is left out, and so is everything where the result would be larger or slower.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
+        output: file to write; None writes nothing. An existing file is replaced only by a verified one.
+        verify: the samples and the tolerance; by default inputs that are made up.
+        without: names of passes and rules to leave out.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+
+    Raises:
+        ModelError: the model cannot be read, or onnxruntime does not run it.
+        DataError: the samples do not fit the model, or it runs none that were made up.
+        SchemeError: there is no pass or rule of a name in ``without``.
+        OutputError: the output cannot be written.
+    """
+    wanted = verify or Verify()
+    _check_names(without)
+    source = Path(model) if isinstance(model, (str, Path)) else None
+    output = Path(output) if output is not None else None
+    if output is not None:
+        check_output(output, source)
+    graph = as_graph(model)
+    if output is not None:
+        refuse_overwriting(graph, data_file(output))
+    with staging(output) as folder:
+        reference = source or _saved(graph, folder / "original.onnx")
+        before = Size(_nodes(graph), _bytes(reference, graph))
+        known = original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
+        staged = folder / (output.name if output is not None else "model.onnx")
+        done = _equal(graph, known, staged, wanted.tolerance, dict.fromkeys(without, "it was asked for"))
+        done = replace(done, before=before)
+        done = _no_worse(done, graph, reference, staged, known, seconds)
+        if output is None:
+            return done
+        publish(staged, output)
+    return replace(done, graph=load(output))
+
+
+def _equal(graph: Graph, known: Original, staged: Path, tolerance: float, without: dict[str, str]) -> Optimized:
+    """Rewrite and write a copy, without what turns out to change outputs."""
+    done, names = _rewritten(graph, known, staged, without), list(without)
+    while done.difference.share > tolerance:
+        culprit = next(
+            (
+                name
+                for name in done.counts
+                if name not in names
+                and _rewritten(graph, known, staged, {**without, name: ""}).difference.share <= tolerance
+            ),
+            "*",
+        )
+        reason = f"it changes output {done.difference.output!r} by {done.difference.share:.2g} of its largest value"
+        without = {**without, culprit: reason}
+        names.append(culprit)
+        done = _rewritten(graph, known, staged, without)
+        if culprit == "*":
+            break
+    return done
+
+
+def _no_worse(
+    done: Optimized, graph: Graph, reference: Path, staged: Path, known: Original, seconds: float
+) -> Optimized:
+    """Return the result, or the model as it was where the result is larger or slower."""
+    if done.after.bytes > done.before.bytes + _FEWEST_BYTES:
+        return _unchanged(done, graph, staged, known, f"it would have {done.after.bytes} bytes")
+    if seconds <= 0 or is_large(reference) or not known.samples:
+        return done
+    latency = measure_latency(reference, staged, known.samples, seconds=seconds, patience=_PATIENCE)
+    if latency.slower:
+        return _unchanged(done, graph, staged, known, f"it would run at {latency.speed:.2f} times the speed")
+    return replace(done, latency=latency)
+
+
+def _unchanged(done: Optimized, graph: Graph, staged: Path, known: Original, reason: str) -> Optimized:
+    as_it_was = _rewritten(graph, known, staged, {"*": reason})
+    return replace(as_it_was, before=done.before, left_out=(*done.left_out, ("*", reason)))
+
+
+def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, str]) -> Optimized:
+    """Write a rewritten copy of a graph and compare it."""
+    copy = graph.copy()
+    declared = {tensor.name for tensor in inner_variables(copy) if tensor.dtype is not None}
+    applied = () if "*" in without else prepare_in_place(copy, without=frozenset(without))
+    for tensor in inner_variables(copy):
+        if tensor.name not in declared:
+            tensor.dtype = tensor.shape = tensor.source = None
+    _saved(copy, staged)
+    after = Size(_nodes(copy), _bytes(staged, copy))
+    found = known.difference(staged)
+    return Optimized(copy, applied, after, after, found, known.made_up, left_out=tuple(without.items()))
+
+
+def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for one in applied:
+        if isinstance(one.changes, RuleChanges):
+            found.update(one.changes.counts)
+        elif one.changes:
+            found[type(one.step).__name__] += len(one.changes.changed)
+    # Names and initializers are given to every node and constant, which is nothing to tell.
+    known = set(canonical_steps())
+    return {name: count for name, count in found.most_common() if name in known}
+
+
+def _check_names(names: Collection[str]) -> None:
+    known = canonical_steps()
+    if unknown := next((name for name in names if name not in known), None):
+        raise SchemeError(
+            f"no pass or rule is named {unknown!r}{nearest(unknown, known)}; leave out one of {', '.join(known)}"
+        )
+
+
+def _saved(graph: Graph, path: Path) -> Path:
+    external = any(tensor.payload.external for tensor in constants(graph))
+    save(graph, path, external_data=external or None)
+    return path
+
+
+def _nodes(graph: Graph) -> int:
+    return sum(node.op != "Constant" for scope in scopes(graph) for node in scope.nodes)
+
+
+def _bytes(path: Path, graph: Graph) -> int:
+    external = sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
+    return stored_bytes(path) + external

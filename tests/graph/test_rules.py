@@ -1,0 +1,296 @@
+"""Rules: what they replace, what they leave and why, and that they end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from model_zoo import difference, model, nodes, ops, outputs, sample, values
+from onnx import ModelProto
+
+from onnxq.errors import PassError
+from onnxq.graph import Call, Changes, Graph, Match, New, Node, Operators, Rule, RuleSet, Variable
+from onnxq.modelfile import as_graph, to_model
+
+POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
+
+
+class Twice(Rule):
+    """x + x is 2 * x."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Add(op.any("x"), op.any("x"))
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Mul(found.x, 2.0)
+
+
+class Negations(Rule):
+    """-(-x) is x."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Neg(op.Neg(op.any("x")))
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return found.x
+
+
+class NegatedDifference(Rule):
+    """-(a - b) is b - a."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Neg(op.Sub(op.any("a"), op.any("b")))
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Sub(found.b, found.a)
+
+
+@dataclass(frozen=True)
+class SmallPowers(Rule):
+    """Powers of small whole exponents are products."""
+
+    largest: int = 3
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Pow(op.any("x"), op.scalar("exponent"))
+
+    def obstacle(self, found: Match) -> str:
+        exponent = found.exponent.values.item()
+        return "" if exponent in range(2, self.largest + 1) else f"its exponent is {exponent}"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        made = found.x
+        for _ in range(int(found.exponent.values.item()) - 1):
+            made = new.Mul(made, found.x)
+        return made
+
+
+def applied(rule: Rule | RuleSet, made: ModelProto) -> tuple[Graph, Changes]:
+    graph = as_graph(made)
+    changes = rule.apply(graph)
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 1e-6
+    assert not rule.apply(graph)
+    return graph, changes
+
+
+def test_a_match_is_replaced_and_the_new_node_has_a_type() -> None:
+    graph, changes = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] s = Add(x, x) y = Neg(s) }"))
+    assert changes.changed == ("a",)
+    assert ops(graph) == ["Mul", "Neg"]
+    assert (graph.nodes[0].outputs[0].dtype, graph.nodes[0].outputs[0].shape) == (np.float32, [4])
+    assert graph.nodes[0].inputs[1].dtype == np.float32
+
+
+def test_new_nodes_are_named_after_the_old_and_outputs_keep_their_names() -> None:
+    graph, _ = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] y = Add(x, x) }"))
+    assert graph.nodes[0].name == "a.Mul"
+    assert [tensor.name for tensor in graph.outputs] == ["y"]
+
+
+def test_inner_values_of_the_replacement_have_types_too() -> None:
+    graph, _ = applied(SmallPowers(), model(POWER, e=np.array(3, np.float32)))
+    assert ops(graph) == ["Mul", "Mul"]
+    assert graph.nodes[0].outputs[0].shape == [4]
+
+
+def test_a_refusal_has_its_reason() -> None:
+    _, changes = applied(SmallPowers(), model(POWER, e=np.array(5, np.float32)))
+    assert changes.left == (("a", "its exponent is 5.0"),)
+    graph, _ = applied(SmallPowers(5), model(POWER, e=np.array(5, np.float32)))
+    assert ops(graph) == ["Mul"] * 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[4] x) => (float[4] y, float[4] z) { n = Neg(x) y = Neg(n) z = Exp(n) }",
+        "g (float[4] x) => (float[4] y, float[4] n) { n = Neg(x) y = Neg(n) }",
+    ],
+)
+def test_inner_values_that_others_read_do_not_match(text: str) -> None:
+    graph, changes = applied(Negations(), model(text))
+    assert changes == Changes() or not changes.changed
+    assert ops(graph)[:2] == ["Neg", "Neg"]
+
+
+def test_a_match_that_spans_two_graphs_is_none() -> None:
+    made = model("""g (float[4] x, bool c) => (float[4] y) {
+        n = Neg(x)
+        y = If (c) <then_branch = t () => (float[4] t) { t = Neg(n) },
+                    else_branch = e () => (float[4] e) { m = Neg(n) k = Neg(m) e = Exp(k) }>
+    }""")
+    graph, changes = applied(Negations(), made)
+    assert len(changes.changed) == 1
+    assert ops(graph) == ["Neg", "If", "Neg", "Exp"]
+
+
+def test_an_input_or_constant_does_not_become_an_output() -> None:
+    graph, changes = applied(Negations(), model("g (float[4] x) => (float[4] y) { n = Neg(x) [last] y = Neg(n) }"))
+    assert changes.left == (("last", "its output is an output of the graph"),)
+    assert ops(graph) == ["Neg", "Neg"]
+
+
+def test_what_a_node_makes_may_become_an_output_under_its_name() -> None:
+    graph, _ = applied(Negations(), model("g (float[4] x) => (float[4] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
+    assert ops(graph) == ["Exp"]
+    assert graph.outputs[0].name == "y"
+
+
+def test_long_chains_end_in_few_rounds() -> None:
+    body = " ".join(f"t{index + 1} = Neg(t{index})" for index in range(1001))
+    made = model(f"g (float[4] t0) => (float[4] y) {{ {body} y = Exp(t1001) }}")
+    graph, changes = applied(Negations(), made)
+    assert ops(graph) == ["Neg", "Exp"]
+    assert len(changes.changed) == 500
+
+
+def test_rules_meet_what_others_made() -> None:
+    made = model(
+        """g (float[4] x, float[4] z) => (float[4] y) {
+        d = Sub(x, z) n = Neg(d) m = Neg(n) k = Neg(m) y = Add(k, k) }"""
+    )
+    graph, changes = applied(RuleSet((Negations(), NegatedDifference(), Twice())), made)
+    assert ops(graph) == ["Sub", "Mul"]
+    assert dict(changes.counts) == {"NegatedDifference": 3, "Twice": 1}
+
+
+def test_several_outputs_are_replaced_one_by_one() -> None:
+    class SplitToSlices(Rule):
+        """Split as Slices."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Split(op.any("x"), axis=0)
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return [new.Slice(found.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)]
+
+    made = model("g (float[4] x) => (float[2] p, float[2] y) { p, q = Split<axis=0>(x) y = Neg(q) }")
+    graph, _ = applied(SplitToSlices(), made)
+    assert ops(graph) == ["Slice", "Slice", "Neg"]
+
+
+def test_a_shared_node_stays_for_those_who_read_it() -> None:
+    class ShareExp(Rule):
+        """Log of Exp is nothing."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Log(op.Exp(op.any("x"), shared=True))
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.Identity(found.x)
+
+    made = model("g (float[4] x) => (float[4] y, float[4] z) { e = Exp(x) y = Log(e) z = Neg(e) }")
+    graph, _ = applied(ShareExp(), made)
+    assert ops(graph) == ["Exp", "Identity", "Neg"]
+
+
+def test_like_keeps_name_and_attributes() -> None:
+    class MoveNeg(Rule):
+        """Transpose after Neg."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Neg(op.Transpose(op.any("x"), name="turn"))
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.like(found.turn, new.Neg(found.x))
+
+    made = model("g (float[2, 3] x) => (float[3, 2] y) { [turn] t = Transpose<perm=[1, 0]>(x) [neg] y = Neg(t) }")
+    graph, _ = applied(MoveNeg(), made)
+    assert [(node.op, node.name, node.attrs) for node in nodes(graph)] == [
+        ("Neg", "neg.Neg", {}),
+        ("Transpose", "turn", {"perm": [1, 0]}),
+    ]
+
+
+class Endless(Rule):
+    """x + y is y + x, forever."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Add(op.any("a"), op.any("b"))
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Add(found.b, found.a)
+
+
+class WrongType(Endless):
+    """Gives another type."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Cast(found.a, to=10)
+
+
+class IllTyped(Endless):
+    """Makes a node that cannot be."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.MatMul(found.a, np.zeros((7, 7), np.float32))
+
+
+class Raising(Endless):
+    """Is wrong."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        raise LookupError("nothing")
+
+
+class TwoForOne(Endless):
+    """Gives too much."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return [found.a, found.b]
+
+
+class NoTensor(Endless):
+    """Gives something else."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return "a"
+
+
+class NoPattern(Endless):
+    """Looks for anything."""
+
+    def pattern(self, op: Operators) -> Any:
+        return op.any("x")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Endless(), "rules never end: Endless was applied .* times to a graph of .* nodes"),
+        (WrongType(), "rule WrongType failed at Add node 'sum': TypeError: it gives a tensor of type float16"),
+        (IllTyped(), "rule IllTyped failed at Add node 'sum': ValueError: .*Incompatible dimensions"),
+        (Raising(), "rule Raising failed at Add node 'sum': LookupError: nothing"),
+        (TwoForOne(), "rule TwoForOne failed at Add node 'sum': ValueError: it gives 2 tensors for the 1 outputs"),
+        (NoTensor(), "rule NoTensor failed at Add node 'sum': TypeError: it gives 'a', expected a tensor"),
+        (NoPattern(), "the pattern of rule NoPattern is .*, expected an operator such as"),
+    ],
+)
+def test_each_mistake_of_a_rule_has_its_sentence(rule: Rule, message: str) -> None:
+    graph = as_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
+    with pytest.raises(PassError, match=message):
+        rule.apply(graph)
+
+
+def test_a_tensor_that_many_read() -> None:
+    names = [f"t{index}" for index in range(3000)]
+    powers = " ".join(f"{name} = Pow(x, e)" for name in names)
+    text = f"g (float[1] x) => (float[3000] y) {{ {powers} y = Concat<axis=0>({', '.join(names)}) }}"
+    graph = as_graph(model(text, e=np.array(2, np.float32)))
+    assert len(SmallPowers().apply(graph).changed) == 3000
+    assert len(to_model(graph).graph.node) == 3001
+
+
+def test_plain_graphsurgeon_nodes_are_seen() -> None:
+    import onnx_graphsurgeon as gs
+
+    graph = as_graph(model("g (float[4] x) => (float[4] y) { y = Neg(x) }", w=values(4)))
+    inner = gs.Variable("inner", dtype=np.float32)
+    graph.nodes.insert(0, gs.Node("Add", "a", inputs=[graph.inputs[0], graph.inputs[0]], outputs=[inner]))
+    graph.nodes[1].inputs[0] = inner
+    assert Twice().apply(graph).changed == ("a",)
+    assert isinstance(graph.nodes[0], Node)
+    assert isinstance(graph.nodes[0].outputs[0], Variable)

@@ -1,0 +1,140 @@
+"""Every block of code in the documents does what it says: it runs, in a folder that holds what it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from conftest import Build
+
+import onnxq
+from onnxq.calibration.range_table import ENTRY_POINTS as RANGES
+from onnxq.cli.main import cli
+from onnxq.named_passes import ENTRY_POINTS as PASSES
+from onnxq.scheme_file import load_scheme
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
+    [conv] a = Conv <pads = [1,1,1,1]> (image, kernel)
+    [relu] b = Relu(a)
+    [drop] c = Dropout(b)
+    [pool] d = GlobalAveragePool(c)
+    [flat] e = Flatten(d)
+    [head] logits = Gemm(e, weight)
+}"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code in a document."""
+
+    document: Path
+    language: str
+    text: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.document.name}-{self.line}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """The commands of onnxq, each as a list of words, comments aside."""
+        for line in self.text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+def blocks() -> list[Block]:
+    found: list[Block] = []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        found += [
+            Block(document, match[1], match[2], text.count("\n", 0, match.start()) + 1)
+            for match in BLOCK.finditer(text)
+        ]
+    return found
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in blocks() if block.language in languages]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a model, samples and a pass under the names that the documents use."""
+    onnx.save(build(MODEL, kernel=(64, 3, 3, 3), weight=(64, 10)), tmp_path / "model.onnx")
+    images = np.random.default_rng(0).standard_normal((8, 1, 3, 8, 8)).astype(np.float32)
+    for name in ("data", "d"):
+        (tmp_path / name).mkdir()
+        for index, image in enumerate(images):
+            np.savez(tmp_path / name / f"{index}.npz", image=image)
+    (tmp_path / "my_passes.py").write_text(_class_of_a_pass())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _class_of_a_pass() -> str:
+    """The pass that the documents show, without what they do with it."""
+    (block,) = [block for block in of("python") if "(Pass):" in block.text]
+    return block.text.partition("\n\n\ndone = ")[0] + "\n"
+
+
+def test_every_document_and_language_is_looked_at() -> None:
+    assert {block.language for block in blocks()} == {"", "sh", "python", "toml"}
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert len(blocks()) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_runs(block: Block, folder: Path) -> None:
+    exec(compile(block.text, f"{block.document}:{block.line}", "exec"), {"__name__": "example"})
+    written = [path.name for path in folder.iterdir() if path.name in block.text and path.suffix == ".onnx"]
+    assert len(written) == 2, "the model, and what the example writes"
+
+
+@pytest.mark.parametrize("block", of(""), ids=str)
+def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
+    for name, seed in (("a.npz", 1), ("b.npz", 2)):
+        images = np.random.default_rng(seed).standard_normal((4, 1, 3, 8, 8)).astype(np.float32)
+        statistics = onnxq.calibrate(folder / "model.onnx", [{"image": image} for image in images])
+        onnxq.save_statistics(statistics, folder / name)
+    for program, *arguments in block.commands():
+        assert program == "onnxq"
+        done = CliRunner().invoke(cli, arguments)
+        assert done.exit_code == 0, f"{arguments}: {done.output} {done.exception!r}"
+        assert done.stdout.strip(), arguments
+
+
+@pytest.mark.parametrize("block", of("sh"), ids=str)
+def test_what_is_installed_and_run_from_a_clone_is_there(block: Block) -> None:
+    for words in block.commands():
+        paths = [word for word in words if word.startswith("models/")]
+        assert all((ROOT / path).is_file() for path in paths)
+        for extra in re.findall(r"\.\[(\w+)\]", " ".join(words)):
+            assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        if (onnxq_at := next((i for i, word in enumerate(words) if word.endswith("bin/onnxq")), None)) is not None:
+            command = cli.commands[words[onnxq_at + 1]]  # type: ignore[attr-defined]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word for word in words[onnxq_at + 2 :] if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("block", of("toml"), ids=str)
+def test_toml_is_a_scheme_or_names_a_group_of_entry_points(block: Block, tmp_path: Path) -> None:
+    found = tomllib.loads(block.text)
+    if "project" in found:
+        groups = found["project"]["entry-points"]
+        assert set(groups) <= {RANGES, PASSES}
+        assert all(re.fullmatch(r"\w+:\w+", value) for names in groups.values() for value in names.values())
+        return
+    (tmp_path / "scheme.toml").write_text(block.text)
+    assert len(load_scheme(tmp_path / "scheme.toml").rules) > len(found["rule"])
