@@ -21,7 +21,7 @@ from onnxq.evaluate import output_names
 from onnxq.graph import Applied, Graph, Pipeline, inner_variables
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
-from onnxq.onnx_tools import skeleton
+from onnxq.onnx_tools import infer_shapes, skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.fuse_biases import FuseBiases
@@ -35,8 +35,9 @@ from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
+from onnxq.planning.plan import DECODING, METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
@@ -207,6 +208,9 @@ def open_workbench(
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     applied = prepare_in_place(graph)
+    if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
+        applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
+        infer_shapes(graph)
     bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
     save(graph, bench.prepared, external_data=True)
     if replay is not None:

@@ -37,7 +37,7 @@ class FuseBiases(Pass):
 
     A Gemm multiplies matrices, so data of another rank is reshaped, as codes, and so is what comes out; neither takes
     time. A pass over all results saved is a fifth of the time of small products. Leaves a MatMul whose result others
-    read, whose data has an unknown rank, or whose bias is no vector of its channels or too large for its accumulator.
+    read, or whose bias is no vector of its channels or too large for its accumulator.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -95,14 +95,12 @@ def _product(node: Node) -> _Product | None:
 def _bias(product: _Product) -> QTensor | str:
     """Return the codes of the bias, or why the product cannot have them."""
     shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
-    if shape is None or len(shape) < _MATRIX:
-        return "the rank of its data is unknown or below two"
     if product.bias.input_source is not None:
         return "its bias can be overridden by an input"
     channels, scale = codes.shape[1], product.weight.inputs[1].values
     if product.bias.shape[-1:] != (channels,) or int(np.prod(product.bias.shape)) != channels:
         return f"its bias is no vector of {channels} values"
-    if len(product.bias.shape) > len(shape):
+    if len(product.bias.shape) > (1 if shape is None else len(shape)):
         return "its bias has more axes than its data"
     if product.data.inputs[1].shape or scale.size not in (1, channels):
         return "its scales are not one for the data and one for each channel"
@@ -123,7 +121,7 @@ class _Reshaped:
     def rewrite(self, product: _Product, bias: QTensor) -> tuple[list[Node], list[Node]]:
         """Make the product a Gemm, and return the nodes that must stand before and behind it."""
         node, output = product.node, product.add.outputs[0]
-        shape = list(product.node.inputs[0].shape)
+        shape = node.inputs[0].shape
         channels = product.weight.inputs[0].shape[1]
         name = product.bias.name
         stored = [
@@ -134,10 +132,10 @@ class _Reshaped:
         axis = {"axis": 0} if bias.parameters.scale.ndim else {}
         before = [Node("DequantizeLinear", self.names.fresh(f"{name}.dequantize"), axis, stored, [decoded])]
         data, after, result = node.inputs[0], list[Node](), output
-        if len(shape) > _MATRIX:
+        if shape is None or len(shape) != _MATRIX:
             data = self._matrix(product.data, product.weight.inputs[0].shape[0], before)
             result = Variable(self.names.fresh(f"{output.name}.matrix"), output.dtype, [None, channels])
-            target = self._shape(product, shape[:-1], channels, before)
+            target = self._shape(product, None if shape is None else shape[:-1], channels, before)
             after.append(Node("Reshape", self.names.fresh(f"{node.name}.reshape"), {}, [result, target]))
         product.add.outputs.clear()
         (after[-1] if after else node).outputs = [output]
@@ -160,28 +158,28 @@ class _Reshaped:
         return self.matrices[decoder]
 
     def _shape(
-        self, product: _Product, leading: Sequence[object], channels: int, before: list[Node]
+        self, product: _Product, leading: Sequence[object] | None, channels: int, before: list[Node]
     ) -> Constant | Variable:
         """Return the shape of what comes out, which is known beforehand when at most one of its extents is not."""
-        known = [extent if isinstance(extent, int) else -1 for extent in leading]
+        known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
         name = f"{product.node.name}.shape"
-        if known.count(-1) <= 1 and 0 not in known:
+        if leading is not None and known.count(-1) <= 1 and 0 not in known:
             return constant(self.names.fresh(name), np.array([*known, channels], np.int64))
         whole = constant(self.names.fresh(name), np.array([channels], np.int64))
-        shape = Variable(self.names.fresh(name), np.dtype(np.int64), [len(leading) + 1])
-        parts = [self._leading(product.data, len(leading), before), whole]
+        shape = Variable(self.names.fresh(name), np.dtype(np.int64))
+        parts = [self._leading(product.data, before), whole]
         before.append(Node("Concat", self.names.fresh(f"{product.node.name}.concat"), {"axis": 0}, parts, [shape]))
         return shape
 
-    def _leading(self, decoder: Node, count: int, before: list[Node]) -> Variable:
+    def _leading(self, decoder: Node, before: list[Node]) -> Variable:
         """Return all extents of the data but the last."""
         if decoder not in self.leading:
             codes = decoder.inputs[0]
-            shape = Variable(self.names.fresh(f"{codes.name}.extents"), np.dtype(np.int64), [count + 1])
-            leading = Variable(self.names.fresh(f"{codes.name}.leading"), np.dtype(np.int64), [count])
+            shape = Variable(self.names.fresh(f"{codes.name}.extents"), np.dtype(np.int64))
+            leading = Variable(self.names.fresh(f"{codes.name}.leading"), np.dtype(np.int64))
             ends = [
                 constant(self.names.fresh(f"{codes.name}.{end}"), np.array([number], np.int64))
-                for end, number in (("from", 0), ("to", count))
+                for end, number in (("from", 0), ("to", -1))
             ]
             before.append(Node("Shape", self.names.fresh(f"{codes.name}.measure"), {}, [codes], [shape]))
             before.append(Node("Slice", self.names.fresh(f"{codes.name}.cut"), {}, [shape, *ends], [leading]))

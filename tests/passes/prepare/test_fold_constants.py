@@ -335,8 +335,8 @@ def test_constants_and_identities_are_folded_through_when_they_are_gone() -> Non
 
 
 def test_what_a_caller_may_feed_is_not_folded() -> None:
-    made = model("g (float[4] x) => (float[4] y) { k = Neg(w) s = Add(k, v) t = Mul(v, v) a = Add(x, s) y = Add(a, t) }",
-                 w=values(4), v=values(4))  # fmt: skip
+    text = "g (float[4] x) => (float[4] y) { k = Neg(w) s = Add(k, v) t = Mul(v, v) a = Add(x, s) y = Add(a, t) }"
+    made = model(text, w=values(4), v=values(4))
     made.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [4]))
     graph, changes = fold(made)
     assert changes.changed == ("t",)
