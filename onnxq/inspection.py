@@ -9,7 +9,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from onnxq.dequantizing.stored_weights import holds_codes, stored_weights
-from onnxq.graph import Constant, Graph, Node, Tensor, constants, onnx_dtype, optional, producer, scopes
+from onnxq.graph import Constant, Graph, Node, Tensor, constants, nodes, onnx_dtype, optional, producer, scopes
 from onnxq.modelfile import load
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED, operator_of
@@ -148,14 +148,13 @@ def _weights(graph: Graph) -> tuple[WeightNode, ...]:
         data = "int" if one.integer else "float"
         found = WeightNode(one.node.name, one.node.op, one.format, one.shape or (), one.scales, data, one.bits)
         stored.setdefault(one.node, []).append(found)
-    nodes = (node for scope in scopes(graph) for node in scope.nodes)
-    return tuple(weight for node in nodes for weight in (*_floats(node), *stored.get(node, ())))
+    return tuple(weight for _, node in nodes(graph) for weight in (*_floats(node), *stored.get(node, ())))
 
 
 def _floats(node: Node) -> list[WeightNode]:
     operator = operator_of(node)
-    read = [optional(node, index) for index in (operator.weights if operator else ())]
-    constants = [_lifted(tensor) for tensor in read if tensor is not None]
+    weights = operator.weights if operator else ()
+    constants = [_lifted(tensor) for index in weights if (tensor := optional(node, index)) is not None]
     return [
         WeightNode(node.name, node.op, _type_name(tensor), tuple(tensor.shape), 0, "float", 8 * tensor.dtype.itemsize)
         for tensor in constants

@@ -30,8 +30,8 @@ class Target:
             on wish.
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
         fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
-        workarounds: whether what stands beside integer kernels must be written in operators that the runtime does not
-            take for something else.
+        workarounds: whether what stands beside integer kernels is to be written in forms of which onnxruntime makes
+            the fastest kernels, and which it does not take for something else.
         has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
     """
 

@@ -21,9 +21,10 @@ from onnxq.evaluate import output_names
 from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables, scopes
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
-from onnxq.onnx_tools import skeleton
+from onnxq.onnx_tools import infer_shapes, skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
 from onnxq.passes.place.narrow_constants import NarrowConstants
@@ -35,9 +36,10 @@ from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
+from onnxq.planning.plan import DECODING, METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
@@ -143,7 +145,7 @@ class Workbench:
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
-                *((IsolateProducts(plan),) if self.target.workarounds else ()),
+                *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
                 StoreOnce(),
@@ -216,6 +218,9 @@ def open_workbench(
     half = half_type(graph) if _widens(graph, scheme, target, replay) else 0
     with spilling(folder) if large else nullcontext():
         applied = prepare_in_place(graph, widen=half > 0)
+        if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
+            applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
+            infer_shapes(graph)
         bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half)
         save(graph, bench.prepared, external_data=True)
     if replay is not None:

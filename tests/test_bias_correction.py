@@ -22,10 +22,10 @@ from onnxq.passes import (
     ReplaceWithContrib,
     StoreWeights,
 )
-from onnxq.passes import base as passes_base
+from onnxq.passes.place import planned as passes_base
 from onnxq.planning.corrections import with_corrections
+from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.stored_weights import weight_at
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Method, Mode, Spec
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, TensorProto
 
+from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
 from onnxq.graph.model import Graph
 from onnxq.graph.payload import Payload
@@ -47,7 +48,9 @@ class Skeleton:
             refer(proto, _LOCATION, len(payloads), payload.nbytes)
             payloads.append(payload)
 
-        return cls(emit_model(restore_classes(graph), place_constants(graph), store), payloads, graph.folder)
+        model = emit_model(restore_classes(graph), place_constants(graph), store)
+        _name_domains(model)
+        return cls(model, payloads, graph.folder)
 
     def restore(self, model: ModelProto | None = None) -> Graph:
         """Read a model made from this skeleton, by default the skeleton itself, with the weights back in place."""
@@ -59,6 +62,21 @@ class Skeleton:
             if entries.get("location") == _LOCATION:
                 return self.payloads[int(entries["offset"])]
         return ProtoPayload(proto, self.folder)
+
+
+def _name_domains(model: ModelProto) -> None:
+    """Write ONNX's own domain in the one way that onnx's converters and inference know."""
+    for entry in model.opset_import:
+        entry.domain = domain_named(entry.domain)
+    pending = [model.graph]
+    while pending:
+        for node in pending.pop().node:
+            if node.domain and not domain_named(node.domain):
+                node.ClearField("domain")
+            for proto in node.attribute:
+                if proto.HasField("g"):
+                    pending.append(proto.g)
+                pending.extend(proto.graphs)
 
 
 def skeleton(graph: Graph, threshold: int = 1024) -> ModelProto:

@@ -13,9 +13,9 @@ from onnxq.planning.activations import plan_activations
 from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
+from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
-from onnxq.planning.stored_weights import weight_at
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target

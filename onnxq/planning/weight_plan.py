@@ -12,9 +12,9 @@ from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
 from onnxq.operators import operator_of
+from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.planning.stored_weights import every_weight, large_weights
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
 from onnxq.targets import Target, target_named
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from onnxq.errors import SchemeError
 from onnxq.graph import Node, Variable, constant
 from onnxq.lowering import Emit
+from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.stored_weights import weight_at
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_opset, weight_spec
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.targets import TARGETS

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.graph import Node, Tensor, Variable, constant
-from onnxq.planning.stored_weights import every_weight, large_weights
+from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.scheme import Granularity, Spec
 
 INT8 = Spec("int8-narrow", Granularity.CHANNEL)
