@@ -90,7 +90,7 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
     return _Signature(
         _Side.of(schema.min_input, schema.max_input, schema.inputs),
         _Side.of(schema.min_output, schema.max_output, schema.outputs),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},  # type: ignore[attr-defined, unused-ignore]
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
 
