@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from damages import damaged
+from damages import damaged  # type: ignore[import-not-found, unused-ignore]
 
 BATCH = 50
 SECONDS = 120
@@ -71,8 +71,8 @@ def damage(
     """Quantize damaged copies of a model and return how many end in which way, and what the bad ends say."""
     counts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory(prefix="onnxq-mutations-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="onnxq-mutations-") as temporary:
+        folder = Path(temporary)
         whole = model.read_bytes()
         for first in range(0, count, BATCH):
             batch = [(folder / f"{index}.onnx", index) for index in range(first, min(count, first + BATCH))]

@@ -151,6 +151,8 @@ def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, 
         return "it is in training mode"
     if not all(is_fixed(tensor) for tensor in node.inputs[1:5]):
         return "its parameters are not constant"
+    if len({tensor.shape for tensor in node.inputs[1:5]}) > 1:
+        return "its parameters differ in shape"
     if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
         return "its channel axis is not the last one"
     scale, shift, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in node.inputs[1:5])

@@ -351,3 +351,11 @@ def test_what_only_a_damaged_model_has_is_left(producer: str, weight: tuple[int,
         w=values(*weight), b=values(*bias), k=values(1),
     )  # fmt: skip
     assert not FuseBatchNorm().apply(as_graph(made))
+
+
+def test_parameters_that_differ_in_shape_are_left() -> None:
+    made = model(
+        "g (float[4,8,1,1] x) => (float[4,8,1,1] y) { h = Conv(x, w) y = BatchNormalization(h, s, b, m, v) }",
+        w=values(8, 8, 1, 1), **{**batch_norm("", 8), "m": values(8, 4)},
+    )  # fmt: skip
+    assert not FuseBatchNorm().apply(as_graph(made))
