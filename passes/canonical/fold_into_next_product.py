@@ -20,7 +20,8 @@ class FoldIntoNextProduct(Rule):
     """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
 
     That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they
-    are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in front of a MatMul, which has no bias.
+    are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in
+    front of a MatMul, which has no bias.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
