@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Call, Constant, Match, New, Node, Operators, ProtoPayload, Rule, Tensor
+from onnxq.graph.activations import is_gelu_before_halving
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -18,8 +19,9 @@ _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 class FoldIntoNextProduct(Rule):
     """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
 
-    That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them. A shift
-    stays in front of a convolution that pads, and in front of a MatMul, which has no bias.
+    That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they
+    are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in
+    front of a MatMul, which has no bias.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
@@ -40,6 +42,8 @@ class FoldIntoNextProduct(Rule):
         producer = found.x.inputs[0] if found.x.inputs else None
         if isinstance(found.x, Constant) or (producer is not None and _takes(producer, found.x)):
             return "what is in front can take it"
+        if is_gelu_before_halving(found.x):
+            return "it is a part of Gelu"
         if reason := _product_obstacle(found):
             return reason
         affine = _affine(found)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph.activations import is_gelu_before_halving
 
 
 class MergeScalars(Rule):
@@ -32,6 +33,8 @@ class MergeScalars(Rule):
             return "it may raise the rank"
         if len(found.nodes) == 1:
             return "" if _does_nothing(found) else "it is only nearly 1"
+        if is_gelu_before_halving(found.x):
+            return "it is a part of Gelu"
         if found.second.dtype.kind != "f":
             return "whole numbers may overflow"
         first, second, merged = (abs(float(value)) for value in (*_values(found), _merged(found)))

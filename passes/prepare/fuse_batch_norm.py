@@ -103,6 +103,8 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
 
 
 def _data_input(node: Node) -> Variable | None:
+    if len(node.inputs) != (5 if node.op == "BatchNormalization" else 2):
+        return None
     if node.op == "BatchNormalization":
         return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
     first, second = node.inputs
@@ -114,6 +116,8 @@ def _data_input(node: Node) -> Variable | None:
 
 
 def _producer_obstacle(producer: Node) -> str:
+    if len(producer.inputs) < 2:
+        return f"{producer.name} has no weight"
     weight, bias = producer.inputs[1], _bias(producer)
     if not is_fixed(weight) or not (bias is None or is_fixed(bias)):
         return f"the weight of {producer.name} is not constant"

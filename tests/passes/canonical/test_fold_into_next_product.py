@@ -12,6 +12,7 @@ from onnxq.passes import FoldIntoNextProduct
 
 CONSTANTS = {
     "half": np.array(0.5, np.float32),
+    "one": np.array(1, np.float32),
     "each": values(4, 1, 1),
     "last": values(4),
     "w": values(6, 4, 3, 3),
@@ -85,6 +86,10 @@ def test_a_transposed_weight() -> None:
         (image("a = Add(e, half) y = ConvTranspose(a, up)"), "would have to shift its border"),
         (image("a = Mul(e, half) k = Conv(a, w) l = Conv(e, w) y = Add(k, l)"), "others read the weight"),
         (image("a = Mul(c, half) y = Conv(a, w)", "c = ConvTranspose(x, square)"), "what is in front can take it"),
+        (
+            rows("f = Erf(e) g0 = Add(f, one) h = Mul(e, g0) a = Mul(h, half) y = MatMul(a, m)"),
+            "it is a part of Gelu",
+        ),
         (rows("a = Add(e, last) y = Gemm<alpha = 2.0>(a, m, d)"), "has alpha or beta"),
     ],
 )

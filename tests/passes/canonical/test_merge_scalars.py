@@ -43,6 +43,7 @@ def test_scalars_become_one(body: str, expected: list[str]) -> None:
     [
         ("y = Mul(x, near)", "it is only nearly 1"),
         ("a = Add(x, half) y = Add(a, down)", "they cancel"),
+        ("e = Erf(x) p = Add(e, one) q = Mul(x, p) r = Mul(q, half) y = Mul(r, third)", "it is a part of Gelu"),
         ("a = Mul(x, huge) y = Mul(a, huge)", "their product is not a number of its type"),
         ("a = Mul(x, small) y = Mul(a, small)", "their product is not a number of its type"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_zoo import Array, batch_norm, difference, model, node_named, nodes, ops, outputs, sample, values
+from model_zoo import Array, batch_norm, difference, model, node_named, nodes, ops, outputs, sample, values, variances
 from onnx import ModelProto
 
 from onnxq.graph import Changes, Graph, Pipeline
@@ -359,3 +359,17 @@ def test_parameters_that_differ_in_shape_are_left() -> None:
         w=values(8, 8, 1, 1), **{**batch_norm("", 8), "m": values(8, 4)},
     )  # fmt: skip
     assert not FuseBatchNorm().apply(as_graph(made))
+
+
+@pytest.mark.parametrize("behind", ["Add(a, c)", "BatchNormalization(a, c, c, c, c)"])
+@pytest.mark.parametrize("damaged", ["conv", "next"])
+@pytest.mark.parametrize("inputs", [1, 7])
+def test_leaves_nodes_with_a_wrong_number_of_inputs(behind: str, damaged: str, inputs: int) -> None:
+    graph = as_graph(conv(2, behind, c=values(6, 1, 1) if "Add" in behind else variances(6)))
+    node = node_named(graph, damaged)
+    while len(node.inputs) > inputs:
+        node.inputs.pop()
+    while len(node.inputs) < inputs:
+        node.inputs.append(node.inputs[-1])
+    FuseBatchNorm().apply(graph)
+    assert damaged in [node.name for node in nodes(graph)]
