@@ -15,13 +15,16 @@ from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
+from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
 from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
 from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.inline_ifs import InlineIfs
 from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.merge_equal import MergeEqual
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
@@ -32,7 +35,17 @@ from onnxq.passes.prepare.widen_floats import WidenFloats
 from onnxq.planning.plan import METADATA_KEY, Plan
 
 # The passes that are repeated, but for the last, which removes what they leave.
-_REPEATED = ("DropNoOps", "FoldShapes", "FoldConstants", "SinkTransposes", "FuseBatchNorm", "FoldScalesIntoProducts")
+_REPEATED = (
+    "DropNoOps",
+    "FoldShapes",
+    "FoldConstants",
+    "InlineIfs",
+    "MergeEqual",
+    "DropInitialStates",
+    "SinkTransposes",
+    "FuseBatchNorm",
+    "FoldScalesIntoProducts",
+)
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
@@ -104,6 +117,9 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
             DropNoOps(),
             FoldShapes(),
             FoldConstants(),
+            InlineIfs(),
+            MergeEqual(),
+            DropInitialStates(),
             _rules(without),
             SinkTransposes(),
             FuseBatchNorm(),

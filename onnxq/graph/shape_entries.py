@@ -39,7 +39,7 @@ def product(entries: Iterable[Entry]) -> Entry:
     """Return the product of all entries.
 
     >>> product([2, "seq", 3]), product([])
-    ('(3*(2*seq))', 1)
+    ('((2*seq)*3)', 1)
     """
     made: Entry = 1
     for entry in entries:

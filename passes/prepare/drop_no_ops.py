@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Graph, Node, Pass, is_fixed, optional, remove_nodes, replace_uses, scopes
+from onnxq.graph import (
+    Changes,
+    Graph,
+    Node,
+    Pass,
+    Tensor,
+    Variable,
+    is_fixed,
+    optional,
+    remove_nodes,
+    replace_uses,
+    scopes,
+)
 
 
 @dataclass(frozen=True)
 class DropNoOps(Pass):
     """Let the consumers of an Identity or Dropout read its input, constants included.
 
-    Leaves a node whose output is an output of its graph, a Dropout whose mask is used, and one in training mode.
+    What makes its input makes an output of a graph under the name of that. Leaves a node between an input, a constant
+    or another output and an output of its graph, a Dropout whose mask is used, and one in training mode.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -20,20 +33,28 @@ class DropNoOps(Pass):
         left: list[tuple[str, str]] = []
         for scope in scopes(graph):
             dropped = []
+            own = set(scope.nodes)
             for node in scope.nodes:
                 if node.op not in ("Identity", "Dropout") or node.domain:
                     continue
-                if scope in node.outputs[0].returned_by:
+                source, made = node.inputs[0], node.outputs[0]
+                if scope in made.returned_by and not _can_be_returned(source, own):
                     left.append((node.name, "its output is an output of the graph"))
                 elif obstacle := _dropout_obstacle(node):
                     left.append((node.name, obstacle))
                 else:
+                    if made.returned_by:
+                        source.dtype, source.shape, source.source = made.dtype, made.shape, made.source
+                    replace_uses(made, source, graph_outputs=True)
                     dropped.append(node)
-            for node in dropped:
-                replace_uses(node.outputs[0], node.inputs[0], graph_outputs=True)
             remove_nodes(scope, dropped)
             changed.extend(node.name for node in dropped)
         return Changes(tuple(changed), tuple(left))
+
+
+def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
+    """Whether a node of the same graph makes it, so that it may do so under the name of the output."""
+    return isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.returned_by
 
 
 def _dropout_obstacle(node: Node) -> str:

@@ -85,7 +85,9 @@ class _Folding:
                 self._become_constant(scope, node.outputs[0], value)
                 continue
             if resolve := _RESOLVED.get(node.op):
-                resolve(self, node)
+                # Where the node is ill-formed, it stays as it is.
+                with suppress(ValueError, TypeError, IndexError):
+                    resolve(self, node)
             self._infer(node)
             for tensor in node.outputs:
                 self._name_dimensions(tensor)
@@ -186,7 +188,7 @@ def _better(old: Entry, new: Entry) -> Entry:
 
 def _is_incomplete(tensor: Tensor) -> bool:
     known = tensor.dtype is not None and tensor.shape is not None
-    return bool(tensor.name) and not (known and all(isinstance(extent, int) for extent in tensor.shape))
+    return bool(tensor.name) and not (known and all(isinstance(extent, int) for extent in tensor.shape or ()))
 
 
 def _resolve_reshape(folding: _Folding, node: Node) -> None:
@@ -261,8 +263,9 @@ def _resolve_constant_of_shape(folding: _Folding, node: Node) -> None:
 
 def _resolve_range(folding: _Folding, node: Node) -> None:
     start, limit, delta = (folding.value(tensor) for tensor in node.inputs)
-    counts = start is not None and delta is not None and start.known and delta.known
-    if counts and limit is not None and (*start.numbers, *delta.numbers) == (0, 1):
+    if start is None or limit is None or delta is None:
+        return
+    if (*start.numbers, *delta.numbers) == (0, 1):
         folding.improve(node.outputs[0], limit.entries.flat)
 
 
@@ -272,8 +275,9 @@ def _resolve_concat(folding: _Folding, node: Node) -> None:
     axis, found = node.attrs.get("axis"), node.outputs[0].shape
     if found is None or axis is None or not -len(found) <= axis < len(found) or found[axis] is not None:
         return
-    if all(shape is not None and len(shape) == len(found) for shape in shapes):
-        total = reduce(plus, (shape[axis] for shape in shapes))
+    known = [shape for shape in shapes if shape is not None and len(shape) == len(found)]
+    if len(known) == len(shapes):
+        total = reduce(plus, (shape[axis] for shape in known))
         folding.improve(node.outputs[0], [total if place == axis % len(found) else None for place in range(len(found))])
 
 
