@@ -124,6 +124,7 @@ def test_a_message_of_control_flow_a_thousand_deep_is_refused() -> None:
     graph = model.graph
     for _ in range(1000):
         node = graph.node.add(op_type="If", input=["b"], output=["c"])
+        node.attribute.add(name="else_branch", type=AttributeProto.GRAPH)
         graph = node.attribute.add(name="then_branch", type=AttributeProto.GRAPH).g
     with pytest.raises(ModelError, match="nests control flow deeper than 32 levels"):
         read_model(model)
