@@ -83,7 +83,7 @@ def any_node(graph: Any, chance: random.Random) -> Any:
 
 def any_name(graph: Any, chance: random.Random) -> str:
     node = chance.choice(graph.node)
-    return chance.choice([*node.input, *node.output, "", "no such tensor"])
+    return str(chance.choice([*node.input, *node.output, "", "no such tensor"]))
 
 
 def any_number(chance: random.Random, known: int) -> int:

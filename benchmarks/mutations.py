@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from damages import damaged
+from damages import damaged  # type: ignore[import-not-found, unused-ignore]
 
 BATCH = 50
 SECONDS = 120
@@ -71,8 +71,8 @@ def damage(
     """Quantize damaged copies of a model and return how many end in which way, and what the bad ends say."""
     counts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory(prefix="onnxq-mutations-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="onnxq-mutations-") as temporary:
+        folder = Path(temporary)
         whole = model.read_bytes()
         for first in range(0, count, BATCH):
             batch = [(folder / f"{index}.onnx", index) for index in range(first, min(count, first + BATCH))]
@@ -80,15 +80,15 @@ def damage(
             for path, index in batch:
                 damages[str(path)], data = damaged(whole, random.Random(f"{model.stem} {seed} {index}"), index)
                 path.write_bytes(data)
-            for path, (code, text) in run_batch(samples, list(damages)).items():
+            for file, (code, text) in run_batch(samples, list(damages)).items():
                 counts[KINDS[code]] += 1
                 if code in (FAULT, "native", "hang"):
-                    kept = f"{model.stem}-{seed}-{Path(path).name}"
-                    faults.append({"file": kept, "damage": damages[path], "end": KINDS[code], "text": text})
-                    print(f"{kept}, {damages[path]}: {KINDS[code]}\n{text}", flush=True)
+                    kept = f"{model.stem}-{seed}-{Path(file).name}"
+                    faults.append({"file": kept, "damage": damages[file], "end": KINDS[code], "text": text})
+                    print(f"{kept}, {damages[file]}: {KINDS[code]}\n{text}", flush=True)
                     if keep is not None:
                         keep.mkdir(parents=True, exist_ok=True)
-                        (keep / kept).write_bytes(Path(path).read_bytes())
+                        (keep / kept).write_bytes(Path(file).read_bytes())
             for path, _ in batch:
                 path.unlink()
     return counts, faults

@@ -21,6 +21,8 @@ from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOper
 from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
 from onnxq.passes.dequantize.restore_operators import RestoreOperators
 from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
+from onnxq.passes.place.store_once import StoreOnce
+from onnxq.passes.prepare.fold_constants import FoldConstants
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.name_nodes import NameNodes
@@ -96,11 +98,12 @@ def rewrite(graph: Graph) -> None:
     infer_shapes(graph)
     ours = METADATA_KEY in graph.metadata
     if ours:
-        RestoreOperators().apply(graph)
+        # Codes that are stored once stand in front of each reader as it wants them.
+        Pipeline((RestoreOperators(), FoldConstants(layouts_only=True))).apply(graph)
     done = _STEPS.apply(graph)
     if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
-    RemoveUnused().apply(graph)
+    Pipeline((StoreOnce(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
     _refuse_quantized(graph)
     if ours:
         _drop_scheme(graph)

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxq.calibration.data import open_samples
 from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Input, Sample, model_inputs
+from onnxq.calibration.inputs import Input, Sample, is_floating, model_inputs
 from onnxq.calibration.made_up import made_up_samples
 from onnxq.errors import DataError
 from onnxq.evaluate import output_names
@@ -174,4 +174,4 @@ def _largest(value: Any) -> float:
 
 
 def _is_float(array: Any) -> bool:
-    return bool(array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float")))
+    return is_floating(array.dtype)

@@ -12,10 +12,12 @@ from onnx import ModelProto
 
 from onnxq.equivalence import Difference, Original, original
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Applied, Graph, RuleChanges, constants, inner_variables, scopes
+from onnxq.graph import Applied, Graph, Pipeline, RuleChanges, constants, inner_variables, scopes
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
+from onnxq.passes.place.store_once import StoreOnce
+from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.preparation import canonical_steps, prepare_in_place, refuse_overwriting
 from onnxq.rewriting import Verify
 from onnxq.runtime import is_large
@@ -177,7 +179,11 @@ def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, s
     """Write a rewritten copy of a graph and compare it."""
     copy = graph.copy()
     declared = {tensor.name for tensor in inner_variables(copy) if tensor.dtype is not None}
-    applied = () if "*" in without else prepare_in_place(copy, without=frozenset(without))
+    applied: tuple[Applied, ...] = ()
+    if "*" not in without:
+        # What is tied stays so: a weight that two nodes read in two orders is stored once.
+        tied = Pipeline((StoreOnce(), RemoveUnused()))
+        applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     for tensor in inner_variables(copy):
         if tensor.name not in declared:
             tensor.dtype = tensor.shape = tensor.source = None

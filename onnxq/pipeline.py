@@ -19,10 +19,11 @@ from onnxq.errors import OutputError
 from onnxq.graph import Graph
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
-from onnxq.modelfile import as_graph, load, read_model
+from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.named_passes import Step, as_passes
 from onnxq.parameters import RangeMethod, corrected_biases
+from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import (
@@ -88,6 +89,7 @@ def quantize(
     limit: int | None = None,
     images: ImageOptions | None = None,
     seconds: float = 2.0,
+    strip_metadata: bool = False,
     progress: Progress = silent,
 ) -> Quantized:
     """Quantize a float model, verify the result against the float model, and write it when it is good enough.
@@ -120,6 +122,7 @@ def quantize(
         limit: most samples to use; None uses all.
         images: how image files become arrays.
         seconds: time to spend on comparing latency with the float model; 0 leaves it out.
+        strip_metadata: whether what the exporter has written about nodes, tensors and graphs is left out.
         progress: told of each stage.
 
     Returns:
@@ -158,6 +161,8 @@ def quantize(
         external = external_bytes(graph)
         applied = apply_to_float(graph, own)
         refuse_quantized(graph)
+        if strip_metadata:
+            StripMetadata().apply(graph)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
         samples = bench.samples(calibration, images, limit, chain or {})
         plan = replay or bench.plan({})
@@ -177,7 +182,9 @@ def quantize(
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(plan, ranges or _planned_ranges(plan), wish)
+                chosen = chooser.follow(
+                    plan, ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]), wish
+                )
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -206,6 +213,7 @@ def quantize(
             loads=loads,
             corrected_biases=corrected_biases(outcome.plan, statistics),
             passes=(*applied, *bench.applied),
+            metadata_bytes=metadata_bytes(load(staged)),
             samples=len(samples),
             seconds=time.perf_counter() - start,
         )
@@ -294,7 +302,3 @@ def _rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
 
 def _scheme(scheme: str | Scheme) -> Scheme:
     return preset_named(scheme) if isinstance(scheme, str) else scheme
-
-
-def _planned_ranges(plan: Plan) -> RangeMethod:
-    return parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]

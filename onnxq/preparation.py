@@ -17,6 +17,8 @@ from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
+from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
+from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.lift_constants import LiftConstants
@@ -24,14 +26,20 @@ from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.sink_transposes import SinkTransposes
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.passes.prepare.widen_floats import WidenFloats
 from onnxq.planning.plan import METADATA_KEY, Plan
 
+# The passes that are repeated, but for the last, which removes what they leave.
+_REPEATED = ("DropNoOps", "FoldShapes", "FoldConstants", "SinkTransposes", "FuseBatchNorm", "FoldScalesIntoProducts")
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
+# Since this version of the file format an initializer need not be an input, and one that is can be fed.
+_IR_OF_PLAIN_INITIALIZERS = 4
 
 
-def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
     """Bring a float model into the form that plans are made for.
 
     Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
@@ -40,27 +48,42 @@ def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
 
     Returns:
         A graph of its own, with inferred types.
     """
     graph = as_graph(model)
-    prepare_in_place(graph, opset=opset)
+    prepare_in_place(graph, opset=opset, widen=widen)
     return graph
 
 
-def prepare_in_place(graph: Graph, *, opset: int = 0, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+def prepare_in_place(
+    graph: Graph, *, opset: int = 0, widen: bool = False, without: frozenset[str] = frozenset()
+) -> tuple[Applied, ...]:
     """Do to a graph what `prepare` does, and return what each pass changed and left.
 
     Args:
         graph: a float model.
         opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
+    _free_initializers(graph)
     named = Pipeline(
         (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
     ).apply(graph)
+    if widen:
+        infer_shapes(graph)
+        named += Pipeline((WidenFloats(),)).apply(graph)
     return (*named, *canonicalise(graph, without))
+
+
+def _free_initializers(graph: Graph) -> None:
+    """Make the initializers of an old file constants, which its format lists as inputs though nobody may feed them."""
+    if (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS:
+        for tensor in graph.initializers:
+            tensor.input_source = None
 
 
 def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
@@ -76,7 +99,19 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
     Returns:
         What each pass changed and left in the first round, and in later ones those that changed something.
     """
-    repeated = _without((DropNoOps(), FoldConstants(), _rules(without), FuseBatchNorm(), RemoveUnused()), without)
+    repeated = _without(
+        (
+            DropNoOps(),
+            FoldShapes(),
+            FoldConstants(),
+            _rules(without),
+            SinkTransposes(),
+            FuseBatchNorm(),
+            FoldScalesIntoProducts(),
+            RemoveUnused(),
+        ),
+        without,
+    )
     applied: list[Applied] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
@@ -92,7 +127,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
 def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
     rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
-    return ("DropNoOps", "FoldConstants", "FuseBatchNorm", "ShareInitializers", *rules)
+    return (*_REPEATED, "ShareInitializers", *rules)
 
 
 def _rules(without: frozenset[str]) -> RuleSet:

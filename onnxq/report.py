@@ -45,6 +45,7 @@ class Report:
             that it can load.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         passes: what the passes before the plan changed and left, the user's own first.
+        metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Report:
     loads: bool = True
     corrected_biases: int = 0
     passes: tuple[Applied, ...] = ()
+    metadata_bytes: int = 0
 
     @property
     def size_ratio(self) -> float:

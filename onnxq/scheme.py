@@ -100,6 +100,11 @@ class Scheme:
             return self
         return replace(self, rules=(Rule(Mode.FLOAT, nodes=patterns), *self.rules))
 
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether any rule asks for integer arithmetic."""
+        return any(rule.mode in (Mode.STATIC, Mode.DYNAMIC) for rule in self.rules)
+
     def rule_for(self, op_type: str, node: str, tensors: Iterable[str]) -> Rule:
         """Return the first rule that selects the node; a node that no rule selects stays in float."""
         names = tuple(tensors)

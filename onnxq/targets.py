@@ -32,6 +32,7 @@ class Target:
         fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
         workarounds: whether what stands beside integer kernels is to be written in forms of which onnxruntime makes
             the fastest kernels, and which it does not take for something else.
+        has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Target:
     multiplied: tuple[Spec, ...] = ()
     fuses_in_bodies: bool = False
     workarounds: bool = False
+    has_half_kernels: bool = False
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -127,6 +129,7 @@ _TENSORRT = Target(
     dynamic=frozenset(),
     symmetric=True,
     integer_bias=False,
+    has_half_kernels=True,
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -156,6 +159,7 @@ _QNN = replace(
     multiplied=(),
     fuses_in_bodies=False,
     workarounds=False,
+    has_half_kernels=True,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

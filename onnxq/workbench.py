@@ -18,7 +18,7 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, inner_variables
+from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables, scopes
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import infer_shapes, skeleton
@@ -27,6 +27,7 @@ from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.narrow_constants import NarrowConstants
 from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
 from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
 from onnxq.passes.place.quantize_weights import QuantizeWeights
@@ -36,6 +37,7 @@ from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.unfuse_products import UnfuseProducts
+from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import DECODING, METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
@@ -45,11 +47,13 @@ from onnxq.preparation import prepare_in_place
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Mode, Scheme
-from onnxq.targets import Target
+from onnxq.targets import Target, target_named
 from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
+# What preparing computes from more bytes of weights waits in a file to be saved.
+_SPILLED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Workbench:
         emit: what the built models may hold besides standard ONNX.
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
         applied: the passes that made the prepared model.
+        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
     """
 
     prepared: Path
@@ -73,6 +78,7 @@ class Workbench:
     emit: Emit = Emit.QDQ
     idle: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
+    half: int = 0
 
     @cached_property
     def graph(self) -> Graph:
@@ -140,6 +146,7 @@ class Workbench:
                 DecodeWeights(plan, self.emit, means),
                 StoreWeights(plan, self.emit, means),
                 *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
+                *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
                 StoreOnce(),
                 RemoveUnused(),
@@ -207,12 +214,15 @@ def open_workbench(
         SchemeError: the plan to be carried out is of another model.
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    applied = prepare_in_place(graph)
-    if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
-        applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
-        infer_shapes(graph)
-    bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied)
-    save(graph, bench.prepared, external_data=True)
+    large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
+    half = half_type(graph) if _widens(graph, scheme, target, replay) else 0
+    with spilling(folder) if large else nullcontext():
+        applied = prepare_in_place(graph, widen=half > 0)
+        if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
+            applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
+            infer_shapes(graph)
+        bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half)
+        save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
@@ -221,6 +231,17 @@ def open_workbench(
         # The graph that the first one planned on is out of date.
         bench = replace(bench, applied=applied)
     return bench
+
+
+def _widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
+    if (target if replay is None else target_named(replay.target)).has_half_kernels:
+        return False
+    if replay is None:
+        return scheme.multiplies_integers
+    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
+    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
+    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
 
 
 def _needed_opset(plan: Plan, emit: Emit) -> int:

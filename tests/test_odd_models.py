@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
 from onnxq import quantize
-from onnxq.errors import OnnxqError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluate import compare
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session
@@ -46,9 +46,10 @@ def product(text: str, *, head: str = "(float[4,32] x) => (float[4,32] y)", **op
     return model(f"{head} {{ [product] a = MatMul(x, w) {text} }}", **stored)
 
 
-def with_overridable_initializers(made: ModelProto) -> ModelProto:
+def with_overridable_initializers(made: ModelProto, *names: str) -> ModelProto:
     for stored in made.graph.initializer:
-        made.graph.input.append(helper.make_tensor_value_info(stored.name, stored.data_type, stored.dims))
+        if not names or stored.name in names:
+            made.graph.input.append(helper.make_tensor_value_info(stored.name, stored.data_type, stored.dims))
     return made
 
 
@@ -107,6 +108,12 @@ def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) 
     assert onnx.load(tmp_path / "quantized.onnx").ir_version >= ir
 
 
+def test_weights_that_a_caller_may_feed_are_none(tmp_path: Path) -> None:
+    made = with_overridable_initializers(product("y = Relu(a)"))
+    with pytest.raises(ModelError, match="its weight is an input that a caller may feed; list it as an initializer"):
+        quantized(made, tmp_path)
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int8-storage"])
 def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: str, tmp_path: Path) -> None:
     steps = "".join(
@@ -128,7 +135,9 @@ def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: st
 
 
 CASES: dict[str, Case] = {
-    "initializers that are inputs": lambda: with_overridable_initializers(product("y = Relu(a)")),
+    "an initializer that is an input": lambda: with_overridable_initializers(
+        product("b = Relu(a) y = Mul(b, s)", s=np.float32(2)), "s"
+    ),
     "an input that is an output": lambda: product(
         "y = Relu(a)", head="(float[4,32] x) => (float[4,32] y, float[4,32] x)"
     ),

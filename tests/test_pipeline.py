@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.calibration.ranges import MinMax
 from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.graph import Changes, Graph, Pass
 from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.report import FidelityError
@@ -177,10 +180,10 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import verify
+    from onnxq import latency
 
     # Whatever was measured counts as slower, also after the search has left some nodes out.
-    monkeypatch.setattr(verify, "_EQUAL_SPEED", float("inf"))
+    monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
     report = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0.05).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10
@@ -241,3 +244,48 @@ def test_a_large_model_out_of_reach_is_told_as_such(monkeypatch: pytest.MonkeyPa
         "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; ask for a lower "
         "--min-sqnr, or take a preset of finer codes"
     )
+
+
+@dataclass(frozen=True)
+class Scale(Pass):
+    """Multiply the weight of the first Conv, which changes all that follows."""
+
+    factor: float = 1.0
+
+    def apply(self, graph: Graph) -> Changes:
+        node = next(node for node in graph.nodes if node.op == "Conv")
+        node.inputs[1].values = node.inputs[1].values * np.float32(self.factor)
+        node.name = "scaled"
+        return Changes((node.name,), (("other", "not wanted"),))
+
+
+def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: ModelProto, samples_for) -> None:
+    given = {"seconds": 0, "search": "off", "prepare": [Scale(), "NameNodes"]}
+    report = quantize(residual, samples_for(residual), **given).report
+    assert [type(one.step).__name__ for one in report.passes[:3]] == ["Scale", "NameNodes", "NameNodes"]
+    assert report.plan.decisions[0].node == "scaled"
+    told = json.loads(report.to_json())["passes"]
+    assert (told[0]["pass"], told[0]["options"], told[0]["left_names"]) == (
+        "Scale",
+        {"factor": "1.0"},
+        [["other", "not wanted"]],
+    )
+    assert len(told) == len(report.passes)
+
+
+def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_given(
+    residual: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.onnx"
+    with pytest.raises(FidelityError):
+        quantize(residual, samples_for(residual), output, seconds=0, search="off", prepare=[Scale(10.0)])
+    assert not output.exists()
+
+
+def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelProto, samples_for) -> None:
+    assert plan(residual, prepare=[Scale()]).decisions[0].node == "scaled"
+    samples = samples_for(residual)
+    usual, scaled = (calibrate(residual, samples, prepare=passes) for passes in ((), [Scale(10.0)]))
+    assert any(scaled.tensors[name].maximum > one.maximum * 2 for name, one in usual.tensors.items())
+    done = quantize(residual, samples, seconds=0, search="off", force=True, prepare=[Scale(10.0)], statistics=scaled)
+    assert done.report.passes[0].step == Scale(10.0)

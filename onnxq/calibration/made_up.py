@@ -27,7 +27,7 @@ def made_up_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
 
     >>> wanted = Input("x", np.dtype(np.int64), ("N", 2))
     >>> [sample["x"].shape for sample in made_up_samples([wanted], 3)]
-    [(4, 2), (2, 2), (1, 2)]
+    [(3, 2), (2, 2), (2, 2)]
     """
     for seed in range(count):
         generator = np.random.default_rng(seed)

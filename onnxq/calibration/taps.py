@@ -76,7 +76,7 @@ def _known_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Infer element types on a copy whose initializers are inputs, so that no weight is copied."""
+    """Infer element types on a copy whose initializers are inputs, so that no weight is copied; none when it fails."""
     graph = model.graph
     inputs = {value.name for value in graph.input}
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
@@ -87,5 +87,9 @@ def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     skeleton.graph.input.extend(
         onnx.ValueInfoProto(name=name, type=value) for name, value in _known_types(graph).items() if name not in inputs
     )
-    inferred = onnx.shape_inference.infer_shapes(skeleton)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton)
+    # The bindings turn any C++ error into one of these; what is then not known is told by name.
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return {}
     return {value.name: value.type for value in inferred.graph.value_info}

@@ -100,6 +100,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     is_flag=True,
     help="Write each number in its own ONNX type, even where onnxruntime cannot load it.",
 )
+@click.option("--strip-metadata", is_flag=True, help="Leave out what the exporter has written about nodes.")
 @click.option("--force", is_flag=True, help="Write the model even below --min-sqnr.")
 @limit_option
 @click.option(
@@ -133,6 +134,7 @@ def quantize(
     plan_out: Path | None,
     emit: str,
     strict_types: bool,
+    strip_metadata: bool,
     force: bool,
     limit: int | None,
     seconds: float,
@@ -211,6 +213,7 @@ def quantize(
             limit=limit,
             images=images,
             seconds=seconds,
+            strip_metadata=strip_metadata,
             progress=progress,
         )
     terminal.print_report(done.report)

@@ -23,6 +23,8 @@ _SHOWN_REASONS = 8
 _SHOWN_NODES = 5
 _SHOWN_REGIONS = 5
 _SHOWN_PLANS = 8
+# Of the bytes of a model.
+_WORTH_STRIPPING = 0.01
 _STAGES = {
     "calibrate": "Calibrating",
     "profile": "Timing nodes",
@@ -95,6 +97,11 @@ def print_report(report: Report) -> None:
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
     if report.corrected_biases:
         table.add_row("biases", f"{report.corrected_biases} corrected for the mean error of rounded weights")
+    if report.metadata_bytes >= _WORTH_STRIPPING * report.bytes:
+        share = report.metadata_bytes / report.bytes
+        table.add_row(
+            "metadata", f"{_size(report.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out"
+        )
     console.print(table)
     reasons = plan.left_in_float()
     if reasons:

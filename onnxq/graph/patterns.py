@@ -12,7 +12,8 @@ import numpy as np
 from onnx import defs, helper
 
 from onnxq.errors import PassError, nearest
-from onnxq.graph.elements import Constant, Node, Tensor
+from onnxq.graph.elements import Node, Tensor
+from onnxq.graph.reading import is_fixed
 
 COMMUTATIVE: Final = frozenset(
     {"Add", "And", "BitwiseAnd", "BitwiseOr", "Equal", "Max", "Min", "Mul", "Or", "Sum", "Xor"}
@@ -238,8 +239,7 @@ def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
 
 
 def _is_fixed(tensor: Any, *, scalar: bool) -> bool:
-    fixed = isinstance(tensor, Constant) and tensor.input_source is None
-    return fixed and (not scalar or all(extent == 1 for extent in tensor.shape))
+    return is_fixed(tensor) and (not scalar or all(extent == 1 for extent in tensor.shape))
 
 
 def _has_attributes(pattern: Call, node: Node, opset: int) -> bool:

@@ -85,8 +85,10 @@ class Names:
             self._taken.update(tensor.name for tensor, _ in scope.sparse_initializers)
             for node in scope.nodes:
                 self._taken.add(node.name)
-                self._taken.update(tensor.name for tensor in (*node.inputs, *node.outputs))
-                self._taken.update(value.name for value in node.attrs.values() if isinstance(value, Constant))
+                self._taken.update([tensor.name for tensor in node.inputs])
+                self._taken.update([tensor.name for tensor in node.outputs])
+                if node.attrs:
+                    self._taken.update(value.name for value in node.attrs.values() if isinstance(value, Constant))
 
     def __contains__(self, name: str) -> bool:
         return name in self._taken

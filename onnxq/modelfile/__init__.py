@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxq.modelfile.metadata import metadata_bytes, strip_metadata
 from onnxq.modelfile.placement import place_constants
 from onnxq.modelfile.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.modelfile.spill import spilling
@@ -12,10 +13,12 @@ __all__ = [
     "as_graph",
     "from_graphsurgeon",
     "load",
+    "metadata_bytes",
     "minimum_ir_version",
     "place_constants",
     "read_model",
     "save",
     "spilling",
+    "strip_metadata",
     "to_model",
 ]

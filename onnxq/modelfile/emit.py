@@ -86,12 +86,14 @@ class _Visible(Visible):
                 f"graph {graph.name!r} has two tensors named {tensor.name!r}; take new names from Names.fresh"
             )
 
-    def check(self, tensor: Tensor, reader: str) -> None:
+    def check(self, tensor: Tensor, reader: Node | Graph) -> None:
         found = self.find(tensor.name)
+        if found is tensor:
+            return
+        who = _describe(reader) if isinstance(reader, Node) else f"the output list of graph {reader.name!r}"
         if found is None:
-            raise ModelError(f"{reader} reads the tensor {tensor.name!r}, which nothing produces where it could see it")
-        if found is not tensor:
-            raise ModelError(f"{reader} reads a tensor {tensor.name!r}, but another tensor of that name hides it")
+            raise ModelError(f"{who} reads the tensor {tensor.name!r}, which nothing produces where it could see it")
+        raise ModelError(f"{who} reads a tensor {tensor.name!r}, but another tensor of that name hides it")
 
 
 @dataclass(eq=False)
@@ -158,7 +160,7 @@ class _Emission:
             target.domain = source.domain
         for tensor in node.inputs:
             if tensor.name:
-                visible.check(tensor, _describe(node))
+                visible.check(tensor, node)
         target.input.extend([tensor.name for tensor in node.inputs])
         target.output.extend([tensor.name for tensor in node.outputs])
         if node.attrs:
@@ -201,7 +203,7 @@ class _Emission:
     def _outputs(self, graph: Graph, source: GraphProto, target: GraphProto, visible: _Visible) -> None:
         declared = {info.name: info for info in source.output}
         for tensor in graph.outputs:
-            visible.check(tensor, f"the output list of graph {graph.name!r}")
+            visible.check(tensor, graph)
             emit_info(target.output.add(), tensor, declared.get(tensor.name))
 
     def _value_info(
@@ -226,9 +228,9 @@ def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
     """Return the graph's inputs and overridable initializers, woven in the order in which they were read."""
     stored = {tensor for tensor in placed if tensor.input_source is not None}
     sparse = {tensor for tensor, _ in graph.sparse_initializers}
-    wanted = set(graph.inputs)
+    wanted, ordered = set(graph.inputs), set(graph.input_order)
     as_read = [tensor for tensor in graph.input_order if tensor in wanted]
-    if as_read == [tensor for tensor in graph.inputs if tensor in set(as_read)]:
+    if as_read == [tensor for tensor in graph.inputs if tensor in ordered]:
         first = [tensor for tensor in graph.input_order if tensor in wanted or tensor in stored or tensor in sparse]
     else:
         first = list(graph.inputs)

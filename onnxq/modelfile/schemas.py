@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from onnx import AttributeProto, NodeProto, defs
 
@@ -90,9 +91,14 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
     return _Signature(
         _Side.of(schema.min_input, schema.max_input, schema.inputs),
         _Side.of(schema.min_output, schema.max_output, schema.outputs),
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        {name: _number(attribute) for name, attribute in schema.attributes.items()},
         frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
     )
+
+
+def _number(attribute: Any) -> int:
+    """Return the attribute's type as AttributeProto numbers it; the enumeration of schemas is another one."""
+    return int(attribute.type.value)
 
 
 def _type_name(type_: int) -> str:

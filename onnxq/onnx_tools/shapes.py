@@ -63,7 +63,7 @@ def _infer(model: ModelProto) -> ModelProto | None:
                 info.ClearField("type")
         try:
             known = shape_inference.infer_shapes(model)
-            if _propagated(known.graph) > _MOST_PROPAGATED:
+            if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
                 return known
             return shape_inference.infer_shapes(model, data_prop=True)
         # The bindings turn any C++ error into one of these, and none of them should keep a user from going on.

@@ -122,8 +122,9 @@ def _weight_obstacle(weight: Variable | Constant) -> str:
 
 
 def _changing(what: str, tensor: Variable | Constant) -> str:
-    by_caller = isinstance(tensor, Constant)
-    return f"its {what} is an input that a caller may feed" if by_caller else f"its {what} is computed at run time"
+    if isinstance(tensor, Constant):
+        return f"its {what} is an input that a caller may feed; list it as an initializer only"
+    return f"its {what} is computed at run time"
 
 
 def _type_obstacle(tensor: Variable) -> str:

@@ -104,8 +104,8 @@ def _find(
     return None
 
 
-def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) -> Variable:
-    """Append what makes one constant of another and return it."""
+def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) -> Tensor:
+    """Append what makes one constant of another and return it; nothing is made where they are equal."""
     shape = _squeezed(tensor)
     before = shape[::-1] if turned else tensor.shape
     in_words = onnx_dtype(source) != onnx_dtype(tensor)
@@ -118,8 +118,8 @@ def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) ->
             shown = chain.reshape("shown", shown, tensor.shape)
     if in_words:
         shown = chain.cast("typed", shown, onnx_dtype(tensor))
-    assert isinstance(shown, Variable), "constants that are equal have been shared"
-    shown.dtype, shown.shape = tensor.dtype, list(tensor.shape)
+    if isinstance(shown, Variable):
+        shown.dtype, shown.shape = tensor.dtype, list(tensor.shape)
     return shown
 
 

@@ -91,9 +91,11 @@ class FoldConstants(Pass):
 
     Attributes:
         largest: bytes that one computed result may have, and by which all may exceed what they are computed from.
+        layouts_only: whether nothing is folded but what only lays elements out anew, those of stored weights included.
     """
 
     largest: int = 256 * 2**20
+    layouts_only: bool = False
 
     def apply(self, graph: Graph) -> Changes:
         """Fold; ``changed`` holds the names of the tensors that became initializers."""
@@ -101,7 +103,7 @@ class FoldConstants(Pass):
         left: list[tuple[str, str]] = []
         gone: list[Node] = []
         stored = sum(tensor.nbytes for tensor in constants(graph))
-        sizes = _Sizes(self.largest, max(self.largest, _MOST_GROWTH * stored))
+        sizes = _Sizes(self.largest, max(self.largest, _MOST_GROWTH * stored), self.layouts_only)
         for scope in scopes(graph):
             gone += self._fold(scope, sizes.cone(scope, left), graph.opset, changed, left)
         remove_nodes(graph, gone)
@@ -141,12 +143,14 @@ class _Sizes:
         largest: bytes that one result may have that is computed at once, and by which all of them may exceed what they
             are computed from.
         room: bytes by which other layouts and types of what is there may make the model grow.
+        layouts_only: whether nothing but other layouts is folded.
         known: bytes and elements of the results that are folded.
         grown: bytes of results beyond those they are computed from.
     """
 
     largest: int
     room: int
+    layouts_only: bool = False
     known: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
     grown: int = 0
 
@@ -157,14 +161,16 @@ class _Sizes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
             if node.domain or node.op in _KEPT or not all(map(self._is_known, inputs)) or node.bodies():
                 continue
-            if obstacle := _codes_obstacle(node) or self._obstacle(node, inputs):
+            if self.layouts_only and node.op not in VIEWS:
+                continue
+            if obstacle := (not self.layouts_only and _codes_obstacle(node)) or self._obstacle(node, inputs):
                 left.append((node.name, obstacle))
             else:
                 cone.append(node)
         return cone
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return _is_plain(tensor) if is_fixed(tensor) else tensor in self.known
+        return self.layouts_only or _is_plain(tensor) if is_fixed(tensor) else tensor in self.known
 
     def _size(self, tensor: Tensor) -> tuple[int, int]:
         return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.known[tensor]

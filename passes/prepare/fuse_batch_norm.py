@@ -103,6 +103,8 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
 
 
 def _data_input(node: Node) -> Variable | None:
+    if len(node.inputs) != (5 if node.op == "BatchNormalization" else 2):
+        return None
     if node.op == "BatchNormalization":
         return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
     first, second = node.inputs
@@ -114,6 +116,8 @@ def _data_input(node: Node) -> Variable | None:
 
 
 def _producer_obstacle(producer: Node) -> str:
+    if len(producer.inputs) < 2:
+        return f"{producer.name} has no weight"
     weight, bias = producer.inputs[1], _bias(producer)
     if not is_fixed(weight) or not (bias is None or is_fixed(bias)):
         return f"the weight of {producer.name} is not constant"
@@ -121,13 +125,15 @@ def _producer_obstacle(producer: Node) -> str:
         return f"the weight of {producer.name} is not floating point"
     if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
         return f"the weight of {producer.name} has rank {len(weight.shape)}"
-    if producer.op == "Gemm":
-        if producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0:
-            return f"{producer.name} has alpha or beta"
-        channels = _channels(producer)
-        # A bias of shape [channels, 1] has a value for each row instead.
-        if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
-            return f"the bias of {producer.name} is not one value for each channel"
+    if producer.op == "Gemm" and (producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0):
+        return f"{producer.name} has alpha or beta"
+    groups = producer.attrs.get("group", 1)
+    if groups < 1 or weight.shape[0] % groups:
+        return f"the groups of {producer.name} do not divide its weight"
+    channels = _channels(producer)
+    # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
+    if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
+        return f"the bias of {producer.name} is not one value for each channel"
     return ""
 
 
@@ -149,6 +155,8 @@ def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, 
         return "it is in training mode"
     if not all(is_fixed(tensor) for tensor in node.inputs[1:5]):
         return "its parameters are not constant"
+    if len({tensor.shape for tensor in node.inputs[1:5]}) > 1:
+        return "its parameters differ in shape"
     if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
         return "its channel axis is not the last one"
     scale, shift, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in node.inputs[1:5])

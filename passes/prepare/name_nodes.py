@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Graph, Names, Pass, scopes
+from onnxq.graph import Changes, Graph, Names, Node, Pass, scopes
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,22 @@ class NameNodes(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Rename; ``changed`` holds the new names."""
+        renamed = _without_a_name_of_their_own(graph)
+        if not renamed:
+            return Changes()
         names = Names(graph)
-        seen: set[str] = set()
-        changed = []
-        for scope in scopes(graph):
-            for node in scope.nodes:
-                if node.name and node.name not in seen:
-                    seen.add(node.name)
-                    continue
-                output = next((tensor.name for tensor in node.outputs if tensor.name), "")
-                node.name = names.fresh(node.name or f"{node.op}_{output}")
-                seen.add(node.name)
-                changed.append(node.name)
-        return Changes(tuple(changed))
+        for node in renamed:
+            output = next((tensor.name for tensor in node.outputs if tensor.name), "")
+            node.name = names.fresh(node.name or f"{node.op}_{output}")
+        return Changes(tuple(node.name for node in renamed))
+
+
+def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
+    seen = {""}
+    renamed = []
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            if node.name in seen:
+                renamed.append(node)
+            seen.add(node.name)
+    return renamed

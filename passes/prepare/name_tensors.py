@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Graph, Names, Pass, Tensor, scopes
+from onnxq.graph import Changes, Graph, Names, Pass, Tensor
 from onnxq.modelfile import place_constants
 
 
@@ -20,19 +19,24 @@ class NameTensors(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Rename; ``changed`` holds the new names."""
+        shared = _sharing_names(graph) if any(node.attrs and node.bodies() for node in graph.nodes) else []
+        if not shared:
+            return Changes()
         names = Names(graph)
-        placed = place_constants(graph)
-        seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
-        changed = []
-        for scope in scopes(graph):
-            for tensor in (*scope.inputs, *placed[scope], *_made(scope)):
-                if tensor.name in seen and scope.parent is not None:
-                    tensor.name = names.fresh(tensor.name)
-                    changed.append(tensor.name)
-                seen.add(tensor.name)
-        return Changes(tuple(changed))
+        for tensor in shared:
+            tensor.name = names.fresh(tensor.name)
+        return Changes(tuple(tensor.name for tensor in shared))
 
 
-def _made(scope: Graph) -> Iterator[Tensor]:
-    """Yield what the nodes of one graph make, omitted outputs aside."""
-    return (tensor for node in scope.nodes for tensor in node.outputs if tensor.name)
+def _sharing_names(graph: Graph) -> list[Tensor]:
+    """Return the tensors of bodies that are called like one of a graph before theirs."""
+    placed = place_constants(graph)
+    seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
+    shared: list[Tensor] = []
+    for scope, stored in placed.items():
+        made = (tensor for node in scope.nodes for tensor in node.outputs if tensor.name)
+        for tensor in (*scope.inputs, *stored, *made):
+            if tensor.name in seen and scope.parent is not None:
+                shared.append(tensor)
+            seen.add(tensor.name)
+    return shared

@@ -69,6 +69,14 @@ def test_a_tensor_of_a_custom_operator_has_no_type() -> None:
         with_taps(model, ["h"])
 
 
+def test_where_inference_fails_nothing_has_a_type() -> None:
+    model = two_layers()
+    model.graph.node[0].domain = "ai.onnx"
+    model.graph.node[1].domain = "nowhere"
+    with pytest.raises(ModelError, match="Tensor 'h' has no element type"):
+        with_taps(model, ["h"])
+
+
 def test_a_tensor_inside_a_body_is_not_in_the_main_graph() -> None:
     model = two_layers()
     body = helper.make_graph(

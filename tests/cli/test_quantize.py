@@ -150,6 +150,23 @@ def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypa
     assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"
 
 
+def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped(tmp_path: Path) -> None:
+    model = onnx.load(MODELS / "gru.onnx")
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.exporter.namespace", value="model/layer" * 500)
+    onnx.save(model, tmp_path / "float.onnx")
+    options = (tmp_path / "float.onnx", "--calib", CALIB, "--limit", 2, "--search", "off", "--seconds", 0)
+    bytes_, told = [], []
+    for extra in ((), ("--strip-metadata",)):
+        figures = ("--report", tmp_path / "report.json", "-o", tmp_path / "q.onnx")
+        assert ("│ metadata" in invoke("quantize", *options, *figures, *extra).stderr) is not bool(extra)
+        report = json.loads((tmp_path / "report.json").read_text())
+        bytes_.append(report["bytes"])
+        told.append(report["metadata_bytes"])
+    assert told[1] == 0
+    assert bytes_[0] - bytes_[1] == pytest.approx(told[0], rel=0.01)
+
+
 def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_asks_for_it(build, tmp_path: Path) -> None:
     model = build(
         "(float[6,2,32] x) => (float[6,1,2,16] y) { [cell] y = LSTM <hidden_size = 16> (x, w, r) }",

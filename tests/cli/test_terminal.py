@@ -95,3 +95,13 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
     terminal.print_report(report)
     assert (report.corrected_biases > 5) == shown
     assert ("corrected for the mean error" in capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize(("bytes_", "shown"), [(0, False), (9, False), (10, True)])
+def test_metadata_is_told_where_it_takes_a_hundredth_of_the_file(
+    bytes_: int, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = quantize(MODELS / "gru.onnx", MODELS / "data" / "calib.npz", limit=2, search="off", seconds=0).report
+    capsys.readouterr()
+    terminal.print_report(replace(report, bytes=1000, metadata_bytes=bytes_))
+    assert ("--strip-metadata" in capsys.readouterr().err) == shown

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import verify
+from onnxq import latency
 from onnxq.calibration.range_table import parse_range
 from onnxq.errors import SchemeError
 from onnxq.metrics import Metric, load_metric
@@ -101,7 +101,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
 
 
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_EQUAL_SPEED", float("inf"))
+    monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
     report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0.05).report
     assert report.plan.count(Mode.STATIC) == 0
     assert len(report.frontier) > 0

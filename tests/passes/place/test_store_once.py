@@ -37,13 +37,14 @@ def large(graph: Graph) -> list[str]:
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
+        (TABLE, []),
         (TABLE.T, ["Transpose"]),
         (TABLE.T.reshape(48, 1, 64), ["Transpose", "Reshape"]),
         (TABLE.reshape(48, 64), ["Reshape"]),
         (TABLE.reshape(1, 64, 48, 1), ["Reshape"]),
         (TABLE.reshape(48, 64).T, ["Reshape", "Transpose"]),
     ],
-    ids=["turned", "turned with an axis of one", "reshaped", "with axes of one", "reshaped and turned"],
+    ids=["equal", "turned", "turned with an axis of one", "reshaped", "with axes of one", "reshaped and turned"],
 )
 def test_another_shape_or_order_comes_from_the_first(other: Array, expected: list[str]) -> None:
     made = model(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_zoo import Array, batch_norm, difference, model, node_named, nodes, ops, outputs, sample, values
+from model_zoo import Array, batch_norm, difference, model, node_named, nodes, ops, outputs, sample, values, variances
 from onnx import ModelProto
 
 from onnxq.graph import Changes, Graph, Pipeline
@@ -336,7 +336,40 @@ def test_any_chain_of_scales_and_shifts_folds_into_the_conv(
     assert ops(graph) == ["Conv", "Neg"]
 
 
-def test_a_weight_of_one_axis_is_left() -> None:
-    """No Gemm has one, and a damaged model may."""
-    made = model("g (float[4,8] x) => (float[4,8] y) { h = Gemm(x, w) y = Mul(h, k) }", w=values(8), k=values(8))
+@pytest.mark.parametrize(
+    ("producer", "weight", "bias"),
+    [
+        ("Gemm(x, w)", (8,), (8,)),
+        ("Conv(x, w, b)", (8, 8, 1, 1), (8, 8, 1, 1)),
+        ("Conv <group = 3> (x, w)", (8, 8, 1, 1), (8,)),
+        ("ConvTranspose <group = 0> (x, w, b)", (8, 8, 1, 1), (8,)),
+    ],
+)
+def test_what_only_a_damaged_model_has_is_left(producer: str, weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    made = model(
+        f"g (float[4,8,1,1] x) => (float[4,8,1,1] y) {{ h = {producer} y = Mul(h, k) }}",
+        w=values(*weight), b=values(*bias), k=values(1),
+    )  # fmt: skip
     assert not FuseBatchNorm().apply(as_graph(made))
+
+
+def test_parameters_that_differ_in_shape_are_left() -> None:
+    made = model(
+        "g (float[4,8,1,1] x) => (float[4,8,1,1] y) { h = Conv(x, w) y = BatchNormalization(h, s, b, m, v) }",
+        w=values(8, 8, 1, 1), **{**batch_norm("", 8), "m": values(8, 4)},
+    )  # fmt: skip
+    assert not FuseBatchNorm().apply(as_graph(made))
+
+
+@pytest.mark.parametrize("behind", ["Add(a, c)", "BatchNormalization(a, c, c, c, c)"])
+@pytest.mark.parametrize("damaged", ["conv", "next"])
+@pytest.mark.parametrize("inputs", [1, 7])
+def test_leaves_nodes_with_a_wrong_number_of_inputs(behind: str, damaged: str, inputs: int) -> None:
+    graph = as_graph(conv(2, behind, c=values(6, 1, 1) if "Add" in behind else variances(6)))
+    node = node_named(graph, damaged)
+    while len(node.inputs) > inputs:
+        node.inputs.pop()
+    while len(node.inputs) < inputs:
+        node.inputs.append(node.inputs[-1])
+    FuseBatchNorm().apply(graph)
+    assert damaged in [node.name for node in nodes(graph)]

@@ -1,0 +1,133 @@
+"""Arithmetic on single numbers of shapes, some of which are known by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+Entry: TypeAlias = "int | bool | str | None"
+"""A number, a name (of a dimension, or of a sum or product of some, so never negative), or None while unknown."""
+
+
+def plus(one: Entry, other: Entry) -> Entry:
+    """Return the sum of two entries.
+
+    >>> plus("seq", 0), plus("seq", "past"), plus("seq", None)
+    ('seq', '(past+seq)', None)
+    """
+    if isinstance(one, int) and isinstance(other, int):
+        return one + other
+    if 0 in (one, other):
+        return other if one == 0 else one
+    return _term("+", one, other)
+
+
+def times(one: Entry, other: Entry) -> Entry:
+    """Return the product of two entries.
+
+    >>> times("seq", 1), times(0, "seq"), times("seq", "batch"), times("seq", -1)
+    ('seq', 0, '(batch*seq)', None)
+    """
+    if isinstance(one, int) and isinstance(other, int):
+        return one * other
+    if 1 in (one, other):
+        return other if one == 1 else one
+    return 0 if 0 in (one, other) and None not in (one, other) else _term("*", one, other)
+
+
+def product(entries: Iterable[Entry]) -> Entry:
+    """Return the product of all entries.
+
+    >>> product([2, "seq", 3]), product([])
+    ('(3*(2*seq))', 1)
+    """
+    made: Entry = 1
+    for entry in entries:
+        made = times(made, entry)
+    return made
+
+
+def smaller(one: Entry, other: Entry) -> Entry:
+    """Return the smaller of two entries.
+
+    >>> smaller(4, 3), smaller("seq", 64), smaller("seq", -1)
+    (3, 'min(64,seq)', None)
+    """
+    if one == other or (isinstance(one, int) and isinstance(other, int)):
+        return one if one == other else min(one, other)  # type: ignore[type-var]
+    term = _term(",", one, other)
+    return f"min{term}" if isinstance(term, str) else None
+
+
+def is_bounded(extent: str, by: str) -> bool:
+    """Whether an extent is the smaller of another and of a number above 1.
+
+    >>> is_bounded("min(64,seq)", "seq"), is_bounded("min(1,seq)", "seq")
+    (True, False)
+    """
+    number, found, rest = extent.removeprefix("min(").partition(",")
+    return extent.startswith("min(") and found == "," and rest == f"{by})" and number.isdecimal() and int(number) > 1
+
+
+def _term(sign: str, one: Entry, other: Entry) -> Entry:
+    negative = any(isinstance(entry, int) and entry < 0 for entry in (one, other))
+    return None if one is None or other is None or negative else f"({sign.join(sorted((str(one), str(other))))})"
+
+
+def minus(one: Entry, other: Entry) -> Entry:
+    """Return the difference of two entries; that of two names may be negative, and has no name."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one - other
+    if one is None or other is None:
+        return None
+    return 0 if one == other else one if other == 0 else None
+
+
+def over(one: Entry, other: Entry) -> Entry:
+    """Divide as integers are: towards zero."""
+    if isinstance(one, int) and isinstance(other, int) and other:
+        return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+    if other == 1:
+        return one
+    return f"({one}/{other})" if isinstance(one, str) and isinstance(other, int) and other > 1 else None
+
+
+def remainder(one: Entry, other: Entry) -> Entry:
+    """Return the remainder of a division, where the signs leave no doubt."""
+    natural = isinstance(one, int) and isinstance(other, int) and one >= 0 and other > 0
+    return one % other if natural else None  # type: ignore[operator]
+
+
+def equal(one: Entry, other: Entry) -> Entry:
+    """Return whether two entries are equal: a name may be any number that is not negative.
+
+    >>> equal("seq", "seq"), equal("seq", -1), equal("seq", 4)
+    (True, False, None)
+    """
+    if one is None or other is None:
+        return None
+    if (isinstance(one, int) and isinstance(other, int)) or one == other:
+        return bool(one == other)
+    return False if any(isinstance(entry, int) and entry < 0 for entry in (one, other)) else None
+
+
+def numbers_only(compute: Callable[[int, int], int | bool]) -> Callable[[Entry, Entry], Entry]:
+    """Return a function of two numbers as one of two entries."""
+    return lambda one, other: compute(one, other) if isinstance(one, int) and isinstance(other, int) else None
+
+
+def larger(one: Entry, other: Entry) -> Entry:
+    """Return the larger of two entries."""
+    return one if one == other else numbers_only(max)(one, other)
+
+
+def choose(condition: Entry, one: Entry, other: Entry) -> Entry:
+    """Return one entry where a condition holds, and the other where it does not."""
+    if condition is None:
+        return one if one == other else None
+    return one if condition else other
+
+
+def negation(entry: Entry) -> Entry:
+    """Return the opposite of a truth value."""
+    return not entry if isinstance(entry, int) else None

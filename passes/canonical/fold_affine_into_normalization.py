@@ -1,0 +1,55 @@
+"""Let a normalization scale and shift by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph.patterns import Capture
+from onnxq.graph.ranks import rank
+
+
+@dataclass(frozen=True)
+class FoldAffineIntoNormalization(Rule):
+    """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return both operators behind both normalizations; RMSNormalization has no bias."""
+        x, scale, operand = op.any("x"), op.constant("scale"), op.constant("operand")
+        layer = op.LayerNormalization(x, scale, Capture("bias", constant=True, optional=True), name="norm")
+        return (
+            op.Mul(layer, operand),
+            op.Add(layer, operand),
+            op.Mul(op.RMSNormalization(x, scale, name="norm"), operand),
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse constants that vary along other axes or add some."""
+        dimensions = rank(found.norm.outputs[0])
+        length = found.scale.shape[-1] if len(found.scale.shape) == 1 else 0
+        shape = found.operand.shape
+        if found.operand.dtype != found.scale.dtype or not length:
+            return "its constant is of another type, or its normalization spans several axes"
+        if len(shape) > (dimensions or 0) and shape:
+            return "its constant has more dimensions than its data, as far as these are known"
+        if any(extent != 1 for extent in shape[:-1]) or shape[-1:] not in ((), (1,), (length,)):
+            return "its constant varies along another axis than the last"
+        return ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the normalization with the scale and bias of both."""
+        dtype, length = found.scale.dtype, found.scale.shape[0]
+        operand = np.broadcast_to(found.operand.values.astype(np.float64).reshape(-1), length)
+        scale, given = found.scale.values.astype(np.float64), found.values.get("bias")
+        bias = given.values.astype(np.float64) if given is not None else np.zeros(length)
+        if found.root.op == "Mul":
+            scale, bias = scale * operand, bias * operand
+        else:
+            bias = bias + operand
+        parts: list[npt.NDArray[Any]] = [scale, bias] if given is not None or found.root.op == "Add" else [scale]
+        made = [new.constant(part.astype(dtype), name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
+        return new.call("", found.norm.op, found.x, *made, **found.norm.attrs)

@@ -1,0 +1,57 @@
+"""Rid Gemm of what integer kernels do not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+
+
+@dataclass(frozen=True)
+class FoldGemmFactors(Rule):
+    """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return a Gemm with a constant weight."""
+        return op.Gemm(op.any("x"), op.constant("weight"), op.optional("bias"), name="gemm")
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse a bias that cannot take beta, and a weight of integers."""
+        alpha, beta, transposed = _factors(found)
+        if (alpha, beta, transposed) == (1.0, 1.0, False):
+            return "it has no alpha, beta or transA"
+        if found.weight.dtype.kind != "f":
+            return "its weight is not floating point"
+        if alpha != 1.0 and any(reader.op == "Gather" for reader in found.weight.outputs):
+            return "its weight is a table that is looked up too"
+        if beta not in (0.0, 1.0) and found.bias is not None and not _is_fixed(found.bias):
+            return "its beta scales a bias that is computed at run time"
+        return ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make a Gemm without factors."""
+        alpha, beta, transposed = _factors(found)
+        data = new.Transpose(found.x, perm=[1, 0]) if transposed else found.x
+        weight = found.weight if alpha == 1.0 else new.constant(_times(found.weight, alpha), "weight")
+        bias = found.bias if beta != 0.0 else None
+        if bias is not None and beta != 1.0:
+            bias = new.constant(_times(bias, beta), "bias")
+        operands = (data, weight) if bias is None else (data, weight, bias)
+        return new.like(found.gemm, *operands, alpha=None, beta=None, transA=None)
+
+
+def _factors(found: Match) -> tuple[float, float, bool]:
+    attributes = found.gemm.attrs
+    beta = float(attributes.get("beta", 1.0)) if found.bias is not None else 1.0
+    return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
+
+
+def _times(tensor: Constant, factor: float) -> Any:
+    return (tensor.values.astype(np.float64) * factor).astype(tensor.dtype)
+
+
+def _is_fixed(tensor: Any) -> bool:
+    return isinstance(tensor, Constant) and tensor.input_source is None

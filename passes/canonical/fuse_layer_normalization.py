@@ -1,0 +1,61 @@
+"""Recognise layer normalization, written with means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph.ranks import may_widen, reduces_last_axis
+
+_FIRST_OPSET = 17
+
+
+@dataclass(frozen=True)
+class FuseLayerNormalization(Rule):
+    """Means, squares and a root become LayerNormalization, or before opset 17 the spelling that runtimes know.
+
+    That is ``(x - mean) / sqrt(mean((x - mean) ** 2) + epsilon)`` with Sub, Pow and Div. Only the last axis is looked
+    at. A scale and a shift behind it are `FoldAffineIntoNormalization`'s.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return every way to square and to divide."""
+        return tuple(_forms(op))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse other axes, what is not known well enough, and what is in its best form already."""
+        if not (reduces_last_axis(found.mean) and reduces_last_axis(found.variance)):
+            return "it normalizes along another axis than the last"
+        if found.opset < _FIRST_OPSET and "odd" not in found.values:
+            return f"ONNX has LayerNormalization from opset {_FIRST_OPSET} on"
+        if found.x.dtype is None or found.x.shape is None or not isinstance(found.x.shape[-1], int):
+            return "type or length of what it normalizes is unknown"
+        return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make one LayerNormalization without an effect of its scale, or the known spelling of it."""
+        x = found.x
+        if found.opset >= _FIRST_OPSET:
+            epsilon = float(found.epsilon.values.item())
+            return new.LayerNormalization(x, np.ones(x.shape[-1]), axis=-1, epsilon=epsilon)
+        centred = new.Sub(x, new.like(found.mean, x))
+        variance = new.like(found.variance, new.Pow(centred, 2.0))
+        return new.Div(centred, new.Sqrt(new.Add(variance, found.epsilon)))
+
+
+def _forms(op: Operators) -> Iterator[Call]:
+    """Yield the forms; runtimes know those with Pow and Div."""
+    x = op.any("x")
+    mean = op.ReduceMean(x, ..., name="mean", keepdims=1)
+    centred, again = op.Sub(x, mean), op.Sub(x, mean)
+    for source in (centred, again):
+        for odd, square in ((False, op.Pow(source, 2.0)), (True, op.Mul(source, source, name="odd"))):
+            variance = op.ReduceMean(square, ..., name="variance", keepdims=1)
+            deviation = op.Sqrt(op.Add(variance, op.scalar("epsilon")))
+            yield op.Div(centred, deviation)
+            yield op.Mul(centred, op.Reciprocal(deviation, name="" if odd else "odd"))
+            yield op.Mul(centred, op.Div(1.0, deviation, name="" if odd else "odd"))

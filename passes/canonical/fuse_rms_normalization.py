@@ -1,0 +1,56 @@
+"""Recognise normalization by the root of the mean square."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph.ranks import may_widen, reduces_last_axis
+
+_FIRST_OPSET = 23
+
+
+@dataclass(frozen=True)
+class FuseRmsNormalization(Rule):
+    """A mean of squares and a root become RMSNormalization, or before opset 23 the spelling that runtimes know.
+
+    That is ``x / sqrt(mean(x ** 2) + epsilon)`` with Pow and Div. Only the last axis is looked at. A scale behind it is
+    `FoldAffineIntoNormalization`'s.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return every way to square and to divide."""
+        return tuple(_forms(op))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse other axes, what is not known well enough, and what is in its best form already."""
+        if not reduces_last_axis(found.mean):
+            return "it normalizes along another axis than the last"
+        if found.opset < _FIRST_OPSET and "odd" not in found.values:
+            return f"ONNX has RMSNormalization from opset {_FIRST_OPSET} on"
+        if found.x.dtype is None or found.x.shape is None or not isinstance(found.x.shape[-1], int):
+            return "type or length of what it normalizes is unknown"
+        return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make one RMSNormalization without an effect of its scale, or the known spelling of it."""
+        x = found.x
+        if found.opset >= _FIRST_OPSET:
+            return new.RMSNormalization(x, np.ones(x.shape[-1]), axis=-1, epsilon=float(found.epsilon.values.item()))
+        mean = new.like(found.mean, new.Pow(x, 2.0), *found.mean.inputs[1:])
+        return new.Div(x, new.Sqrt(new.Add(mean, found.epsilon)))
+
+
+def _forms(op: Operators) -> Iterator[Call]:
+    """Yield the forms; runtimes know those with Pow and Div."""
+    x = op.any("x")
+    for odd, square in ((False, op.Pow(x, 2.0)), (True, op.Mul(x, x, name="odd"))):
+        mean = op.ReduceMean(square, ..., name="mean", keepdims=1)
+        root = op.Sqrt(op.Add(mean, op.scalar("epsilon")))
+        yield op.Div(x, root)
+        yield op.Mul(x, op.Reciprocal(root, name="" if odd else "odd"))
+        yield op.Mul(x, op.Div(1.0, root, name="" if odd else "odd"))

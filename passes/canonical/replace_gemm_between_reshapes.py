@@ -1,0 +1,50 @@
+"""Multiply data of any rank as it is, where Gemm makes it a matrix and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph.patterns import Capture
+from onnxq.graph.ranks import same_extents
+
+
+@dataclass(frozen=True)
+class ReplaceGemmBetweenReshapes(Rule):
+    """Reshape, Gemm and a Reshape back become MatMul and Add.
+
+    Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a Gemm, which has its own bias.
+    """
+
+    def pattern(self, op: Operators) -> Call:
+        """Return Gemm of a constant weight and bias between Reshapes, of which others may read the first."""
+        data = op.Reshape(op.any("x"), op.any("rows"), shared=True)
+        bias = Capture("bias", constant=True, optional=True)
+        gemm = op.Gemm(data, op.constant("weight"), bias, name="gemm", alpha=1.0, beta=1.0, transA=0)
+        return op.Reshape(gemm, op.any("target"))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse shapes that are not proven to be the same before and behind."""
+        x, result = found.x.shape, found.root.outputs[0].shape
+        inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
+        if x is None or result is None or len(x) < 3:
+            return "shapes around it are unknown, or its data is a matrix already"
+        if x[-1] != inner or not same_extents(result, [*x[:-1], outer]):
+            return "its result does not have the shape of its data"
+        if found.bias is not None and found.bias.shape not in ((outer,), (1, outer)):
+            return "its bias is not one value for each channel"
+        if found.gemm.attrs.get("transB", 0) and len(set(found.weight.outputs)) > 1:
+            return "others read its weight, which it transposes"
+        return ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product, and the sum where there is a bias."""
+        weight = found.weight
+        if found.gemm.attrs.get("transB", 0):
+            weight = new.constant(weight.values.T, "weight")
+        product = new.MatMul(found.x, weight)
+        if found.bias is None:
+            return product
+        flat = len(found.bias.shape) == 1
+        return new.Add(product, found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias"))

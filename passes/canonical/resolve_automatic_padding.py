@@ -1,0 +1,53 @@
+"""Padding that an operator works out from the size of its data, as numbers where that size is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+
+
+class ResolveAutomaticPadding(Rule):
+    """The attribute auto_pad of a convolution or pooling becomes the pads that it means."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for each operator with each way to pad."""
+        return tuple(
+            getattr(op, name)(op.any("x"), ..., name="window", auto_pad=way)
+            for name in ("Conv", "AveragePool", "MaxPool")
+            for way in ("SAME_UPPER", "SAME_LOWER", "VALID")
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why the pads are not known."""
+        if found.window.attrs.get("ceil_mode", 0):
+            return "it rounds up"
+        return "" if _pads(found) is not None else "the size of its data or kernel is not known"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the same operator with pads."""
+        return new.like(found.window, *found.window.inputs, auto_pad=None, pads=_pads(found))
+
+
+def _pads(found: Match) -> list[int] | None:
+    """Return what comes before and after the data along each axis, the numbers before first."""
+    window, data = found.window, found.x.shape
+    way = window.attrs["auto_pad"]
+    kernel = window.attrs.get("kernel_shape") or (
+        window.inputs[1].shape[2:] if window.op == "Conv" and window.inputs[1].shape is not None else None
+    )
+    if kernel is None:
+        return None
+    if way == "VALID":
+        return [0] * 2 * len(kernel)
+    if data is None or len(data) != len(kernel) + 2 or not all(isinstance(size, int) for size in (*data[2:], *kernel)):
+        return None
+    strides = window.attrs.get("strides", [1] * len(kernel))
+    steps = window.attrs.get("dilations", [1] * len(kernel))
+    before, after = [], []
+    for size, wide, stride, step in zip(data[2:], kernel, strides, steps, strict=True):
+        missing = max(0, (-(-size // stride) - 1) * stride + (wide - 1) * step + 1 - size)
+        smaller, larger = missing // 2, missing - missing // 2
+        before.append(smaller if way == "SAME_UPPER" else larger)
+        after.append(larger if way == "SAME_UPPER" else smaller)
+    return [*before, *after]

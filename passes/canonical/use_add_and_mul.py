@@ -1,0 +1,73 @@
+"""Differences, quotients and sums as the two operators that fold into products and have integer kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+
+_MOST_BYTES: Final = 1 << 20
+_EXACT: Final = frozenset(
+    {"Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round", "Sign"}
+)
+
+
+class UseAddAndMul(Rule):
+    """Sub and Div by a floating-point constant are Add and Mul; a Sum of two is Add, and one of one is nothing.
+
+    A quotient stays where its last bit may decide something, and in front of Erf, by which runtimes know a Gelu.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for each of them."""
+        x = op.any("x")
+        constant = op.constant("constant")
+        return (
+            op.Sub(x, constant),
+            op.Div(x, constant),
+            op.Sum(x, op.any("z")),
+            *(getattr(op, name)(x) for name in ("Max", "Mean", "Min", "Sum")),
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
+        if "constant" not in found.values:
+            return ""
+        if isinstance(found.x, Constant):
+            return "both of its operands are constant"
+        if found.constant.dtype.kind != "f":
+            return "its constant is not floating point"
+        if found.constant.nbytes > _MOST_BYTES and len(found.constant.outputs) > 1:
+            return "others read its constant, which is large"
+        if found.root.op == "Sub":
+            return ""
+        with np.errstate(divide="ignore", over="ignore"):
+            factor = _reciprocal(found.constant)
+        if not np.isfinite(factor).all() or (np.abs(factor) < np.finfo(found.constant.dtype).tiny).any():
+            return "its reciprocal is not a number of its type"
+        exact = (np.abs(np.frexp(found.constant.values)[0]) == 0.5).all()
+        return "" if exact else _reader_obstacle(found)
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the Add or Mul, or nothing."""
+        if found.root.op == "Sub":
+            return new.Add(found.x, -found.constant.values)
+        if found.root.op == "Div":
+            return new.Mul(found.x, _reciprocal(found.constant))
+        return new.Add(found.x, found.z) if "z" in found.values else found.x
+
+
+def _reciprocal(constant: Constant) -> npt.NDArray[Any]:
+    return (1.0 / constant.values.astype(np.float64)).astype(constant.dtype)
+
+
+def _reader_obstacle(found: Match) -> str:
+    readers = {reader.op for reader in found.root.outputs[0].outputs if not reader.domain}
+    if readers & _EXACT:
+        return "its last bit may decide what reads it"
+    return "it is a part of Gelu" if "Erf" in readers else ""

@@ -1,0 +1,46 @@
+"""HardSigmoid and HardSwish, which older exporters write as formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxq.graph import Call, Match, New, Operators, Rule
+
+
+class UseHardSwish(Rule):
+    """A sixth of x + 3 between 0 and 6 is HardSigmoid, and x times that is HardSwish where the opset has it."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for the formulas, and for HardSigmoid times its data."""
+        x = op.any("x")
+        moved = op.Add(x, 3.0)
+        forms: list[Call] = [op.Mul(x, op.HardSigmoid(x, name="gate"))]
+        for limited in (op.Clip(moved, 0.0, 6.0), op.Clip(moved, min=0.0, max=6.0)):
+            for scaled in (lambda value: op.Mul(value, 1 / 6), lambda value: op.Div(value, 6.0)):
+                forms.append(scaled(limited))
+                forms.append(scaled(op.Mul(x, limited)))
+                forms.append(op.Mul(x, scaled(limited)))
+                forms.append(op.Mul(scaled(x), limited))
+        return tuple(forms)
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        if found.opset < 7 or np.dtype(found.x.dtype or "O").kind != "f":
+            return "its data is not known to be floating point"
+        if "gate" not in found.values:
+            return ""
+        if found.opset < 14:
+            return "HardSwish came with opset 14"
+        slope, middle = found.gate.attrs.get("alpha", 0.2), found.gate.attrs.get("beta", 0.5)
+        return "" if abs(slope - 1 / 6) < 1e-6 and middle == 0.5 else "its slope is not one sixth"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the one node, or two where the opset has no HardSwish."""
+        reads = [tensor for node in found.nodes for tensor in node.inputs if tensor is found.x]
+        multiplied = len(reads) > 1
+        if multiplied and found.opset >= 14:
+            return new.HardSwish(found.x)
+        gate = new.HardSigmoid(found.x, alpha=1 / 6, beta=0.5)
+        return new.Mul(found.x, gate) if multiplied else gate

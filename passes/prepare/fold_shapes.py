@@ -1,0 +1,288 @@
+"""Fold shape arithmetic: what depends on known dimensions becomes constant, what depends on names goes where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from onnxq.graph import (
+    ArrayPayload,
+    Changes,
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Pass,
+    Tensor,
+    Variable,
+    become_constant,
+    remove_nodes,
+    remove_unused,
+    scopes,
+)
+from onnxq.graph.shape_entries import Entry, plus
+from onnxq.graph.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
+from onnxq.graph.shape_values import Value, evaluate, value_of
+from onnxq.graph.types import infer_types
+
+_LAST = np.iinfo(np.int64).max
+_READS_SHAPES = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True)
+class FoldShapes(Pass):
+    """Replace arithmetic on shapes by constants, in every graph of the model; dimensions may be numbers or names.
+
+    Small integer tensors are followed through the operators that exporters compute shapes with. What is a number in
+    every entry becomes an initializer. A target of Reshape or Expand, or the ends of a Slice, become one where their
+    unknown entries are dimensions of the data itself: Reshape copies them (0), and infers one other (-1). Shapes
+    behind what is replaced are inferred on the way, so that a chain folds at once. Leaves outputs of a graph.
+
+    Attributes:
+        empty: whether named dimensions may be 0 when the model runs; then none is inferred beside a copied one.
+    """
+
+    empty: bool = False
+
+    def apply(self, graph: Graph) -> Changes:
+        """Fold; ``changed`` holds the names of tensors that became initializers, and of nodes with a new target."""
+        folding = _Folding(graph, empty=self.empty)
+        for scope in scopes(graph):
+            folding.fold(scope)
+        folding.forget_invented()
+        if folding.changed:
+            remove_unused(graph)
+        return Changes(tuple(folding.changed))
+
+
+class _Folding:
+    """One walk over a graph and its bodies, in an order in which values are known before they are read."""
+
+    def __init__(self, graph: Graph, *, empty: bool) -> None:
+        self.graph, self.names, self.empty = graph, Names(graph), empty
+        self.values: dict[Tensor, Value | None] = {}
+        self.improved: set[Tensor] = set()
+        self.invented: list[tuple[Variable, int]] = []
+        self.declared = _dimension_names(graph)
+        self.changed: list[str] = []
+
+    def fold(self, scope: Graph) -> None:
+        """Visit the nodes of one graph."""
+        gone = []
+        for tensor in scope.inputs:
+            self._name_dimensions(tensor)
+        for node in scope.nodes:
+            if node.domain or not node.outputs:
+                continue
+            value = self._evaluated(node)
+            if value is not None and value.known and not node.outputs[0].returned_by:
+                gone.append(node)
+                self._become_constant(scope, node.outputs[0], value)
+                continue
+            if resolve := _RESOLVED.get(node.op):
+                resolve(self, node)
+            self._infer(node)
+            for tensor in node.outputs:
+                self._name_dimensions(tensor)
+        remove_nodes(scope, gone)
+
+    def value(self, tensor: Tensor) -> Value | None:
+        """Return what is known of a tensor's content."""
+        if tensor not in self.values:
+            self.values[tensor] = value_of(tensor) if isinstance(tensor, Constant) else None
+        return self.values[tensor]
+
+    def shape(self, tensor: Tensor) -> list[Any] | None:
+        """Return what is known of a tensor's shape."""
+        known = self.values.get(tensor)
+        shape = known.entries.shape if known is not None else tensor.shape
+        return None if shape is None else list(shape)
+
+    def _evaluated(self, node: Node) -> Value | None:
+        if len(node.outputs) != 1 or not node.outputs[0].name:
+            return None
+        inputs = [self.value(tensor) for tensor in node.inputs]
+        value = evaluate(node, inputs, [self.shape(tensor) for tensor in node.inputs])
+        self.values[node.outputs[0]] = value
+        return value
+
+    def _become_constant(self, scope: Graph, tensor: Variable, value: Value) -> None:
+        scope.initializers.append(become_constant(tensor, ArrayPayload(value.array)))
+        self.improved.add(tensor)
+        self.changed.append(tensor.name)
+
+    def put(self, node: Node, index: int, entries: Sequence[int], name: str) -> None:
+        """Let a node read a new constant."""
+        made = Constant(self.names.fresh(f"{node.name or node.op}.{name}"), np.asarray(entries, np.int64))
+        node.inputs[index] = made
+        self.improved.add(made)
+        self.changed.append(node.name)
+
+    def improve(self, tensor: Variable, shape: Iterable[Any]) -> None:
+        """Complete the shape of a tensor with what is known of it now."""
+        found = list(shape)
+        before = tensor.shape
+        if before is None or len(before) != len(found):
+            after = found if before is None else before
+        else:
+            after = [_better(old, new) for old, new in zip(before, found, strict=True)]
+        if after != before:
+            tensor.shape = after
+            self.improved.add(tensor)
+            self.invented.extend(
+                (tensor, axis)
+                for axis, extent in enumerate(after)
+                if isinstance(extent, str) and extent not in self.declared
+            )
+
+    def _infer(self, node: Node) -> None:
+        """Infer the types of what a node makes again, where more is known of what it reads."""
+        incomplete = [tensor for tensor in node.outputs if _is_incomplete(tensor)]
+        if not incomplete or not any(tensor in self.improved for tensor in node.inputs):
+            return
+        before = [(tensor, tensor.dtype, tensor.shape) for tensor in node.outputs]
+        # Where the model is ill-typed, it stays as it is.
+        with suppress(ValueError, TypeError):
+            infer_types(node, self.graph.opset_imports)
+        for tensor, dtype, shape in before:
+            found, tensor.shape = tensor.shape, shape
+            if found is not None:
+                self.improve(tensor, found)
+            if dtype is not None:
+                tensor.dtype = dtype
+
+    def _name_dimensions(self, tensor: Tensor) -> None:
+        """Give unknown dimensions whose number somebody reads a name of their own for now."""
+        if not isinstance(tensor, Variable) or tensor.shape is None or None not in tensor.shape:
+            return
+        if any(reader.op in _READS_SHAPES for reader in tensor.outputs):
+            self.improve(tensor, [f"{tensor.name}#{axis}" for axis in range(len(tensor.shape))])
+
+    def forget_invented(self) -> None:
+        """Make dimensions unknown again whose names the model did not have."""
+        for tensor, axis in self.invented:
+            if tensor.shape is not None and not isinstance(tensor, Constant):
+                tensor.shape[axis] = None
+
+
+def _dimension_names(graph: Graph) -> set[str]:
+    tensors = (
+        tensor
+        for scope in scopes(graph)
+        for tensors in (scope.inputs, *(node.outputs for node in scope.nodes))
+        for tensor in tensors
+    )
+    return {extent for tensor in tensors for extent in tensor.shape or () if isinstance(extent, str)}
+
+
+def _better(old: Entry, new: Entry) -> Entry:
+    return new if old is None or (isinstance(old, str) and isinstance(new, int)) else old
+
+
+def _is_incomplete(tensor: Tensor) -> bool:
+    known = tensor.dtype is not None and tensor.shape is not None
+    return bool(tensor.name) and not (known and all(isinstance(extent, int) for extent in tensor.shape))
+
+
+def _resolve_reshape(folding: _Folding, node: Node) -> None:
+    target = folding.value(node.inputs[1]) if len(node.inputs) == 2 else None
+    if target is None or target.entries.ndim != 1:
+        return
+    data, entries = folding.shape(node.inputs[0]), list(target.entries)
+    literal = bool(node.attrs.get("allowzero", 0))
+    folding.improve(node.outputs[0], reshaped(data, entries, literal=literal))
+    if not isinstance(node.inputs[1], Variable):
+        return
+    if (found := reshape_target(data, entries, literal=literal, empty=folding.empty)) is not None:
+        if 0 not in entries:
+            node.attrs.pop("allowzero", None)
+        folding.put(node, 1, found, "shape")
+
+
+def _resolve_expand(folding: _Folding, node: Node) -> None:
+    target = folding.value(node.inputs[1]) if len(node.inputs) == 2 else None
+    data = folding.shape(node.inputs[0])
+    if target is None or target.entries.ndim != 1 or data is None:
+        return
+    folding.improve(node.outputs[0], expanded(data, list(target.entries)))
+    if isinstance(node.inputs[1], Variable) and (found := expand_target(data, list(target.entries))) is not None:
+        folding.put(node, 1, found, "shape")
+
+
+def _resolve_slice(folding: _Folding, node: Node) -> None:
+    """Where the end is the extent of the sliced axis itself, all numbers behind it are the same."""
+    values = [folding.value(tensor) if tensor.name else None for tensor in node.inputs]
+    data = folding.shape(node.inputs[0]) if node.inputs else None
+    if len(values) < 3 or values[2] is None or data is None or not isinstance(node.inputs[2], Variable):
+        return
+    count = values[2].entries.size
+    starts, ends, axes, steps = (
+        list(value.entries.flat) if value is not None else default if left_out else [None] * count
+        for value, default, left_out in _operands(node, values, count)
+    )
+    places = [axis for axis in axes if isinstance(axis, int) and -len(data) <= axis < len(data)]
+    if not len(starts) == len(ends) == len(places) == len(steps) == count:
+        return
+    shape = list(data)
+    for start, end, axis, step in zip(starts, ends, places, steps, strict=True):
+        shape[axis] = sliced(data[axis], start, end, step)
+    folding.improve(node.outputs[0], shape)
+    found = [_LAST if end == data[axis] and end is not None else end for end, axis in zip(ends, places, strict=True)]
+    if all(isinstance(end, int) for end in found) and all(isinstance(step, int) and step > 0 for step in steps):
+        folding.put(node, 2, found, "ends")
+
+
+def _operands(node: Node, values: Sequence[Value | None], count: int) -> Iterator[tuple[Value | None, list[int], bool]]:
+    """Yield what is known of starts, ends, axes and steps, what each is by default, and whether it is left out."""
+    defaults = {1: [], 2: [], 3: list(range(count)), 4: [1] * count}
+    for index, default in defaults.items():
+        left_out = index >= len(values) or not node.inputs[index].name
+        yield None if left_out else values[index], default, left_out
+
+
+def _resolve_broadcast(folding: _Folding, node: Node) -> None:
+    if folding.improved.isdisjoint(node.inputs) or not _is_incomplete(node.outputs[0]):
+        return
+    shapes = [shape for tensor in node.inputs if (shape := folding.shape(tensor)) is not None]
+    if len(shapes) == len(node.inputs):
+        folding.improve(node.outputs[0], broadcast(shapes))
+
+
+def _resolve_constant_of_shape(folding: _Folding, node: Node) -> None:
+    target = folding.value(node.inputs[0])
+    if target is not None and target.entries.ndim == 1:
+        folding.improve(node.outputs[0], target.entries)
+
+
+def _resolve_range(folding: _Folding, node: Node) -> None:
+    start, limit, delta = (folding.value(tensor) for tensor in node.inputs)
+    counts = start is not None and delta is not None and start.known and delta.known
+    if counts and limit is not None and (*start.numbers, *delta.numbers) == (0, 1):
+        folding.improve(node.outputs[0], limit.entries.flat)
+
+
+def _resolve_concat(folding: _Folding, node: Node) -> None:
+    """Give the sum of named dimensions a name, which inference does not."""
+    shapes = [folding.shape(tensor) for tensor in node.inputs]
+    axis, found = node.attrs.get("axis"), node.outputs[0].shape
+    if found is None or axis is None or not -len(found) <= axis < len(found) or found[axis] is not None:
+        return
+    if all(shape is not None and len(shape) == len(found) for shape in shapes):
+        total = reduce(plus, (shape[axis] for shape in shapes))
+        folding.improve(node.outputs[0], [total if place == axis % len(found) else None for place in range(len(found))])
+
+
+_RESOLVED = {
+    "Concat": _resolve_concat,
+    "ConstantOfShape": _resolve_constant_of_shape,
+    "Expand": _resolve_expand,
+    "Range": _resolve_range,
+    "Reshape": _resolve_reshape,
+    "Slice": _resolve_slice,
+    **dict.fromkeys(("Add", "Div", "Equal", "Less", "Max", "Min", "Mul", "Pow", "Sub", "Where"), _resolve_broadcast),
+}

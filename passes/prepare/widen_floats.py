@@ -1,0 +1,187 @@
+"""Let a model of 16-bit floats compute in float32, in which integer kernels give their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.constants.payloads import computed
+from onnxq.graph import (
+    Changes,
+    Graph,
+    Names,
+    Node,
+    Pass,
+    Payload,
+    Tensor,
+    Variable,
+    constants,
+    insert_nodes,
+    onnx_dtype,
+    remove_nodes,
+    replace_uses,
+    scopes,
+)
+
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FLOAT = np.dtype(np.float32)
+# Attributes that name the type of a result.
+_TYPES = ("to", "dtype", "output_dtype", "output_datatype")
+# Their kernels take float32 as well; what other domains do is not known.
+_WIDENED_DOMAINS = ("", "ai.onnx", "com.microsoft")
+# It takes the bits of numbers as they are.
+_BITS = "BitCast"
+
+
+@dataclass(frozen=True)
+class WidenFloats(Pass):
+    """Turn float16 and bfloat16 to float32 inside a model, in every graph; constants are converted when they are read.
+
+    Inputs, overridable initializers and outputs of the model keep their types, with a Cast beside each. Casts that
+    exporters put between float types go away. Leaves models that hand sequences of 16-bit floats around, or such
+    floats to operators that take their bits or of which nothing is known.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Widen; ``changed`` holds the names of the constants and nodes."""
+        if obstacle := _obstacle(graph):
+            return Changes(left=((graph.name, obstacle),))
+        names = Names(graph)
+        border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
+        border.update(tensor for tensor in graph.initializers if tensor.input_source is not None)
+        changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border)]
+        changed += _read_widened(graph, [tensor for tensor in border if _is_half(tensor)], names)
+        changed += _return_narrowed(graph, names)
+        changed += _drop_casts(graph) if changed else ()
+        return Changes(tuple(changed))
+
+
+def half_type(graph: Graph) -> int:
+    """Return the ``TensorProto.DataType`` of 16-bit floats that constants of a graph have; 0 when none has one."""
+    return next((onnx_dtype(tensor) for tensor in constants(graph) if onnx_dtype(tensor) in _HALVES), 0)
+
+
+def _obstacle(graph: Graph) -> str:
+    """Return why a model cannot be widened, or an empty string."""
+    for scope in scopes(graph):
+        for tensor in (*scope.inputs, *scope.outputs):
+            source = getattr(tensor, "source", None)
+            if source is not None and source.type.WhichOneof("value") not in ("tensor_type", None):
+                return f"{tensor.name} is no tensor, and what it holds may be of 16 bits"
+        for node in scope.nodes:
+            if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
+                touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
+                if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
+                    return f"{node.op} node {node.name} may need floats of 16 bits"
+    return ""
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return onnx_dtype(tensor) in _HALVES
+
+
+def _widen_constants(graph: Graph, border: set[Tensor]) -> Iterator[str]:
+    """Turn the constants to float32, those in attributes of nodes too."""
+    for tensor in constants(graph):
+        if _is_half(tensor) and tensor not in border:
+            payload = tensor.payload
+            tensor.values = computed(partial(_widened, payload), TensorProto.FLOAT, payload.shape)
+            yield tensor.name
+
+
+def _widened(payload: Payload) -> Any:
+    return payload.load().astype(_FLOAT)
+
+
+def _widen_nodes(graph: Graph, border: set[Tensor]) -> Iterator[str]:
+    """Let the nodes make float32, but for the Casts that make outputs of the model."""
+    for scope in scopes(graph):
+        for tensor in scope.inputs if scope is not graph else ():
+            _widen_type(tensor)
+        for node in scope.nodes:
+            if _makes_output(node, graph):
+                continue
+            for name in _TYPES:
+                if node.attrs.get(name) in _HALVES:
+                    node.attrs[name] = int(TensorProto.FLOAT)
+                    yield node.name
+            for tensor in node.outputs:
+                if tensor not in border:
+                    _widen_type(tensor)
+
+
+def _widen_type(tensor: Tensor) -> None:
+    if isinstance(tensor, Variable) and _is_half(tensor):
+        tensor.dtype = _FLOAT
+
+
+def _makes_output(node: Node, graph: Graph) -> bool:
+    """Whether a node is a Cast to 16 bits at the border of the model."""
+    made = node.outputs[0] if node.outputs else None
+    return (
+        node.op == "Cast"
+        and node.attrs.get("to") in _HALVES
+        and made is not None
+        and graph in made.returned_by
+        and not made.outputs
+    )
+
+
+def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str]:
+    """Put a Cast behind what the model is fed or may be, for all nodes that read it."""
+    casts = []
+    for tensor in fed:
+        if isinstance(tensor, Variable) and tensor.inputs:
+            continue
+        readers = [node for node in tensor.outputs if node.op != "Cast"]
+        if not readers:
+            continue
+        wide = _wide(tensor, names)
+        replace_uses(tensor, wide, readers)
+        casts.append(_cast(tensor, wide, names))
+    insert_nodes(graph, first=casts)
+    yield from (node.name for node in casts)
+
+
+def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
+    """Put a Cast in front of what the model returns in 16 bits, whose other readers read it in float32."""
+    for tensor in list(dict.fromkeys(graph.outputs)):
+        maker = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
+        if maker is None or not _is_half(tensor) or _makes_output(maker, graph):
+            continue
+        wide = _wide(tensor, names)
+        maker.outputs[maker.outputs.index(tensor)] = wide
+        replace_uses(tensor, wide, set(tensor.outputs))
+        graph.nodes.append(_cast(wide, tensor, names))
+        yield graph.nodes[-1].name
+
+
+def _wide(tensor: Tensor, names: Names) -> Variable:
+    shape = None if tensor.shape is None else list(tensor.shape)
+    return Variable(names.fresh(f"{tensor.name}.float32"), _FLOAT, shape)
+
+
+def _cast(source: Tensor, made: Variable, names: Names) -> Node:
+    return Node("Cast", names.fresh(f"{made.name}.cast"), {"to": int(onnx_dtype(made))}, [source], [made])
+
+
+def _drop_casts(graph: Graph) -> Iterator[str]:
+    """Let the readers of a Cast from float32 to float32 read what it reads."""
+    for scope in scopes(graph):
+        useless = [
+            node
+            for node in scope.nodes
+            if node.op == "Cast"
+            and node.attrs.get("to") == TensorProto.FLOAT
+            and onnx_dtype(node.inputs[0]) == TensorProto.FLOAT
+            and not node.outputs[0].returned_by
+        ]
+        for node in useless:
+            replace_uses(node.outputs[0], node.inputs[0])
+        remove_nodes(scope, useless)
+        yield from (node.name for node in useless)

@@ -1,0 +1,63 @@
+"""UseLeakyRelu knows leaky rectifiers in all their forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from model_zoo import difference, model, named_graph, ops, outputs, sample, values
+
+from onnxq.graph import Changes, Graph
+from onnxq.passes import UseLeakyRelu
+
+CONSTANTS = {
+    "tenth": np.array(0.1, np.float32),
+    "alike": np.full((4, 1, 1), 0.2, np.float32),
+    "each": values(4, 1, 1),
+    "nil": np.zeros(1, np.float32),
+    "two": np.array(2, np.float32),
+}
+
+
+def use(body: str) -> tuple[Graph, Changes]:
+    used = {name: array for name, array in CONSTANTS.items() if f", {name}" in body}
+    made = model(f"g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) {{ {body} }}", **used)
+    graph = named_graph(made)
+    changes = UseLeakyRelu().apply(graph)
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
+    assert not UseLeakyRelu().apply(graph)
+    return graph, changes
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("y = PRelu(x, tenth)", "LeakyRelu"),
+        ("y = PRelu(x, alike)", "LeakyRelu"),
+        ("y = PRelu(x, nil)", "Relu"),
+        ("r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, tenth) y = Sub(r, s)", "LeakyRelu"),
+        ("r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, each) y = Add(s, r)", "PRelu"),
+        ("s = Mul(x, tenth) y = Max(s, x)", "LeakyRelu"),
+    ],
+)
+def test_all_forms_are_known(body: str, expected: str) -> None:
+    assert ops(use(body)[0]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = PRelu(x, each)", "each channel has a slope of its own"),
+        ("s = Mul(x, two) y = Max(s, x)", "its slope is not between 0 and 1"),
+    ],
+)
+def test_others_stay(body: str, reason: str) -> None:
+    _, changes = use(body)
+    assert not changes.changed
+    assert changes.left[0][1] == reason
+
+
+def test_a_slope_that_widens_the_data_stays() -> None:
+    text = """g (float[N, C, 5, 5] x) => (float[N, 4, 5, 5] y) {
+        r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, each) y = Add(s, r) }"""
+    changes = UseLeakyRelu().apply(named_graph(model(text, each=CONSTANTS["each"])))
+    assert changes.left[0][1] == "its slope is not known to fit its data"

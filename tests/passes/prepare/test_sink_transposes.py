@@ -1,0 +1,127 @@
+"""SinkTransposes lets networks whose channels come last compute as if they came first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from model_zoo import difference, model, named_graph, ops, outputs, sample, values
+from onnx import ModelProto
+
+from onnxq.graph import Changes, Graph
+from onnxq.passes import SinkTransposes
+
+WEIGHTS = {
+    "w": values(4, 4, 3, 3),
+    "c": values(4),
+    "pads": np.array([0, 1, 1, 0, 0, 1, 1, 0]),
+    "six": np.array(6, np.float32),
+    "zero": np.array(0, np.float32),
+    "m": values(4, 5),
+}
+LAST, FIRST = "perm = [0, 2, 3, 1]", "perm = [0, 3, 1, 2]"
+
+
+def sink(made: ModelProto) -> tuple[Graph, Changes]:
+    graph = named_graph(made)
+    changes = SinkTransposes().apply(graph)
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 1e-6
+    assert not SinkTransposes().apply(graph)
+    return graph, changes
+
+
+def image(body: str, result: str = "N, 4, 8, 8", data: str = "N, 4, 8, 8") -> ModelProto:
+    used = {name: array for name, array in WEIGHTS.items() if any(f"{before}{name}" in body for before in (", ", "("))}
+    return model(f"g (float[{data}] x) => (float[{result}] y) {{ {body} }}", **used)
+
+
+@pytest.mark.parametrize(
+    ("inner", "left"),
+    [
+        ("u = Add(t, c)", ["Add"]),
+        ("u = Clip(t, zero, six)", ["Clip"]),
+        ("s = Sigmoid(t) u = Mul(t, s)", ["Sigmoid", "Mul"]),
+        ("r = ReduceMean<axes = [1, 2]>(t) u = Mul(t, r)", ["ReduceMean", "Mul"]),
+        ("p = Pad(t, pads) u = Relu(p)", ["Pad", "Relu"]),
+        ("a, b = Split<axis = 3>(t) k = Neg(a) u = Concat<axis = 3>(b, k)", ["Split", "Neg", "Concat"]),
+        ("a = Add(t, c) b = Mul(t, c) d = Sub(a, b) u = Max(d, a, t)", ["Add", "Mul", "Sub", "Max"]),
+    ],
+)
+def test_pairs_around_a_region_go(inner: str, left: list[str]) -> None:
+    result = "N, 4, 10, 10" if "Pad" in inner else "N, 4, 8, 8"
+    made = image(f"e = Exp(x) t = Transpose<{LAST}>(e) {inner} y = Transpose<{FIRST}>(u)", result)
+    graph, _ = sink(made)
+    assert ops(graph) == ["Exp", *left]
+    assert [tensor.name for tensor in graph.outputs] == ["y"]
+
+
+def test_a_network_with_a_residual_and_a_mean_keeps_only_the_first() -> None:
+    body = f"""a = Transpose<{FIRST}>(x) b = Conv<pads = [1, 1, 1, 1]>(a, w) d = Transpose<{LAST}>(b)
+        e = Add(d, c) f = Relu(e) g0 = Pad(f, pads) h = Transpose<{FIRST}>(g0) i = Conv(h, w)
+        j = Transpose<{LAST}>(i) k = Add(j, f) l = Relu(k) n = ReduceMean<axes = [1, 2], keepdims = 0>(l)
+        y = MatMul(n, m)"""
+    graph, changes = sink(image(body, "N, 5", "N, 8, 8, 4"))
+    assert ops(graph) == ["Transpose", "Conv", "Add", "Relu", "Pad", "Conv", "Add", "Relu", "ReduceMean", "MatMul"]
+    assert len(changes.changed) == 5
+
+
+def test_padding_in_front_of_a_convolution_is_done_in_its_layout() -> None:
+    graph, _ = sink(image(f"p = Pad(x, pads) t = Transpose<{FIRST}>(p) y = Conv(t, w)", data="N, 8, 8, 4"))
+    assert ops(graph) == ["Transpose", "Pad", "Conv"]
+
+
+def test_transposes_of_images_go_down() -> None:
+    graph, _ = sink(image(f"b = Conv(x, w) t = Transpose<{LAST}>(b) y = Add(t, c)", "N, 6, 6, 4"))
+    assert ops(graph) == ["Conv", "Add", "Transpose"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # One would go and two would come.
+        f"t = Transpose<{LAST}>(x) s = Softmax(t) k = Neg(s) z = Softmax(k) u = Add(k, z) y = Transpose<{FIRST}>(u)",
+        "t = Transpose<perm = [0, 2, 1, 3]>(x) y = Relu(t)",
+        "y = Relu(x)",
+    ],
+)
+def test_nothing_is_done_for_nothing(body: str) -> None:
+    made = image(body, "N, 8, 4, 8" if "1, 3]" in body else "N, 4, 8, 8")
+    before = ops(named_graph(made))
+    graph, _ = sink(made)
+    assert ops(graph).count("Transpose") <= before.count("Transpose")
+
+
+def test_who_reads_the_old_layout_still_does() -> None:
+    body = f"e = Exp(x) t = Transpose<{LAST}>(e) k = Neg(t) s = Softmax(k) f = Add(k, s) u = Transpose<{FIRST}>(k)"
+    graph, _ = sink(image(f"{body} v = Transpose<{FIRST}>(f) y = Add(u, v)"))
+    assert ops(graph).count("Transpose") == 2
+
+
+def test_an_output_of_the_graph_keeps_its_layout() -> None:
+    made = model(
+        f"""g (float[N, 4, 8, 8] x) => (float[N, 4, 8, 8] y, float[N, 8, 8, 4] k, float[N, 4, 8, 8] z) {{
+            e = Exp(x) t = Transpose<{LAST}>(e) k = Neg(t) y = Transpose<{FIRST}>(k) z = Transpose<{FIRST}>(k) }}"""
+    )
+    graph, _ = sink(made)
+    assert [tensor.name for tensor in graph.outputs] == ["y", "k", "z"]
+
+
+def test_inside_a_branch() -> None:
+    made = model(
+        f"""g (float[N, 4, 8, 8] x, bool q) => (float[N, 4, 8, 8] y) {{
+            t = Transpose<{LAST}>(x)
+            y = If (q) <
+                then_branch = yes () => (float[N, 4, 8, 8] a) {{
+                    b = Transpose<{LAST}>(x) d = Add(b, c) a = Transpose<{FIRST}>(d) }},
+                else_branch = no () => (float[N, 4, 8, 8] h) {{ i = Add(t, c) h = Transpose<{FIRST}>(i) }}> }}""",
+        c=WEIGHTS["c"],
+    )
+    graph, _ = sink(made)
+    assert ops(graph) == ["Transpose", "If", "Add", "Add", "Transpose"]
+
+
+def test_many_readers_take_linear_time() -> None:
+    names = ", ".join(f"n{index}" for index in range(2000))
+    inner = " ".join(f"n{index} = Neg(t)" for index in range(2000))
+    graph, _ = sink(image(f"e = Exp(x) t = Transpose<{LAST}>(e) {inner} u = Sum({names}) y = Transpose<{FIRST}>(u)"))
+    assert "Transpose" not in ops(graph)

@@ -1,0 +1,166 @@
+"""WidenFloats lets a model of 16-bit floats compute in float32, and keeps what it is fed and gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from model_zoo import apply_once, difference, model, nodes, ops, outputs, sample, values
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.graph import Graph, constants, onnx_dtype, scopes
+from onnxq.modelfile import as_graph, to_model
+from onnxq.onnx_tools import infer_shapes
+from onnxq.passes import WidenFloats
+from onnxq.passes.prepare.widen_floats import half_type
+
+HALF = np.float16
+ROUNDED = 2e-3
+"""Results of float16 are rounded to 11 bits after each node."""
+
+
+def widened(made: ModelProto, seeds: tuple[int, ...] = (0, 1)) -> Graph:
+    """Apply the pass; what the model is fed and gives stays, types and names included."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    apply_once(WidenFloats(), graph)
+    infer_shapes(graph)
+    after = to_model(graph)
+    assert list(after.graph.input) == list(made.graph.input)
+    assert list(after.graph.output) == list(made.graph.output)
+    for seed in seeds:
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) <= ROUNDED
+    return graph
+
+
+def halves(graph: Graph) -> set[str]:
+    """The names of tensors of 16-bit floats."""
+    made = [tensor for node in nodes(graph) for tensor in (*node.inputs, *node.outputs)]
+    return {tensor.name for tensor in made if onnx_dtype(tensor) in (TensorProto.FLOAT16, TensorProto.BFLOAT16)}
+
+
+def test_inside_all_is_float32_between_two_casts() -> None:
+    graph = widened(
+        model(
+            "g (float16[4,8] x) => (float16[4,8] y) { h = MatMul(x, w) y = Relu(h) }", w=values(8, 8, dtype=HALF)
+        )
+    )  # fmt: skip
+    assert ops(graph) == ["Cast", "MatMul", "Relu", "Cast"]
+    assert halves(graph) == {"x", "y"}
+    assert [onnx_dtype(tensor) for tensor in constants(graph)] == [TensorProto.FLOAT]
+
+
+def test_casts_that_an_exporter_put_go_away() -> None:
+    """A norm in float32 in the middle of float16, as mixed precision writes it."""
+    graph = widened(
+        model(
+            """g (float16[4,8] x) => (float16[4,8] y) {
+                a = MatMul(x, w) b = Cast <to = 1> (a) c = Softmax(b) d = Cast <to = 10> (c) y = MatMul(d, w)
+            }""",
+            w=values(8, 8, dtype=HALF),
+        )
+    )
+    assert ops(graph) == ["Cast", "MatMul", "Softmax", "MatMul", "Cast"]
+
+
+def test_a_cast_that_makes_the_output_stays_where_it_is() -> None:
+    graph = widened(
+        model(
+            "g (float[4,8] x) => (float16[4,8] y) { h = MatMul(x, v) k = Add(h, v2) y = Cast <to = 10> (k) }",
+            v=values(8, 8), v2=values(4, 8),
+        )
+    )  # fmt: skip
+    assert ops(graph) == ["MatMul", "Add", "Cast"]
+
+
+def test_what_the_model_returns_may_be_read_inside() -> None:
+    graph = widened(
+        model(
+            "g (float16[4,8] x) => (float16[4,8] y, float16[4,8] z) { y = Add(x, w) h = Mul(y, w) z = Neg(h) }",
+            w=values(4, 8, dtype=HALF),
+        )
+    )
+    assert halves(graph) == {"x", "y", "z"}
+    assert all(not tensor.outputs for tensor in graph.outputs)
+
+
+def test_attributes_that_name_types_follow() -> None:
+    graph = as_graph(
+        model(
+            """g (float16[4,8] x, int64[2] s) => (float16[4,8] y, float16[a,b] f) {
+                r = RandomNormalLike <dtype = 10> (x) e = EyeLike <dtype = 10> (x) k = Add(r, e) y = Add(k, x)
+                f = ConstantOfShape <value = float16[1] {2}> (s)
+            }"""
+        )
+    )
+    infer_shapes(graph)
+    apply_once(WidenFloats(), graph)
+    infer_shapes(graph)
+    assert halves(graph) == {"x", "y", "f"}
+    assert [node.attrs["dtype"] for node in nodes(graph) if "dtype" in node.attrs] == [TensorProto.FLOAT] * 2
+    assert [onnx_dtype(tensor) for tensor in constants(graph)] == [TensorProto.FLOAT]
+
+
+def test_bodies_are_widened_with_what_they_are_given_and_give() -> None:
+    graph = widened(
+        model(
+            """g (float16[4,8] x, bool c, int64 n) => (float16[4,8] y, float16[4,8] z) {
+                y = If (c) <
+                    then_branch = t () => (float16[4,8] u) { u = MatMul(x, w) },
+                    else_branch = e () => (float16[4,8] v) { v = Identity(x) }>
+                z = Loop (n, , x) <body = b (int64 i, bool g, float16[4,8] s) => (bool h, float16[4,8] q) {
+                    h = Identity(g) a = Cast <to = 10> (i) q = Add(s, a) }>
+            }""",
+            w=values(8, 8, dtype=HALF),
+        ),
+        seeds=(),
+    )
+    assert halves(graph) == {"x", "y", "z"}
+    bodies = [scope for scope in scopes(graph) if scope.parent is not None]
+    floats = (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64)
+    assert all(onnx_dtype(tensor) in floats for body in bodies for tensor in (*body.inputs, *body.outputs))
+    inputs = {"x": values(4, 8, dtype=HALF), "c": np.array(True), "n": np.array(3)}
+    outputs(graph, inputs)
+
+
+def test_an_overridable_initializer_keeps_its_type() -> None:
+    made = model(
+        "g (float16[4] x, float16[4] k) => (float16[4] y) { y = Add(x, k) }",
+        k=values(4, dtype=HALF),
+    )
+    graph = widened(made)
+    assert ops(graph) == ["Cast", "Cast", "Add", "Cast"]
+    assert [onnx_dtype(tensor) for tensor in graph.initializers] == [TensorProto.FLOAT16]
+
+
+def test_bfloat16_is_widened() -> None:
+    made = model("g (bfloat16[4,8] x) => (bfloat16[4,8] y) { y = MatMul(x, w) }")
+    weight = helper.make_tensor("w", TensorProto.BFLOAT16, [8, 8], values(8, 8).reshape(-1))
+    made.graph.initializer.append(weight)
+    graph = as_graph(made)
+    infer_shapes(graph)
+    assert half_type(graph) == TensorProto.BFLOAT16
+    apply_once(WidenFloats(), graph)
+    assert half_type(graph) == 0
+    assert ops(graph) == ["Cast", "MatMul", "Cast"]
+    np.testing.assert_array_equal(constants(graph)[0].values, numpy_helper.to_array(weight).astype(np.float32))
+
+
+def test_a_model_of_float32_stays_as_it_is() -> None:
+    made = model("g (float[4] x) => (float[4] y) { h = Cast <to = 1> (x) y = Add(h, w) }", w=values(4))
+    graph = as_graph(made)
+    assert not WidenFloats().apply(graph)
+    assert to_model(graph) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("(seq(float16[4]) s, int64 i) => (float16[4] y) { h = SequenceAt(s, i) y = Add(h, w) }", "s is no tensor"),
+        ("(float16[4] x) => (float16[4] y) { [n] h = local.Own(x) y = Add(h, w) }", "Own node n may need floats of 16"),
+    ],
+)
+def test_what_may_need_16_bits_is_left(text: str, reason: str) -> None:
+    graph = as_graph(model(f"g {text}", w=values(4, dtype=HALF)))
+    changes = WidenFloats().apply(graph)
+    assert not changes
+    assert reason in changes.left[0][1]
