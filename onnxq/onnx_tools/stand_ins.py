@@ -73,6 +73,8 @@ def _standard(node: NodeProto, row: Operator, opset: int) -> NodeProto | None:
     if row.standard is None or any(proto.name.startswith(_TRANSPOSES) and proto.i for proto in node.attribute):
         return None
     op, indices = row.standard
+    if not defs.has(op, opset, ""):
+        return None
     inputs = [node.input[index] if index < len(node.input) else "" for index in indices]
     known = defs.get_schema(op, opset).attributes
     made = helper.make_node(op, inputs, [node.output[0]])

@@ -78,7 +78,7 @@ class _Product:
 
 
 def _product(node: Node) -> _Product | None:
-    if node.op != "MatMul" or node.domain:
+    if node.op != "MatMul" or node.domain or len(node.inputs) != _MATRIX:
         return None
     add = only_reader(node.outputs[0])
     data, weight = (producer(tensor) for tensor in node.inputs)

@@ -48,7 +48,7 @@ class UnfuseProducts(Pass):
         instead: dict[Node, Sequence[Node]] = {}
         left = []
         for _, node in nodes(graph):
-            if node.domain != DOMAIN or node.op not in _FORMS:
+            if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
                 continue
             found = _FORMS[node.op](node, names, graph.opset)
             if isinstance(found, str):

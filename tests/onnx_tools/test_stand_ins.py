@@ -69,6 +69,13 @@ def test_a_damaged_node_says_nothing() -> None:
     assert found("a = com.microsoft.FusedMatMul (x) y = Relu (a)")["y"][0] in ("", "float32")
 
 
+def test_a_model_that_imports_no_opset_of_onnx_is_left_as_it_is() -> None:
+    text = '<ir_version: 8, opset_import: ["com.microsoft" : 1]> g (float[2,8] x, float[8,4] w) => (float[2,4] y)'
+    graph = read_model(parser.parse_model(text + " { y = com.microsoft.FusedMatMul (x, w) }"))
+    infer_shapes(graph)
+    assert graph.outputs[0].shape == [2, 4]
+
+
 def test_every_row_of_another_domain_says_what_type_it_gives() -> None:
     assert all(row.types for (domain, _), row in OPERATORS.items() if domain)
     assert all(len(row.shapes) <= len(row.types) for row in OPERATORS.values())

@@ -94,6 +94,12 @@ def test_other_forms_are_left_with_the_reason(body: str, reason: str) -> None:
     assert changes.left[0][1].startswith(reason)
 
 
+def test_a_node_without_outputs_is_no_matter() -> None:
+    graph = graph_of("y = Relu (x) [p] q = ms.FusedMatMul (x, v)")
+    graph.nodes[1].outputs.clear()
+    assert not apply_once(UnfuseProducts(), graph)
+
+
 def test_an_opset_whose_split_takes_no_sizes_is_left() -> None:
     changes = UnfuseProducts().apply(graph_of("[p] y = ms.Attention <num_heads = 2> (x, w, b)", opset=12))
     assert changes.left == (("p", "Split takes sizes from opset 13 on"),)
