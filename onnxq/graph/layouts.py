@@ -144,14 +144,15 @@ def _is_fixed(tensor: Tensor) -> bool:
 def _elementwise_in(node: Node, rank: int) -> bool:
     # Before opset 7 an attribute says along which axis an operand lies.
     constants = [tensor for tensor in node.inputs if _is_fixed(tensor)]
-    return not {"axis", "broadcast"} & set(node.attrs) and all(len(tensor.shape) <= rank for tensor in constants)
+    fits = all(len(tensor.shape) <= rank for tensor in constants)
+    return fits and not {"axis", "broadcast"} & set(node.attrs)
 
 
 def _on_known_axes(node: Node, rank: int) -> bool:
     if node.op == "Concat":
         return "axis" in node.attrs and all(len(tensor.shape) == rank for tensor in node.inputs if _is_fixed(tensor))
     if node.op == "Split":
-        return bool(-rank <= node.attrs.get("axis", 0) < rank)
+        return node.attrs.get("axis", 0) in range(-rank, rank)
     if node.op in _REDUCTIONS and not node.attrs.get("keepdims", 1):
         return False
     if node.op == "Pad":

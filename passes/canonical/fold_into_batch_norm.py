@@ -29,6 +29,8 @@ class FoldIntoBatchNorm(Rule):
 
     def obstacle(self, found: Match) -> str:
         """Return why it stays."""
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
         nodes = (found.norm, found.values.get("second", found.norm))
         if any(node.attrs.get("training_mode", 0) or node.outputs[1:] for node in nodes):
             return "it is in training mode"

@@ -39,6 +39,8 @@ class FoldIntoNextProduct(Rule):
 
     def obstacle(self, found: Match) -> str:
         """Return why it stays."""
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
         producer = found.x.inputs[0] if found.x.inputs else None
         if isinstance(found.x, Constant) or (producer is not None and _takes(producer, found.x)):
             return "what is in front can take it"
