@@ -19,7 +19,7 @@ class MergeSlices(Rule):
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Return both forms."""
         return (
-            op.Slice(op.Slice(op.any("x"), ..., name="first"), ..., name="last"),
+            op.Slice(op.Slice(op.any("x"), ..., name="first", shared=True), ..., name="last"),
             op.Slice(op.any("x"), ..., name="last"),
         )
 
