@@ -56,8 +56,9 @@ def _taken(node: Node) -> Graph | None:
     if not isinstance(condition, Constant) or condition.input_source is not None or condition.values.size != 1:
         return None
     branch = node.attrs.get("then_branch" if condition.values.all() else "else_branch")
-    fits = isinstance(branch, Graph) and not branch.inputs and len(branch.outputs) == len(node.outputs)
-    return branch if fits and all(tensor.name for tensor in branch.outputs) else None
+    if not isinstance(branch, Graph) or branch.inputs or len(branch.outputs) != len(node.outputs):
+        return None
+    return branch if all(tensor.name for tensor in branch.outputs) else None
 
 
 def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:

@@ -116,3 +116,17 @@ def test_axes_of_an_unknown_rank_merge_where_they_count_from_the_front() -> None
     assert MergeReshapes().apply(graph).changed
     graph = named_graph(model(text, p=np.array([1]), q=np.array([-1])))
     assert not MergeReshapes().apply(graph).changed
+
+
+@pytest.mark.parametrize(
+    "body", ["z = Unsqueeze(x, k)", "z = Squeeze(x, k)", "z = Reshape(x, k)", "a = Flatten(x) z = Squeeze(a, k)"]
+)
+def test_what_is_fed_is_not_known(body: str) -> None:
+    graph = named_graph(model(f"g (float[2,6] x, int64[N] k) => (float y) {{ {body} y = Exp(z) }}"))
+    assert not [name for name in MergeReshapes().apply(graph).changed if "Flatten" not in name]
+
+
+def test_a_squeeze_without_axes_takes_all_that_are_one() -> None:
+    graph, _ = merged("2,1,6,1", "a = Squeeze(t) z = Unsqueeze(a, p)", p=[0])
+    assert ops(graph) == ["Neg", "Reshape", "Exp"]
+    assert numbers_of(graph) == [1, 2, 6]
