@@ -31,10 +31,11 @@ class DropExpands(Rule):
             return "the shape that it makes is not known"
         if "last" not in found.values:
             return "" if made == _named(found.x) else "it makes another shape"
-        others = [_named(tensor) for tensor in _operands(found) if tensor is not None]
-        if None in others:
+        operands = [tensor for tensor in _operands(found) if tensor is not None]
+        others = [shape for tensor in operands if (shape := _named(tensor)) is not None]
+        if len(others) < len(operands):
             return "the shape of another operand is not known"
-        before, after = broadcast([made, *others]), broadcast([_named(found.x), *others])
+        before, after = broadcast([made, *others]), broadcast([_named(found.x) or [], *others])
         return "" if before == after and None not in before else "the operator behind would make another shape"
 
     def replacement(self, new: New, found: Match) -> Any:

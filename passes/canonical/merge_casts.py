@@ -39,7 +39,10 @@ def _loses_nothing(source: Any, between: Any, last: Any) -> bool:
     if not _holds(between, source):
         return False
     # Out of range, integers wrap and floats saturate.
-    return _holds(last, source) or (source.kind == between.kind == "f" and last is not None and last.kind in "fiu")
+    kinds = source.kind + between.kind
+    return _holds(last, source) or (
+        last is not None and last.kind in "fiu" and (kinds == "ff" or set(kinds) <= {*"iu"})
+    )
 
 
 def _holds(wide: Any, narrow: Any) -> bool:

@@ -41,7 +41,7 @@ def _is_inner(tensor: Any, concat: Node) -> bool:
     if inner.op != "Concat" or inner.domain or len(inner.inputs) < 2:
         return False
     one, other = inner.attrs.get("axis"), concat.attrs.get("axis")
-    if one == other:
-        return one is not None
-    rank = None if tensor.shape is None else len(tensor.shape)
-    return rank is not None and None not in (one, other) and one % rank == other % rank
+    if one is None or other is None or one == other or tensor.shape is None:
+        return one is not None and one == other
+    rank = max(1, len(tensor.shape))
+    return bool(one % rank == other % rank)

@@ -99,6 +99,8 @@ def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
         # An Unsqueeze counts axes of what it makes, a Squeeze of what it reads.
         between = rank + grows * len(one)
         read, written = (between, between + len(other)) if grows > 0 else (rank, between)
+        if min(read, written) < 1:
+            return None
         one, other = [axis % read for axis in one], [axis % written for axis in other]
     if min((*one, *other), default=0) < 0 or len(set(one)) < len(one) or len(set(other)) < len(other):
         return None
@@ -127,9 +129,11 @@ def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
     if node.op == "Flatten":
         axis = node.attrs.get("axis", 1)
         return [product(data[:axis]), product(data[axis:])] if -rank <= axis <= rank else None
+    if node.op == "Squeeze" and "axes" not in node.attrs and (len(node.inputs) < 2 or not node.inputs[1].name):
+        return [extent for extent in data if extent != 1] if all(isinstance(extent, int) for extent in data) else None
     axes = _axes(node)
     if axes is None:
-        return [extent for extent in data if extent != 1] if all(isinstance(extent, int) for extent in data) else None
+        return None
     if node.op == "Squeeze":
         gone = {axis % rank for axis in axes} if rank else set()
         sound = not any(isinstance(data[place], int) and data[place] != 1 for place in gone)
@@ -145,7 +149,7 @@ def _target(node: Node) -> list[int] | None:
 
 
 def _axes(node: Node) -> list[int] | None:
-    """Return the axes; None where they are not known or left out."""
+    """Return the axes, None where they are left out or not known."""
     if "axes" in node.attrs:
         return [int(axis) for axis in node.attrs["axes"]]
     return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None

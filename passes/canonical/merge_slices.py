@@ -19,7 +19,7 @@ class MergeSlices(Rule):
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Return both forms."""
         return (
-            op.Slice(op.Slice(op.any("x"), ..., name="first"), ..., name="last"),
+            op.Slice(op.Slice(op.any("x"), ..., name="first", shared=True), ..., name="last"),
             op.Slice(op.any("x"), ..., name="last"),
         )
 
@@ -80,8 +80,9 @@ def _takes_all(bound: tuple[int, int, int, int], shape: Any) -> bool:
     extent = shape[axis] if shape is not None and 0 <= axis < len(shape) else None
     if step != 1:
         return False
-    whole = isinstance(extent, int)
-    return (start == 0 or (whole and start <= -extent)) and (end >= _UNBOUNDED or (whole and end >= extent))
+    if not isinstance(extent, int):
+        return start == 0 and end >= _UNBOUNDED
+    return (start == 0 or start <= -extent) and end >= extent
 
 
 def _numbers(tensor: Any) -> list[int] | None:

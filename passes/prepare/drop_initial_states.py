@@ -9,6 +9,8 @@ from onnxq.graph import Changes, Constant, Graph, Node, Pass, Variable, scopes
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Which inputs are initial states."""
+# What moves or repeats zeros makes zeros.
+_KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,14 @@ def _is_zero(node: Node, index: int) -> bool:
 
 def _holds_zeros(tensor: Any) -> bool:
     """Whether all entries are zero, however many there are."""
-    if isinstance(tensor, Constant):
-        return tensor.input_source is None and tensor.dtype.kind == "f" and not tensor.values.any()
-    producer = tensor.inputs[0] if tensor.inputs else None
-    if producer is None or producer.domain:
-        return False
-    if producer.op == "ConstantOfShape":
-        filling = producer.attrs.get("value")
-        return filling is None or (isinstance(filling, Constant) and not filling.values.any())
-    # What moves or repeats zeros makes zeros.
-    return (
-        producer.op in ("Expand", "Tile", "Reshape", "Identity")
-        and isinstance(producer.inputs[0], Constant | Variable)
-        and _holds_zeros(producer.inputs[0])
-    )
+    while not isinstance(tensor, Constant):
+        producer = tensor.inputs[0] if tensor.inputs else None
+        if producer is None or producer.domain or not producer.inputs:
+            return False
+        if producer.op == "ConstantOfShape":
+            filling = producer.attrs.get("value")
+            return filling is None or (isinstance(filling, Constant) and not filling.values.any())
+        if producer.op not in _KEEPING_ZEROS:
+            return False
+        tensor = producer.inputs[0]
+    return tensor.input_source is None and tensor.dtype.kind == "f" and not tensor.values.any()

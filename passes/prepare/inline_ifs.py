@@ -24,19 +24,20 @@ from onnxq.graph import (
 class InlineIfs(Pass):
     """Replace an If whose condition is a constant by the nodes of the branch that it takes.
 
-    Tensors of the branch get new names where others have the same. Leaves conditions that a caller may override.
+    What the branch holds gets new names where others have the same. Leaves conditions that a caller may override.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Inline; ``changed`` holds the names of the Ifs."""
-        defined = Counter(tensor.name for scope in scopes(graph) for tensor in _made(scope))
+        defined = Counter(part.name for scope in scopes(graph) for part in (*_made(scope), *scope.nodes))
         names = Names(graph)
         changed: list[str] = []
         pending = [graph]
         while pending:
             scope = pending.pop()
             found = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
-            replace_nodes(scope, {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()})
+            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()}
+            replace_nodes(scope, moved)
             changed.extend(node.name for node in found)
             # What was inlined may hold more of them.
             pending.extend([scope] if found else [body for node in scope.nodes for body in node.bodies()])
@@ -55,16 +56,17 @@ def _taken(node: Node) -> Graph | None:
     if not isinstance(condition, Constant) or condition.input_source is not None or condition.values.size != 1:
         return None
     branch = node.attrs.get("then_branch" if condition.values.all() else "else_branch")
-    fits = isinstance(branch, Graph) and not branch.inputs and len(branch.outputs) == len(node.outputs)
-    return branch if fits and all(tensor.name for tensor in branch.outputs) else None
+    if not isinstance(branch, Graph) or branch.inputs or len(branch.outputs) != len(node.outputs):
+        return None
+    return branch if all(tensor.name for tensor in branch.outputs) else None
 
 
 def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:
     """Return the nodes of a branch, which now make what the If made, and move its constants."""
     made, results = list(branch.nodes), list(branch.outputs)
-    for tensor in _made(branch):
-        if defined[tensor.name] > 1 and tensor.name:
-            tensor.name = names.fresh(tensor.name)
+    for part in (*_made(branch), *made):
+        if defined[part.name] > 1 and part.name:
+            part.name = names.fresh(part.name)
     scope.initializers.extend(branch.initializers)
     scope.sparse_initializers.extend(branch.sparse_initializers)
     for inner in made:
@@ -76,9 +78,9 @@ def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Count
         fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.returned_by
         if old.returned_by and not fresh:
             # An output of the graph has a name of its own, which no input and no constant can take.
-            twin = Variable(old.name, old.dtype, old.shape)
+            twin = Variable(names.fresh(old.name))
             made.append(Node("Identity", names.fresh(f"{node.name}.Identity"), {}, [new], [twin]))
-            new, old.name = twin, names.fresh(old.name)
+            new = twin
         if old.returned_by:
             new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
         replace_uses(old, new, graph_outputs=True)

@@ -48,6 +48,21 @@ def test_the_last_identity_of_a_chain_to_a_graph_output_stays() -> None:
     assert [node.name for node in nodes(graph)] == ["b"]
 
 
+def test_what_makes_its_input_makes_the_output_under_its_name() -> None:
+    made = model("g (float[4] x) => (float[N] y) { a = Exp(x) [a] p = Identity(a) [b] y = Identity(p) }")
+    graph, changes = drop(made)
+    assert changes == Changes(("a", "b"))
+    assert ops(graph) == ["Exp"]
+    assert [(tensor.name, tensor.shape) for tensor in graph.outputs] == [("y", ["N"])]
+
+
+def test_a_tensor_has_one_name_as_an_output() -> None:
+    made = model("g (float[4] x) => (float[4] y, float[4] z) { a = Exp(x) [a] y = Identity(a) [b] z = Identity(a) }")
+    graph, changes = drop(made)
+    assert changes.changed == ("a",)
+    assert ops(graph) == ["Exp", "Identity"]
+
+
 def test_bodies_read_what_an_identity_around_them_read() -> None:
     made = model(
         """g (float[4] x, bool c) => (float[4] y) {
