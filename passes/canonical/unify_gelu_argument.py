@@ -42,13 +42,16 @@ class UnifyGeluArgument(Rule):
 def _arguments(op: Operators) -> Iterator[Call]:
     """Yield the spellings with the cube or the square multiplied out, and with x or the slope factored out."""
     x = op.any("x")
-    for cube in (op.Mul(op.Mul(x, x), x), op.Mul(op.Pow(x, 2.0), x)):
-        yield op.Mul(op.Add(x, op.Mul(cube, _CUBIC)), _SLOPE)
-    for square in (
-        op.Mul(op.Mul(x, _CUBIC), x),
-        op.Mul(op.Mul(x, x), _CUBIC),
-        op.Mul(op.Pow(x, 2.0), _CUBIC),
-    ):
+    squares = (op.Mul(op.Mul(x, _CUBIC), x), op.Mul(op.Mul(x, x), _CUBIC), op.Mul(op.Pow(x, 2.0), _CUBIC))
+    cubes = (
+        op.Mul(op.Mul(op.Mul(x, x), x), _CUBIC),
+        op.Mul(op.Mul(op.Pow(x, 2.0), x), _CUBIC),
+        op.Mul(op.Mul(x, x), op.Mul(x, _CUBIC)),
+        *(op.Mul(square, x) for square in squares),
+    )
+    for cube in cubes:
+        yield op.Mul(op.Add(x, cube), _SLOPE)
+    for square in squares:
         one_and = op.Add(square, 1.0)
         yield op.Mul(op.Mul(x, _SLOPE), one_and)
         yield op.Mul(x, op.Mul(one_and, _SLOPE))

@@ -24,10 +24,16 @@ FACTORED = (
     "s = Mul(slope, i) a = Mul(x, s)",
     "s = Mul(i, x) a = Mul(s, slope)",
 )
-CUBES = ("q = Mul(x, x) c = Mul(q, x)", "q = Pow(x, two) c = Mul(x, q)")
+CUBES = (
+    "q = Mul(x, x) c = Mul(q, x) k = Mul(c, cubic)",
+    "q = Pow(x, two) c = Mul(x, q) k = Mul(cubic, c)",
+    "q = Mul(x, x) c = Mul(cubic, x) k = Mul(c, q)",
+    "q = Mul(cubic, x) c = Mul(x, q) k = Mul(x, c)",
+    "q = Mul(x, x) c = Mul(q, cubic) k = Mul(c, x)",
+)
 TANH = (
     *(f"{square} i = Add(k, one) {end}" for square in SQUARES for end in FACTORED),
-    *(f"{cube} k = Mul(c, cubic) s = Add(x, k) a = Mul(s, slope)" for cube in CUBES),
+    *(f"{cube} s = Add(x, k) a = Mul(s, slope)" for cube in CUBES),
 )
 
 
