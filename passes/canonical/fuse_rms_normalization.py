@@ -34,6 +34,8 @@ class FuseRmsNormalization(Rule):
             return f"ONNX has RMSNormalization from opset {_FIRST_OPSET} on"
         if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int):
             return "type or length of what it normalizes is unknown"
+        if np.dtype(found.x.dtype).itemsize > 4:
+            return f"{np.dtype(found.x.dtype)} would be normalized with float32"
         return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
 
     def replacement(self, new: New, found: Match) -> Any:

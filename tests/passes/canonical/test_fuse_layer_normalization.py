@@ -100,3 +100,14 @@ def test_works_in_a_body() -> None:
     apply_once(FuseLayerNormalization(), graph)
     assert ops(graph) == ["If", "LayerNormalization", "Neg"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 2e-6
+
+
+def test_doubles_keep_their_precision() -> None:
+    made = model(
+        """g (double[2, 8] x) => (double[2, 8] n) {
+            u = ReduceMean <axes = [-1]> (x) c = Sub(x, u) p = Mul(c, c) v = ReduceMean <axes = [-1]> (p)
+            e = Add(epsilon, v) s = Sqrt(e) n = Div(c, s) }""",
+        opset=17, epsilon=np.array(1e-5),
+    )  # fmt: skip
+    ((_, reason),) = FuseLayerNormalization().apply(named_graph(made)).left
+    assert reason == "float64 would be normalized with float32"

@@ -92,3 +92,14 @@ def test_works_in_a_body() -> None:
     apply_once(FuseRmsNormalization(), graph)
     assert ops(graph) == ["If", "Pow", "ReduceMean", "Add", "Sqrt", "Div", "Neg"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 2e-6
+
+
+def test_doubles_keep_their_precision() -> None:
+    made = model(
+        """g (double[2, 8] x) => (double[2, 8] n) {
+            p = Mul(x, x) v = ReduceMean(p, axes)
+            e = Add(epsilon, v) s = Sqrt(e) n = Div(x, s) }""",
+        opset=23, epsilon=np.array(1e-5), axes=np.array([-1]),
+    )  # fmt: skip
+    ((_, reason),) = FuseRmsNormalization().apply(named_graph(made)).left
+    assert reason == "float64 would be normalized with float32"
