@@ -20,12 +20,12 @@ class FuseGelu(Rule):
     """GELU in any of its spellings becomes Gelu, or before opset 20 the spelling that runtimes know.
 
     Those are ``x * (1 + erf(x / sqrt(2))) * 0.5`` and ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``
-    with Div and Pow; other rules leave them as they are.
+    with Div and Pow, of which `UnifyGeluArgument` takes care; other rules leave them as they are.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return every order of the factors for every spelling of the argument."""
-        return (*_erf_forms(op), *_tanh_forms(op))
+        """Return every order of the factors, the rarest operator first."""
+        return tuple(_forms(op))
 
     def obstacle(self, found: Match) -> str:
         """Refuse what is in its best form already, and constants that widen the data."""
@@ -45,39 +45,15 @@ class FuseGelu(Rule):
         return new.Mul(new.Mul(x, 0.5), new.Add(new.Tanh(new.Mul(cubic, _SLOPE)), 1.0))
 
 
-def _erf_forms(op: Operators) -> Iterator[Call]:
-    """Yield the forms with Erf; runtimes know those that halve last or first, and divide."""
+def _forms(op: Operators) -> Iterator[Call]:
+    """Yield every order of the factors; runtimes know two with Erf and one with Tanh."""
     x = op.any("x")
-    for odd in (False, True):
-        argument = op.Mul(x, math.sqrt(0.5), name="odd") if odd else op.Div(x, math.sqrt(2))
-        one_and = op.Add(op.Erf(argument), 1.0)
-        yield op.Mul(op.Mul(x, one_and), 0.5)
-        yield op.Mul(op.Mul(x, 0.5), one_and)
-        yield op.Mul(x, op.Mul(one_and, 0.5, name="" if odd else "odd"))
-
-
-def _tanh_forms(op: Operators) -> Iterator[Call]:
-    """Yield the forms with Tanh; runtimes know two arguments, where the input is halved first."""
-    x = op.any("x")
-    for odd, argument in _tanh_arguments(op):
-        one_and = op.Add(op.Tanh(argument, name="odd" if odd else ""), 1.0)
-        yield op.Mul(op.Mul(x, 0.5), one_and)
-        yield op.Mul(op.Mul(x, one_and, name="" if odd else "odd"), 0.5)
-        yield op.Mul(x, op.Mul(one_and, 0.5, name="" if odd else "odd"))
-
-
-def _tanh_arguments(op: Operators) -> Iterator[tuple[bool, Call]]:
-    """Yield the spellings of ``sqrt(2 / pi) * (x + 0.044715 * x**3)``, and whether each is an odd one."""
-    x = op.any("x")
-    yield False, op.Mul(op.Add(x, op.Mul(op.Pow(x, 3.0), _CUBIC)), _SLOPE)
-    for cube in (op.Mul(op.Mul(x, x), x), op.Mul(op.Pow(x, 2.0), x)):
-        yield True, op.Mul(op.Add(x, op.Mul(cube, _CUBIC)), _SLOPE)
-    for odd, square in (
-        (False, op.Mul(op.Mul(x, _CUBIC), x)),
-        (True, op.Mul(op.Mul(x, x), _CUBIC)),
-        (True, op.Mul(op.Pow(x, 2.0), _CUBIC)),
+    cubic = op.Add(x, op.Mul(op.Pow(x, 3.0), _CUBIC))
+    for inner, last in (
+        (op.Erf(op.Div(x, math.sqrt(2))), ""),
+        (op.Tanh(op.Mul(cubic, _SLOPE)), "odd"),
     ):
-        one_and = op.Add(square, 1.0)
-        yield odd, op.Mul(op.Mul(x, _SLOPE), one_and)
-        yield True, op.Mul(x, op.Mul(one_and, _SLOPE))
-        yield True, op.Mul(op.Mul(x, one_and), _SLOPE)
+        one_and = op.Add(inner, 1.0)
+        yield op.Mul(one_and, op.Mul(x, 0.5))
+        yield op.Mul(op.Mul(one_and, x, name=last), 0.5)
+        yield op.Mul(op.Mul(one_and, 0.5, name="odd"), x)

@@ -19,11 +19,11 @@ class FuseLayerNormalization(Rule):
     """Means, squares and a root become LayerNormalization, or before opset 17 the spelling that runtimes know.
 
     That is ``(x - mean) / sqrt(mean((x - mean) ** 2) + epsilon)`` with Sub, Pow and Div. Only the last axis is looked
-    at. A scale and a shift behind it are `FoldAffineIntoNormalization`'s.
+    at. A scale and a shift behind it are `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return every way to square and to divide."""
+        """Return both ways to square what is centred once or twice."""
         return tuple(_forms(op))
 
     def obstacle(self, found: Match) -> str:
@@ -32,8 +32,10 @@ class FuseLayerNormalization(Rule):
             return "it normalizes along another axis than the last"
         if found.opset < _FIRST_OPSET and "odd" not in found.values:
             return f"ONNX has LayerNormalization from opset {_FIRST_OPSET} on"
-        if found.x.dtype is None or found.x.shape is None or not isinstance(found.x.shape[-1], int):
+        if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int):
             return "type or length of what it normalizes is unknown"
+        if np.dtype(found.x.dtype).itemsize > 4:
+            return f"{np.dtype(found.x.dtype)} would be normalized with float32"
         return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
 
     def replacement(self, new: New, found: Match) -> Any:
@@ -48,14 +50,11 @@ class FuseLayerNormalization(Rule):
 
 
 def _forms(op: Operators) -> Iterator[Call]:
-    """Yield the forms; runtimes know those with Pow and Div."""
+    """Yield the forms; runtimes know those with Pow."""
     x = op.any("x")
     mean = op.ReduceMean(x, ..., name="mean", keepdims=1)
     centred, again = op.Sub(x, mean), op.Sub(x, mean)
     for source in (centred, again):
-        for odd, square in ((False, op.Pow(source, 2.0)), (True, op.Mul(source, source, name="odd"))):
+        for square in (op.Pow(source, 2.0), op.Mul(source, source, name="odd")):
             variance = op.ReduceMean(square, ..., name="variance", keepdims=1)
-            deviation = op.Sqrt(op.Add(variance, op.scalar("epsilon")))
-            yield op.Div(centred, deviation)
-            yield op.Mul(centred, op.Reciprocal(deviation, name="" if odd else "odd"))
-            yield op.Mul(centred, op.Div(1.0, deviation, name="" if odd else "odd"))
+            yield op.Div(centred, op.Sqrt(op.Add(variance, op.scalar("epsilon"))))

@@ -19,11 +19,11 @@ class FuseRmsNormalization(Rule):
     """A mean of squares and a root become RMSNormalization, or before opset 23 the spelling that runtimes know.
 
     That is ``x / sqrt(mean(x ** 2) + epsilon)`` with Pow and Div. Only the last axis is looked at. A scale behind it is
-    `FoldAffineIntoNormalization`'s.
+    `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return every way to square and to divide."""
+        """Return both ways to square."""
         return tuple(_forms(op))
 
     def obstacle(self, found: Match) -> str:
@@ -32,8 +32,10 @@ class FuseRmsNormalization(Rule):
             return "it normalizes along another axis than the last"
         if found.opset < _FIRST_OPSET and "odd" not in found.values:
             return f"ONNX has RMSNormalization from opset {_FIRST_OPSET} on"
-        if found.x.dtype is None or found.x.shape is None or not isinstance(found.x.shape[-1], int):
+        if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int):
             return "type or length of what it normalizes is unknown"
+        if np.dtype(found.x.dtype).itemsize > 4:
+            return f"{np.dtype(found.x.dtype)} would be normalized with float32"
         return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
 
     def replacement(self, new: New, found: Match) -> Any:
@@ -46,11 +48,8 @@ class FuseRmsNormalization(Rule):
 
 
 def _forms(op: Operators) -> Iterator[Call]:
-    """Yield the forms; runtimes know those with Pow and Div."""
+    """Yield the forms; runtimes know the first."""
     x = op.any("x")
-    for odd, square in ((False, op.Pow(x, 2.0)), (True, op.Mul(x, x, name="odd"))):
+    for square in (op.Pow(x, 2.0), op.Mul(x, x, name="odd")):
         mean = op.ReduceMean(square, ..., name="mean", keepdims=1)
-        root = op.Sqrt(op.Add(mean, op.scalar("epsilon")))
-        yield op.Div(x, root)
-        yield op.Mul(x, op.Reciprocal(root, name="" if odd else "odd"))
-        yield op.Mul(x, op.Div(1.0, root, name="" if odd else "odd"))
+        yield op.Div(x, op.Sqrt(op.Add(mean, op.scalar("epsilon"))))

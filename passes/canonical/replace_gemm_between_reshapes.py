@@ -27,9 +27,9 @@ class ReplaceGemmBetweenReshapes(Rule):
     def obstacle(self, found: Match) -> str:
         """Refuse shapes that are not proven to be the same before and behind."""
         x, result = found.x.shape, found.root.outputs[0].shape
-        inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
-        if x is None or result is None or len(x) < 3:
+        if x is None or result is None or len(x) < 3 or len(found.weight.shape) != 2:
             return "shapes around it are unknown, or its data is a matrix already"
+        inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
         if x[-1] != inner or not same_extents(result, [*x[:-1], outer]):
             return "its result does not have the shape of its data"
         if found.bias is not None and found.bias.shape not in ((outer,), (1, outer)):

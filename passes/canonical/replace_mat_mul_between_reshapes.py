@@ -24,7 +24,7 @@ class ReplaceMatMulBetweenReshapes(Rule):
 
     def obstacle(self, found: Match) -> str:
         """Refuse unknown shapes, those that lead back, and biases that are none."""
-        x, target = found.x.shape, found.target.values.tolist()
+        x, target = found.x.shape, found.target.values.reshape(-1).tolist()
         if x is None or len(found.weight.shape) != 2:
             return "the shape of its data is unknown, or its weight is no matrix"
         inner, outer = found.weight.shape

@@ -33,7 +33,7 @@ class FoldScalesIntoProducts(Pass):
         for scope in scopes(graph):
             inside, folded = set(scope.nodes), []
             for node in scope.nodes:
-                if node.op not in ("Mul", "Div") or node.domain or len(node.inputs) != 2:
+                if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
                     continue
                 scaled = _scaled(node)
                 terms = _terms(scaled[0], inside, _FARTHEST) if scaled is not None else None

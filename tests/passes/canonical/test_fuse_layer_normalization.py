@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxq.graph import RuleSet
 from onnxq.modelfile import save
-from onnxq.passes import FoldAffineIntoNormalization, FuseLayerNormalization
+from onnxq.passes import DivideBySquareRoot, FoldAffineIntoNormalization, FuseLayerNormalization
 
 RunningGraph = Callable[[Path], onnx.GraphProto]
 
@@ -44,7 +44,7 @@ def spelled(
 def test_becomes_one_node(form: tuple[str, str, str], opset: int) -> None:
     made = spelled(*form, opset=opset)
     graph = named_graph(made)
-    apply_once(RuleSet((FuseLayerNormalization(), FoldAffineIntoNormalization())), graph)
+    apply_once(RuleSet((DivideBySquareRoot(), FuseLayerNormalization(), FoldAffineIntoNormalization())), graph)
     assert ops(graph) == ["LayerNormalization", "Neg"]
     assert np.array_equal(graph.nodes[0].inputs[1].values, values(8))
     assert np.array_equal(graph.nodes[0].inputs[2].values, values(8, seed=1))
@@ -58,7 +58,7 @@ def test_before_opset_17_becomes_what_onnxruntime_fuses(
 ) -> None:
     made = spelled(*form, opset=14)
     graph = named_graph(made)
-    changes = apply_once(FuseLayerNormalization(), graph)
+    changes = apply_once(RuleSet((FuseLayerNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == ("Mul" in "".join(form))
     assert [reason for _, reason in FuseLayerNormalization().apply(graph).left] == [
         "ONNX has LayerNormalization from opset 17 on"
@@ -100,3 +100,14 @@ def test_works_in_a_body() -> None:
     apply_once(FuseLayerNormalization(), graph)
     assert ops(graph) == ["If", "LayerNormalization", "Neg"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 2e-6
+
+
+def test_doubles_keep_their_precision() -> None:
+    made = model(
+        """g (double[2, 8] x) => (double[2, 8] n) {
+            u = ReduceMean <axes = [-1]> (x) c = Sub(x, u) p = Mul(c, c) v = ReduceMean <axes = [-1]> (p)
+            e = Add(epsilon, v) s = Sqrt(e) n = Div(c, s) }""",
+        opset=17, epsilon=np.array(1e-5),
+    )  # fmt: skip
+    ((_, reason),) = FuseLayerNormalization().apply(named_graph(made)).left
+    assert reason == "float64 would be normalized with float32"

@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxq.graph import RuleSet
 from onnxq.modelfile import save
-from onnxq.passes import FoldAffineIntoNormalization, FuseLayerNormalization, FuseRmsNormalization
+from onnxq.passes import DivideBySquareRoot, FoldAffineIntoNormalization, FuseLayerNormalization, FuseRmsNormalization
 
 RunningGraph = Callable[[Path], onnx.GraphProto]
 
@@ -38,7 +38,12 @@ def spelled(square: str, end: str, *, opset: int, shape: str = "2, N, 8", axis: 
 def test_becomes_one_node(form: tuple[str, str]) -> None:
     made = spelled(*form, opset=23)
     graph = named_graph(made)
-    apply_once(RuleSet((FuseRmsNormalization(), FuseLayerNormalization(), FoldAffineIntoNormalization())), graph)
+    apply_once(
+        RuleSet(
+            (DivideBySquareRoot(), FuseRmsNormalization(), FuseLayerNormalization(), FoldAffineIntoNormalization())
+        ),
+        graph,
+    )
     assert ops(graph) == ["RMSNormalization", "Neg"]
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
@@ -51,7 +56,7 @@ def test_before_opset_23_becomes_what_onnxruntime_fuses(
 ) -> None:
     made = spelled(*form, opset=opset)
     graph = named_graph(made)
-    changes = apply_once(FuseRmsNormalization(), graph)
+    changes = apply_once(RuleSet((FuseRmsNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == (form != FORMS[0])
     assert [reason for _, reason in FuseRmsNormalization().apply(graph).left] == [
         "ONNX has RMSNormalization from opset 23 on"
@@ -87,3 +92,14 @@ def test_works_in_a_body() -> None:
     apply_once(FuseRmsNormalization(), graph)
     assert ops(graph) == ["If", "Pow", "ReduceMean", "Add", "Sqrt", "Div", "Neg"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 2e-6
+
+
+def test_doubles_keep_their_precision() -> None:
+    made = model(
+        """g (double[2, 8] x) => (double[2, 8] n) {
+            p = Mul(x, x) v = ReduceMean(p, axes)
+            e = Add(epsilon, v) s = Sqrt(e) n = Div(x, s) }""",
+        opset=23, epsilon=np.array(1e-5), axes=np.array([-1]),
+    )  # fmt: skip
+    ((_, reason),) = FuseRmsNormalization().apply(named_graph(made)).left
+    assert reason == "float64 would be normalized with float32"
