@@ -46,8 +46,9 @@ class New:
         return self._added(twin, inputs, len(node.outputs))
 
     def constant(self, values: npt.ArrayLike, name: str = "constant") -> Constant:
-        """Return a constant of these values."""
-        return Constant(self._names.fresh(f"{self._root.name or self._root.op}.{name}"), np.asarray(values))
+        """Return a constant of these values; an empty list is one of axes or sizes."""
+        array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
+        return Constant(self._names.fresh(f"{self._root.name or self._root.op}.{name}"), array)
 
     def _added(self, node: Node, inputs: Sequence[Any], outputs: int) -> Any:
         dtype = next((tensor.dtype for tensor in inputs if isinstance(tensor, Variable | Constant)), None)

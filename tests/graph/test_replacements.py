@@ -42,6 +42,10 @@ def test_whole_numbers_in_arrays_stay_such(graph: Graph, new: New) -> None:
     assert new.nodes[0].outputs[0].shape == [8]
 
 
+def test_an_empty_list_holds_whole_numbers(graph: Graph, new: New) -> None:
+    assert new.constant([]).dtype == np.int64
+
+
 def test_none_leaves_an_input_or_attribute_out(graph: Graph, new: New) -> None:
     new.Clip(graph.inputs[0], None, 6.0)
     new.Softmax(graph.inputs[0], axis=None)
