@@ -51,6 +51,14 @@ def test_a_mean_over_the_features_of_a_sequence_stays() -> None:
     assert changes.left[0][1] == "its data may be a sequence"
 
 
+@pytest.mark.parametrize("restore", ["Reshape(f, to)", "Unsqueeze(f, axes)"])
+def test_axes_that_are_restored_are_not_dropped(restore: str) -> None:
+    body = f"m = ReduceMean<axes = [2, 3], keepdims = 0>(x) f = Flatten(m) s = {restore} y = Mul(x, s)"
+    used = {"to": np.array([-1, 4, 1, 1])} if "to" in restore else {"axes": np.array([2, 3])}
+    graph, _ = pooled(body.replace("f = Flatten(m) ", "").replace("(f", "(m"), result="N, 4, 5, 6", **used)
+    assert ops(graph) == ["GlobalAveragePool", "Mul"]
+
+
 def test_a_mean_that_keeps_its_axes_is_one_node() -> None:
     graph, _ = pooled("m = ReduceMean<axes = [2, 3]>(x) y = Mul(x, m)", result="N, 4, 5, 6")
     assert ops(graph) == ["GlobalAveragePool", "Mul"]
