@@ -118,7 +118,8 @@ def _reshape_obstacle(found: Match) -> str:
 def _target_obstacle(found: Match, behind: Sequence[int]) -> str:
     """Return why a Reshape is not known to make batch, channels and the given sizes."""
     target, (batch, channels) = found.target.values.tolist(), found.x.shape[:2]
-    if len(target) < 2 or target[2:] != list(behind) or found.root.attrs.get("allowzero", 0):
+    empties = 0 in target and found.root.attrs.get("allowzero", 0)
+    if len(target) < 2 or target[2:] != list(behind) or empties:
         return "it does more than dropping or restoring axes"
     keeps_batch = target[0] == 0 or (isinstance(batch, int) and batch == target[0] != 0)
     keeps_channels = target[1] == 0 or (isinstance(channels, int) and channels == target[1] != 0)

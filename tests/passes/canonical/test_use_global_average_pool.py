@@ -31,6 +31,7 @@ def pooled(
         ("m = AveragePool<kernel_shape = [5, 6], strides = [5, 6]>(x) y = Reshape(m, to)", {"to": [-1, 4]}),
         ('m = AveragePool<kernel_shape = [5, 6], auto_pad = "VALID">(x) y = Reshape(m, to)', {"to": [0, -1]}),
         ("m = GlobalAveragePool(x) y = Reshape(m, to)", {"to": [0, 4]}),
+        ("m = GlobalAveragePool(x) y = Reshape<allowzero = 1>(m, to)", {"to": [-1, 4]}),
     ],
 )
 def test_all_forms_end_as_one(body: str, more: dict[str, list[int]]) -> None:
