@@ -12,7 +12,16 @@ from onnx import ModelProto
 
 from onnxq.equivalence import Difference, Original, original
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Applied, Graph, Pipeline, RuleChanges, constants, inner_variables, scopes
+from onnxq.graph import (
+    Applied,
+    Graph,
+    Pipeline,
+    RuleChanges,
+    constants,
+    forget_inferable_types,
+    inner_variables,
+    scopes,
+)
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
@@ -184,9 +193,7 @@ def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, s
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
         tied = Pipeline((StoreOnce(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
-    for tensor in inner_variables(copy):
-        if tensor.name not in declared:
-            tensor.dtype = tensor.shape = tensor.source = None
+    forget_inferable_types(copy, declared)
     _saved(copy, staged)
     after = Size(_nodes(copy), _bytes(staged, copy))
     found = known.difference(staged)
