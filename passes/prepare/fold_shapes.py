@@ -21,6 +21,7 @@ from onnxq.graph import (
     Tensor,
     Variable,
     become_constant,
+    inner_variables,
     remove_nodes,
     remove_unused,
     replace_uses,
@@ -184,13 +185,9 @@ class _Folding:
 
 
 def _dimension_names(graph: Graph) -> set[str]:
-    tensors = (
-        tensor
-        for scope in scopes(graph)
-        for tensors in (scope.inputs, *(node.outputs for node in scope.nodes))
-        for tensor in tensors
-    )
-    return {extent for tensor in tensors for extent in tensor.shape or () if isinstance(extent, str)}
+    declared = [tensor for scope in scopes(graph) for tensor in (*scope.inputs, *scope.outputs)]
+    shapes = [tensor.shape or () for tensor in (*declared, *inner_variables(graph))]
+    return {extent for shape in shapes for extent in shape if isinstance(extent, str)}
 
 
 def _better(old: Entry, new: Entry) -> Entry:
