@@ -174,7 +174,7 @@ def _no_worse(
     if seconds <= 0 or is_large(reference) or not known.samples:
         return done
     latency = measure_latency(reference, staged, known.samples, seconds=seconds, patience=_PATIENCE)
-    if latency.slower:
+    if latency.significant and latency.speed < 1:
         return _unchanged(done, graph, staged, known, f"it would run at {latency.speed:.2f} times the speed")
     return replace(done, latency=latency)
 

@@ -82,7 +82,7 @@ def test_a_rule_that_changes_outputs_is_left_out_and_named(
 def test_a_result_that_is_slower_is_not_taken(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5))
+    monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5, 6, (0.4, 0.6)))
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"))
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
     assert done.left_out == (("*", "it would run at 0.50 times the speed"),)
