@@ -16,7 +16,7 @@ from onnxq.graph import (
     Applied,
     Graph,
     Pipeline,
-    RuleChanges,
+    RewriteChanges,
     constants,
     forget_inferable_types,
     inner_variables,
@@ -223,7 +223,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
 def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for one in applied:
-        if isinstance(one.changes, RuleChanges):
+        if isinstance(one.changes, RewriteChanges):
             found.update(one.changes.counts)
         elif one.changes:
             found[type(one.step).__name__] += len(one.changes.changed)

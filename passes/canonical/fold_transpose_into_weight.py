@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.layouts import inverse, permutation_of
 
 
-class FoldTransposeIntoWeight(Rule):
+class FoldTransposeIntoWeight(RewriteRule):
     """A Transpose in front of Flatten or Reshape and a product becomes another order of the rows of the weight."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import same_extents
 
 
 @dataclass(frozen=True)
-class ReplaceGemmBetweenReshapes(Rule):
+class ReplaceGemmBetweenReshapes(RewriteRule):
     """Reshape, Gemm and a Reshape back become MatMul and Add.
 
     Where the data comes in more axes, which the first Reshape merges, and the last one computes its target, one Reshape
