@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxq.equivalence import Difference, Original, original
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Applied, Graph, Pipeline, RuleChanges, constants, inner_variables, scopes
+from onnxq.graph import Applied, Graph, Pipeline, RewriteChanges, constants, inner_variables, scopes
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
@@ -196,7 +196,7 @@ def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, s
 def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for one in applied:
-        if isinstance(one.changes, RuleChanges):
+        if isinstance(one.changes, RewriteChanges):
             found.update(one.changes.counts)
         elif one.changes:
             found[type(one.step).__name__] += len(one.changes.changed)

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, OutputError, SchemeError
-from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, Rule, RuleSet, constants, scopes
+from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
@@ -146,9 +146,11 @@ def canonical_steps() -> tuple[str, ...]:
     return (*_REPEATED, "ShareInitializers", *rules)
 
 
-def _rules(without: frozenset[str]) -> RuleSet:
+def _rules(without: frozenset[str]) -> RewriteRules:
     steps = passes_of("canonical")
-    return RuleSet(tuple(step() for name, step in steps.items() if issubclass(step, Rule) and name not in without))
+    return RewriteRules(
+        tuple(step() for name, step in steps.items() if issubclass(step, RewriteRule) and name not in without)
+    )
 
 
 def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:

@@ -15,7 +15,7 @@ import onnxq
 from onnxq import preparation
 from onnxq.equivalence import ROUNDING
 from onnxq.errors import DataError, SchemeError
-from onnxq.graph import Call, Match, New, Operators, Rule, RuleSet
+from onnxq.graph import Call, Match, New, Operators, RewriteRule, RewriteRules
 from onnxq.latency import Latency
 from onnxq.optimization import optimize
 from onnxq.rewriting import Verify
@@ -55,7 +55,7 @@ def test_what_is_left_out_is_not_applied(build: Callable[..., ModelProto]) -> No
         optimize(model, without=["DropNoOp"], seconds=0)
 
 
-class Wrong(Rule):
+class Wrong(RewriteRule):
     """exp(-x) is exp(x)."""
 
     def pattern(self, op: Operators) -> Call:
@@ -68,8 +68,8 @@ class Wrong(Rule):
 def test_a_rule_that_changes_outputs_is_left_out_and_named(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rules(without: frozenset[str]) -> RuleSet:
-        return RuleSet(() if "Wrong" in without else (Wrong(),))
+    def rules(without: frozenset[str]) -> RewriteRules:
+        return RewriteRules(() if "Wrong" in without else (Wrong(),))
 
     monkeypatch.setattr(preparation, "_rules", rules)
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), seconds=0)

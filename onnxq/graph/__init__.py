@@ -20,7 +20,7 @@ from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
 from onnxq.graph.reading import OperatorKey, is_fixed, nodes, only_reader, operator_key, optional, producer
 from onnxq.graph.replacements import New
-from onnxq.graph.rules import Rule, RuleChanges, RuleSet
+from onnxq.graph.rules import RewriteChanges, RewriteRule, RewriteRules
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
@@ -44,9 +44,9 @@ __all__ = [
     "Payload",
     "Pipeline",
     "ProtoPayload",
-    "Rule",
-    "RuleChanges",
-    "RuleSet",
+    "RewriteChanges",
+    "RewriteRule",
+    "RewriteRules",
     "Tensor",
     "Variable",
     "become_constant",

@@ -24,12 +24,12 @@ _ALWAYS_FINE: Final = 1024
 
 
 @dataclass(frozen=True)
-class Rule(Pass):
-    """A pattern of operators and what takes its place; a pass of its own, and a part of a `RuleSet`.
+class RewriteRule(Pass):
+    """A pattern of operators and what takes its place; a pass of its own, and a part of `RewriteRules`.
 
     Inner values that others read, or that a graph returns, do not match, and neither do nodes of several graphs.
 
-    >>> class Silu(Rule):
+    >>> class Silu(RewriteRule):
     ...     def pattern(self, op):
     ...         return op.Mul(op.any("x"), op.Sigmoid(op.any("x")))
     ...     def replacement(self, new, found):
@@ -50,11 +50,11 @@ class Rule(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Apply this rule alone until nothing changes."""
-        return RuleSet((self,)).apply(graph)
+        return RewriteRules((self,)).apply(graph)
 
 
 @dataclass(frozen=True)
-class RuleChanges(Changes):
+class RewriteChanges(Changes):
     """What rules did.
 
     Attributes:
@@ -65,7 +65,7 @@ class RuleChanges(Changes):
 
 
 @dataclass(frozen=True)
-class RuleSet(Pass):
+class RewriteRules(Pass):
     """Rules that are applied together until nothing changes.
 
     Each round looks at every node once, in the order of the graph, and tries the rules that end in its operator:
@@ -75,9 +75,9 @@ class RuleSet(Pass):
         rules: the rules.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[RewriteRule, ...]
 
-    def apply(self, graph: Graph) -> RuleChanges:
+    def apply(self, graph: Graph) -> RewriteChanges:
         """Apply; ``changed`` holds the names of the nodes that were replaced, ``left`` what a rule refused.
 
         Raises:
@@ -87,11 +87,11 @@ class RuleSet(Pass):
         while rewriting.round():
             pass
         left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
-        return RuleChanges(tuple(rewriting.changed), left, dict(rewriting.counts))
+        return RewriteChanges(tuple(rewriting.changed), left, dict(rewriting.counts))
 
 
-def _by_root(rules: Sequence[Rule]) -> dict[tuple[str, str], list[tuple[Rule, Call]]]:
-    found: dict[tuple[str, str], list[tuple[Rule, Call]]] = {}
+def _by_root(rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, Call]]]:
+    found: dict[tuple[str, str], list[tuple[RewriteRule, Call]]] = {}
     for rule in rules:
         name = type(rule).__name__
         patterns = rule.pattern(Operators(name))
@@ -105,7 +105,7 @@ def _by_root(rules: Sequence[Rule]) -> dict[tuple[str, str], list[tuple[Rule, Ca
 class _Rewriting:
     """One application of rules to a graph; nodes that are replaced stay attached until their round ends."""
 
-    def __init__(self, graph: Graph, rules: Mapping[tuple[str, str], Sequence[tuple[Rule, Call]]]) -> None:
+    def __init__(self, graph: Graph, rules: Mapping[tuple[str, str], Sequence[tuple[RewriteRule, Call]]]) -> None:
         self.graph, self.rules = graph, rules
         self.names = Names(graph)
         self.owner = {node: scope for scope in scopes(graph) for node in scope.nodes}
@@ -171,7 +171,7 @@ class _Rewriting:
             for tensor in node.outputs
         )
 
-    def _replace(self, rule: Rule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> bool:
+    def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> bool:
         new = New(self.graph, self.names, found.root)
         made = rule.replacement(new, found)
         results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]

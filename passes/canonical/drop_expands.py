@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.shape_targets import broadcast, expanded
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
 
 
-class DropExpands(Rule):
+class DropExpands(RewriteRule):
     """An Expand to the shape that its data has goes, and one in front of an operator that broadcasts anyway."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

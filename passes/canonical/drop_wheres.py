@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.shape_targets import broadcast
 
 
-class DropWheres(Rule):
+class DropWheres(RewriteRule):
     """A Where whose condition is constant, and the same everywhere, is the operand that it takes."""
 
     def pattern(self, op: Operators) -> Call:

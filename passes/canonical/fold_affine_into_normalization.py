@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import rank
 
 
 @dataclass(frozen=True)
-class FoldAffineIntoNormalization(Rule):
+class FoldAffineIntoNormalization(RewriteRule):
     """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 
 
 @dataclass(frozen=True)
-class FoldGemmFactors(Rule):
+class FoldGemmFactors(RewriteRule):
     """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front."""
 
     def pattern(self, op: Operators) -> Call:

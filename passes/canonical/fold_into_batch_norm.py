@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
-class FoldIntoBatchNorm(Rule):
+class FoldIntoBatchNorm(RewriteRule):
     """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

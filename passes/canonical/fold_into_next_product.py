@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, ProtoPayload, Rule, Tensor
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, ProtoPayload, RewriteRule, Tensor
 from onnxq.graph.activations import is_gelu_before_halving
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -16,7 +16,7 @@ _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 
 
-class FoldIntoNextProduct(Rule):
+class FoldIntoNextProduct(RewriteRule):
     """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
 
     That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, Rule, Tensor
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule, Tensor
 
 Pads: TypeAlias = "list[tuple[int, int]]"
 """Elements before and after, for each axis."""
@@ -20,7 +20,7 @@ _KEEPING_SIGN: Final = frozenset(
 _MOST_FOLLOWED: Final = 16
 
 
-class FoldPads(Rule):
+class FoldPads(RewriteRule):
     """Padding in front of a convolution or pooling becomes its own; padding by nothing goes.
 
     Only zeros around the image fold: a mean must count them, and for a maximum nothing may lie below them (or they are

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen
 
 _FIRST_OPSET = 20
@@ -16,7 +16,7 @@ _SLOPE = math.sqrt(2 / math.pi)
 
 
 @dataclass(frozen=True)
-class FuseGelu(Rule):
+class FuseGelu(RewriteRule):
     """GELU in any of its spellings becomes Gelu, or before opset 20 the spelling that runtimes know.
 
     Those are ``x * (1 + erf(x / sqrt(2))) * 0.5`` and ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``

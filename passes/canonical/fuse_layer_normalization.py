@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen, reduces_last_axis
 
 _FIRST_OPSET = 17
 
 
 @dataclass(frozen=True)
-class FuseLayerNormalization(Rule):
+class FuseLayerNormalization(RewriteRule):
     """Means, squares and a root become LayerNormalization, or before opset 17 the spelling that runtimes know.
 
     That is ``(x - mean) / sqrt(mean((x - mean) ** 2) + epsilon)`` with Sub, Pow and Div. Only the last axis is looked

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen, reduces_last_axis
 
 _FIRST_OPSET = 23
 
 
 @dataclass(frozen=True)
-class FuseRmsNormalization(Rule):
+class FuseRmsNormalization(RewriteRule):
     """A mean of squares and a root become RMSNormalization, or before opset 23 the spelling that runtimes know.
 
     That is ``x / sqrt(mean(x ** 2) + epsilon)`` with Pow and Div. Only the last axis is looked at. A scale behind it is

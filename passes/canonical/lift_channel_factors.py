@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule, Tensor
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule, Tensor
 
 
-class LiftChannelFactors(Rule):
+class LiftChannelFactors(RewriteRule):
     """What scales and shifts channels behind a Concat or pooling is done in front of it, where convolutions take it.
 
     That is Mul, Add and BatchNormalization by constants. It stays if anything that is joined or pooled does not come

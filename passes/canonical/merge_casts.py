@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule, onnx_dtype
+from onnxq.graph import Call, Match, New, Operators, RewriteRule, onnx_dtype
 from onnxq.graph.data_types import numpy_dtype
 
 
-class MergeCasts(Rule):
+class MergeCasts(RewriteRule):
     """A Cast to the type that the tensor has is nothing; of two Casts the first goes where it loses nothing."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
 
 _Operand = Any
 
 
-class MergeClamps(Rule):
+class MergeClamps(RewriteRule):
     """Max, Min, Clip and Relu by constants, and two of them in a row, are one Clip or Relu.
 
     A Clip that limits nothing goes.

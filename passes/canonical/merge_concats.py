@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Node, Operators, Rule
+from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
 
 
-class MergeConcats(Rule):
+class MergeConcats(RewriteRule):
     """A Concat reads what a Concat on the same axis, which it alone reads, has put together; one of one tensor goes."""
 
     def pattern(self, op: Operators) -> Call:

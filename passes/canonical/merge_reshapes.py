@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
 from onnxq.graph.shape_entries import product
 from onnxq.graph.shape_targets import reshape_target, reshaped
 
@@ -14,7 +14,7 @@ _AXES_ARE_INPUT = 13
 _HIGHEST_RANK = 64
 
 
-class MergeReshapes(Rule):
+class MergeReshapes(RewriteRule):
     """Two operators that change the shape alone become one; one that leaves it as it is goes.
 
     Squeezes and Unsqueezes stay what they are where both are the same, anything else becomes a Reshape.

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.activations import is_gelu_before_halving
 
 
-class MergeScalars(Rule):
+class MergeScalars(RewriteRule):
     """Two factors or two shifts of one number are one; a factor of 1 and a shift of 0 go."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 
 @dataclass(frozen=True)
-class MergeScalesOfProduct(Rule):
+class MergeScalesOfProduct(RewriteRule):
     """Two factors of a MatMul that are each scaled by a number become their product scaled once."""
 
     def pattern(self, op: Operators) -> Call:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
 
 _BOUNDS_ARE_INPUTS = 10
 _UNBOUNDED = np.iinfo(np.int32).max
 _Bounds = list[tuple[int, int, int, int]]
 
 
-class MergeSlices(Rule):
+class MergeSlices(RewriteRule):
     """Two Slices of different axes become one, and what takes all entries goes."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

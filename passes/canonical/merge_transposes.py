@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Node, Operators, Rule
+from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
 from onnxq.graph.shape_targets import reshape_target
 
 _TARGET_IS_INPUT = 5
 
 
-class MergeTransposes(Rule):
+class MergeTransposes(RewriteRule):
     """Two Transposes become one, one that does nothing goes, one that moves dimensions of size 1 is a Reshape."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule, onnx_dtype
+from onnxq.graph import Call, Match, New, Operators, RewriteRule, onnx_dtype
 
 
-class ReplaceCastLike(Rule):
+class ReplaceCastLike(RewriteRule):
     """CastLike to a type that is known is a Cast."""
 
     def pattern(self, op: Operators) -> Call:

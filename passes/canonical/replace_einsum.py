@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
 
 @dataclass(frozen=True)
-class ReplaceEinsum(Rule):
+class ReplaceEinsum(RewriteRule):
     """An Einsum of two tensors that is a product of matrices becomes MatMul, with Transposes and Reshapes where needed.
 
     Against a constant weight, any number of axes may be rows, summed over or columns; of two computed tensors one each.

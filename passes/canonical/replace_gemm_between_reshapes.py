@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import same_extents
 
 
 @dataclass(frozen=True)
-class ReplaceGemmBetweenReshapes(Rule):
+class ReplaceGemmBetweenReshapes(RewriteRule):
     """Reshape, Gemm and a Reshape back become MatMul and Add.
 
     Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a Gemm, which has its own bias.

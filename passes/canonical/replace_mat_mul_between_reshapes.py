@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 
 @dataclass(frozen=True)
-class ReplaceMatMulBetweenReshapes(Rule):
+class ReplaceMatMulBetweenReshapes(RewriteRule):
     """MatMul and Add between two Reshapes become Gemm between two Reshapes, which has its own bias.
 
     Reshapes that lead back to the shape of the data stay: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 
 @dataclass(frozen=True)
-class ReplaceMatMulOfMatrices(Rule):
+class ReplaceMatMulOfMatrices(RewriteRule):
     """MatMul of a matrix and Add of a bias become Gemm."""
 
     def pattern(self, op: Operators) -> Call:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 
-class ResolveAutomaticPadding(Rule):
+class ResolveAutomaticPadding(RewriteRule):
     """The attribute auto_pad of a convolution or pooling becomes the pads that it means."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 
 _BOUNDS_ARE_INPUTS = 10
 
 
-class SimplifySplits(Rule):
+class SimplifySplits(RewriteRule):
     """A Split into one part is nothing, and one of whose parts only one is read is a Slice."""
 
     def pattern(self, op: Operators) -> Call:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen
 
 _CUBIC = 0.044715
@@ -15,7 +15,7 @@ _SLOPE = math.sqrt(2 / math.pi)
 
 
 @dataclass(frozen=True)
-class UnifyGeluArgument(Rule):
+class UnifyGeluArgument(RewriteRule):
     """What Erf and Tanh of GELU read is spelled ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 
     With Div and Pow, as `FuseGelu` and runtimes look for them.

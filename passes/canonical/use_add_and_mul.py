@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 
 _MOST_BYTES: Final = 1 << 20
 _EXACT: Final = frozenset(
@@ -15,7 +15,7 @@ _EXACT: Final = frozenset(
 )
 
 
-class UseAddAndMul(Rule):
+class UseAddAndMul(RewriteRule):
     """Sub and Div by a floating-point constant are Add and Mul; a Sum of two is Add, and one of one is nothing.
 
     A quotient stays where its last bit may decide something, and in front of Erf, by which runtimes know a Gelu.

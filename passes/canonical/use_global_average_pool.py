@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, Rule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 
 # Kernels of ReduceMean add pairwise, those of GlobalAveragePool one by one, which is less exact for large images.
 _LARGEST: Final = 64 * 64
 
 
-class UseGlobalAveragePool(Rule):
+class UseGlobalAveragePool(RewriteRule):
     """A mean over the whole image is a GlobalAveragePool, and a Flatten behind it drops what is left of the image.
 
     ReduceMean and AveragePool become it, whose layout convolutions share and which computes with integers; Squeeze and

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 
-class UseHardSwish(Rule):
+class UseHardSwish(RewriteRule):
     """A sixth of x + 3 between 0 and 6 is HardSigmoid, and x times that is HardSwish where the opset has it."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, Rule
+from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 
-class UseLeakyRelu(Rule):
+class UseLeakyRelu(RewriteRule):
     """Rectifiers with a slope below zero are LeakyRelu, or PRelu where each channel has its own."""
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:

@@ -11,13 +11,13 @@ from model_zoo import difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.errors import PassError
-from onnxq.graph import Call, Changes, Graph, Match, New, Node, Operators, Rule, RuleSet, Variable
+from onnxq.graph import Call, Changes, Graph, Match, New, Node, Operators, RewriteRule, RewriteRules, Variable
 from onnxq.modelfile import as_graph, to_model
 
 POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
 
 
-class Twice(Rule):
+class Twice(RewriteRule):
     """x + x is 2 * x."""
 
     def pattern(self, op: Operators) -> Call:
@@ -27,7 +27,7 @@ class Twice(Rule):
         return new.Mul(found.x, 2.0)
 
 
-class Negations(Rule):
+class Negations(RewriteRule):
     """-(-x) is x."""
 
     def pattern(self, op: Operators) -> Call:
@@ -37,7 +37,7 @@ class Negations(Rule):
         return found.x
 
 
-class NegatedDifference(Rule):
+class NegatedDifference(RewriteRule):
     """-(a - b) is b - a."""
 
     def pattern(self, op: Operators) -> Call:
@@ -48,7 +48,7 @@ class NegatedDifference(Rule):
 
 
 @dataclass(frozen=True)
-class SmallPowers(Rule):
+class SmallPowers(RewriteRule):
     """Powers of small whole exponents are products."""
 
     largest: int = 3
@@ -67,7 +67,7 @@ class SmallPowers(Rule):
         return made
 
 
-def applied(rule: Rule | RuleSet, made: ModelProto) -> tuple[Graph, Changes]:
+def applied(rule: RewriteRule | RewriteRules, made: ModelProto) -> tuple[Graph, Changes]:
     graph = as_graph(made)
     changes = rule.apply(graph)
     for seed in (0, 1):
@@ -152,13 +152,13 @@ def test_rules_meet_what_others_made() -> None:
         """g (float[4] x, float[4] z) => (float[4] y) {
         d = Sub(x, z) n = Neg(d) m = Neg(n) k = Neg(m) y = Add(k, k) }"""
     )
-    graph, changes = applied(RuleSet((Negations(), NegatedDifference(), Twice())), made)
+    graph, changes = applied(RewriteRules((Negations(), NegatedDifference(), Twice())), made)
     assert ops(graph) == ["Sub", "Mul"]
     assert dict(changes.counts) == {"NegatedDifference": 3, "Twice": 1}
 
 
 def test_several_outputs_are_replaced_one_by_one() -> None:
-    class SplitToSlices(Rule):
+    class SplitToSlices(RewriteRule):
         """Split as Slices."""
 
         def pattern(self, op: Operators) -> Call:
@@ -173,7 +173,7 @@ def test_several_outputs_are_replaced_one_by_one() -> None:
 
 
 def test_a_shared_node_stays_for_those_who_read_it() -> None:
-    class ShareExp(Rule):
+    class ShareExp(RewriteRule):
         """Log of Exp is nothing."""
 
         def pattern(self, op: Operators) -> Call:
@@ -188,7 +188,7 @@ def test_a_shared_node_stays_for_those_who_read_it() -> None:
 
 
 def test_like_keeps_name_and_attributes() -> None:
-    class MoveNeg(Rule):
+    class MoveNeg(RewriteRule):
         """Transpose after Neg."""
 
         def pattern(self, op: Operators) -> Call:
@@ -205,7 +205,7 @@ def test_like_keeps_name_and_attributes() -> None:
     ]
 
 
-class Endless(Rule):
+class Endless(RewriteRule):
     """x + y is y + x, forever."""
 
     def pattern(self, op: Operators) -> Call:
@@ -269,7 +269,7 @@ class NoPattern(Endless):
         (NoPattern(), "the pattern of rule NoPattern is .*, expected an operator such as"),
     ],
 )
-def test_each_mistake_of_a_rule_has_its_sentence(rule: Rule, message: str) -> None:
+def test_each_mistake_of_a_rule_has_its_sentence(rule: RewriteRule, message: str) -> None:
     graph = as_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
     with pytest.raises(PassError, match=message):
         rule.apply(graph)

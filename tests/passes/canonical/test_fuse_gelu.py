@@ -12,11 +12,11 @@ import pytest
 from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample
 from onnx import ModelProto
 
-from onnxq.graph import RuleSet
+from onnxq.graph import RewriteRules
 from onnxq.modelfile import save
 from onnxq.passes import FuseGelu, UnifyGeluArgument
 
-GELU = RuleSet((FuseGelu(), UnifyGeluArgument()))
+GELU = RewriteRules((FuseGelu(), UnifyGeluArgument()))
 RunningGraph = Callable[[Path], onnx.GraphProto]
 
 ERF = {

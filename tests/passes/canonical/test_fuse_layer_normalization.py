@@ -12,7 +12,7 @@ import pytest
 from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import RuleSet
+from onnxq.graph import RewriteRules
 from onnxq.modelfile import save
 from onnxq.passes import DivideBySquareRoot, FoldAffineIntoNormalization, FuseLayerNormalization
 
@@ -44,7 +44,7 @@ def spelled(
 def test_becomes_one_node(form: tuple[str, str, str], opset: int) -> None:
     made = spelled(*form, opset=opset)
     graph = named_graph(made)
-    apply_once(RuleSet((DivideBySquareRoot(), FuseLayerNormalization(), FoldAffineIntoNormalization())), graph)
+    apply_once(RewriteRules((DivideBySquareRoot(), FuseLayerNormalization(), FoldAffineIntoNormalization())), graph)
     assert ops(graph) == ["LayerNormalization", "Neg"]
     assert np.array_equal(graph.nodes[0].inputs[1].values, values(8))
     assert np.array_equal(graph.nodes[0].inputs[2].values, values(8, seed=1))
@@ -58,7 +58,7 @@ def test_before_opset_17_becomes_what_onnxruntime_fuses(
 ) -> None:
     made = spelled(*form, opset=14)
     graph = named_graph(made)
-    changes = apply_once(RuleSet((FuseLayerNormalization(), DivideBySquareRoot())), graph)
+    changes = apply_once(RewriteRules((FuseLayerNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == ("Mul" in "".join(form))
     assert [reason for _, reason in FuseLayerNormalization().apply(graph).left] == [
         "ONNX has LayerNormalization from opset 17 on"

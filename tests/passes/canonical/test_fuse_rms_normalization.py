@@ -12,7 +12,7 @@ import pytest
 from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import RuleSet
+from onnxq.graph import RewriteRules
 from onnxq.modelfile import save
 from onnxq.passes import DivideBySquareRoot, FoldAffineIntoNormalization, FuseLayerNormalization, FuseRmsNormalization
 
@@ -39,7 +39,7 @@ def test_becomes_one_node(form: tuple[str, str]) -> None:
     made = spelled(*form, opset=23)
     graph = named_graph(made)
     apply_once(
-        RuleSet(
+        RewriteRules(
             (DivideBySquareRoot(), FuseRmsNormalization(), FuseLayerNormalization(), FoldAffineIntoNormalization())
         ),
         graph,
@@ -56,7 +56,7 @@ def test_before_opset_23_becomes_what_onnxruntime_fuses(
 ) -> None:
     made = spelled(*form, opset=opset)
     graph = named_graph(made)
-    changes = apply_once(RuleSet((FuseRmsNormalization(), DivideBySquareRoot())), graph)
+    changes = apply_once(RewriteRules((FuseRmsNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == (form != FORMS[0])
     assert [reason for _, reason in FuseRmsNormalization().apply(graph).left] == [
         "ONNX has RMSNormalization from opset 23 on"

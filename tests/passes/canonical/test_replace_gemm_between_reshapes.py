@@ -7,10 +7,10 @@ import pytest
 from model_zoo import apply_once, difference, model, named_graph, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import RuleSet
+from onnxq.graph import RewriteRules
 from onnxq.passes import ReplaceGemmBetweenReshapes, ReplaceMatMulBetweenReshapes
 
-BOTH = RuleSet((ReplaceGemmBetweenReshapes(), ReplaceMatMulBetweenReshapes()))
+BOTH = RewriteRules((ReplaceGemmBetweenReshapes(), ReplaceMatMulBetweenReshapes()))
 
 
 def rows(
