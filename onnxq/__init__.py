@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
-    from onnxq.graph import Changes, Graph, Pass, Pipeline, remove_nodes, replace_uses, scopes
+    from onnxq.graph import (
+        Call,
+        Changes,
+        Graph,
+        Match,
+        New,
+        Operators,
+        Pass,
+        Pipeline,
+        RewriteRule,
+        RewriteRules,
+        remove_nodes,
+        replace_uses,
+        scopes,
+    )
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
     from onnxq.pipeline import calibrate, plan, quantize
@@ -26,16 +40,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "Call",
     "Changes",
     "Graph",
+    "Match",
     "MeanSquaredError",
     "MinMax",
     "Mode",
+    "New",
     "OnnxqError",
+    "Operators",
     "Optimized",
     "Pass",
     "Percentile",
     "Pipeline",
+    "RewriteRule",
+    "RewriteRules",
     "Rule",
     "Scheme",
     "Spec",
@@ -65,10 +85,16 @@ _HOMES = {
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),
     "onnxq.graph": (
+        "Call",
         "Changes",
         "Graph",
+        "Match",
+        "New",
+        "Operators",
         "Pass",
         "Pipeline",
+        "RewriteRule",
+        "RewriteRules",
         "remove_nodes",
         "replace_uses",
         "scopes",

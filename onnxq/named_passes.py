@@ -105,7 +105,7 @@ def _found(name: str) -> type[Pass] | Pass:
     found = PASSES.get(name) or (_of_module(name) if ":" in name else registered(ENTRY_POINTS, name, "Pass"))
     if found is None:
         raise SchemeError(
-            f"pass {name!r} is unknown{nearest(name, _known())}; onnxq run --list shows all; expected {_EXPECTED}"
+            f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{nearest(name, _known())}"
         )
     if not isinstance(found, Pass) and not (isinstance(found, type) and issubclass(found, Pass)):
         raise SchemeError(

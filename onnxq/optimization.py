@@ -235,9 +235,8 @@ def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:
 def _check_names(names: Collection[str]) -> None:
     known = canonical_steps()
     if unknown := next((name for name in names if name not in known), None):
-        raise SchemeError(
-            f"no pass or rule is named {unknown!r}{nearest(unknown, known)}; leave out one of {', '.join(known)}"
-        )
+        hint = nearest(unknown, known) or f"; leave out one of {', '.join(known)}"
+        raise SchemeError(f"no pass or rule that can be left out is named {unknown!r}{hint}")
 
 
 def _saved(graph: Graph, path: Path) -> Path:

@@ -117,14 +117,17 @@ def test_a_pass_of_an_installed_package_is_found_by_its_name() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_names_of_installed_packages_are_suggested() -> None:
-    with pytest.raises(SchemeError, match="pass 'Nome' is unknown; did you mean 'Name'"):
+    with pytest.raises(SchemeError, match="pass 'Nome' is unknown, .*; did you mean 'Name'"):
         pass_named("Nome")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("FoldConstant", "pass 'FoldConstant' is unknown; did you mean 'FoldConstants'.; onnxq run --list"),
+        (
+            "FoldConstant",
+            "pass 'FoldConstant' is unknown, .* onnxq run --list shows all names; did you mean 'FoldConstants'",
+        ),
         ("", "pass '' is unknown"),
         (":", "is not written as NAME, MODULE:CLASS"),
         ("mine.py:", "is not written as NAME, MODULE:CLASS"),

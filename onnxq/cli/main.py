@@ -28,7 +28,7 @@ _BELOW_FIDELITY = 3
 @click.version_option(package_name="onnxq")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Quantize ONNX models: calibrate, choose, rewrite, and prove the result on onnxruntime."""
+    """Rewrite and quantize ONNX models, and prove the result on onnxruntime."""
 
 
 @cli.command(epilog=READING_EXIT_CODES)

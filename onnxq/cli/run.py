@@ -27,7 +27,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     context.exit()
 
 
-@click.command(short_help="Apply passes to a model.", epilog=WRITING_EXIT_CODES)
+@click.command(short_help="Apply passes and rules, onnxq's or your own.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @pass_option("A pass to apply")
 @click.option("-o", "--output", type=FILE, required=True, help="File to write.")
@@ -53,7 +53,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     is_eager=True,
     expose_value=False,
     callback=_list_passes,
-    help="List the passes with their options, one a line.",
+    help="List the passes and rules with their options, one a line.",
 )
 @image_options
 def run(

@@ -162,7 +162,8 @@ def print_optimized(done: Optimized) -> None:
     for name, count in done.counts.items():
         table.add_row(name, str(count))
     console = _console(stderr=True)
-    console.print(table)
+    if done.counts:
+        console.print(table)
     for name, reason in done.left_out:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
     speed = ""

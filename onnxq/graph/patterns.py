@@ -264,4 +264,5 @@ def _default(op_type: str, name: str, opset: int) -> object:
     attribute = defs.get_schema(op_type, opset).attributes.get(name)
     if attribute is None or not attribute.default_value.name:
         return None
-    return helper.get_attribute_value(attribute.default_value)
+    value = helper.get_attribute_value(attribute.default_value)
+    return value.decode() if isinstance(value, bytes) else value

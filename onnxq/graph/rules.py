@@ -25,7 +25,7 @@ _ALWAYS_FINE: Final = 1024
 
 @dataclass(frozen=True)
 class RewriteRule(Pass):
-    """A pattern of operators and what takes its place; a pass of its own, and a part of a `RewriteRules`.
+    """A pattern of operators and what takes its place; a pass of its own, and a part of `RewriteRules`.
 
     Inner values that others read, or that a graph returns, do not match, and neither do nodes of several graphs.
 

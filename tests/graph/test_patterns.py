@@ -108,6 +108,9 @@ def test_attributes_count_with_their_defaults() -> None:
     assert last("z = Softmax(a)", op.Softmax(x, axis=-1))
     assert last("z = Softmax<axis=0>(a)", op.Softmax(x, axis=-1)) is None
     assert last("z = Softmax<axis=0>(a)", op.Softmax(x, axis=0))
+    for attributes in ("blocksize=2", 'blocksize=2, mode="DCR"'):
+        assert last(f"z = DepthToSpace<{attributes}>(a)", op.DepthToSpace(x, mode="DCR"))
+        assert last(f"z = DepthToSpace<{attributes}>(a)", op.DepthToSpace(x, mode="CRD")) is None
 
 
 def test_further_outputs_have_an_index() -> None:
