@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Call, Constant, Match, New, Node, Operators, ProtoPayload, RewriteRule, Tensor
-from onnxq.graph.activations import is_gelu_before_halving
+from onnxq.graph.gelu_parts import is_gelu_before_halving
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
-from onnxq.graph.activations import is_gelu_before_halving
+from onnxq.graph.gelu_parts import is_gelu_before_halving
 
 
 class MergeScalars(RewriteRule):

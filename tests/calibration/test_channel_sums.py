@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.calibration.channel_sums import ChannelSums, OnlySums, channel_sums
 from onnxq.calibration.observer import TensorObserver, observe
 from onnxq.calibration.statistics import Statistics
@@ -74,8 +75,8 @@ def test_means_stay_within_the_range_whatever_the_sums() -> None:
 
 def test_sums_are_kept_in_files(tmp_path: Path) -> None:
     found = Statistics(2, {"a": observed(arrays_of(0, 2, 1.0), 1), "b": observe(np.ones(3, np.float32))})
-    found.save(tmp_path / "s.npz")
-    assert Statistics.load(tmp_path / "s.npz") == found
+    save_statistics(found, tmp_path / "s.npz")
+    assert load_statistics(tmp_path / "s.npz") == found
 
 
 def test_sums_of_a_strided_array_are_those_of_its_values() -> None:
@@ -123,8 +124,8 @@ def test_no_mean_is_known_of_what_is_not_finite_whatever_is_merged(value: float)
 def test_sums_alone_are_kept_in_files_and_shown(tmp_path: Path) -> None:
     infinite = np.full((1, 3), np.inf, np.float32)
     found = Statistics(2, {"a": summed(arrays_of(0, 2, 1.0), -2), "b": summed([infinite]), "c": summed([])})
-    found.save(tmp_path / "s.npz")
-    loaded = Statistics.load(tmp_path / "s.npz")
+    save_statistics(found, tmp_path / "s.npz")
+    loaded = load_statistics(tmp_path / "s.npz")
     assert loaded == found
     assert [loaded.tensors[name].axis for name in "abc"] == [-2, 1, None]
     shown = described(loaded)["tensors"]

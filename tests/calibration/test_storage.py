@@ -41,14 +41,14 @@ def test_statistics_survive_a_file_exactly(saved: Statistics, tmp_path: Path) ->
 def test_equal_statistics_are_equal_bytes_whatever_the_order_of_their_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statistics(1, a=[1], b=[2]).save(tmp_path / "a.npz")
+    save_statistics(statistics(1, a=[1], b=[2]), tmp_path / "a.npz")
     monkeypatch.setattr("time.time", lambda: 4e9)
-    statistics(1, b=[2], a=[1]).save(tmp_path / "b.npz")
+    save_statistics(statistics(1, b=[2], a=[1]), tmp_path / "b.npz")
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
 def test_numpy_reads_the_file_without_pickles(tmp_path: Path) -> None:
-    statistics(1, a=[1, 2]).save(tmp_path / "s.npz")
+    save_statistics(statistics(1, a=[1, 2]), tmp_path / "s.npz")
     with np.load(tmp_path / "s.npz", allow_pickle=False) as arrays:
         header = json.loads(arrays["header"].tobytes())
         assert arrays["counts"].sum() == 2
@@ -82,7 +82,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path, monk
 )
 def test_a_header_that_is_not_ours_is_one_sentence(change: dict[str, object], message: str, tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
-    statistics(1, a=[1, 2]).save(path)
+    save_statistics(statistics(1, a=[1, 2]), path)
     with np.load(path) as arrays:
         content = {**arrays, "header": json.loads(arrays["header"].tobytes()) | change}
     np.savez(path, **(content | {"header": np.frombuffer(json.dumps(content["header"]).encode(), np.uint8)}))

@@ -116,7 +116,6 @@ def test_names_go_where_they_can(body: str, expected: list[Any]) -> None:
         "y = Sqrt(f)",
         "y = Gather(a, far)",
         "y = Concat<axis = 3>(a, b)",
-        "y = Concat(a, b)",
         "y = Add(a, flat)",
         "y = Slice(a, one, far, one)",
         "y = Reshape(a, pair)",

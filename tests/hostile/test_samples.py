@@ -21,6 +21,7 @@ from PIL import Image
 from onnxq.calibration.data import ImageOptions, Input, open_samples
 from onnxq.calibration.observer import observe
 from onnxq.calibration.statistics import Statistics
+from onnxq.calibration.storage import load_statistics
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)
@@ -313,4 +314,4 @@ def test_damaged_statistics_are_refused(damage: str, tmp_path: Path) -> None:
     arrays["header"] = np.frombuffer(json.dumps([] if damage == "header" else header).encode(), np.uint8)
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=r"s.npz"):
-        Statistics.load(path)
+        load_statistics(path)

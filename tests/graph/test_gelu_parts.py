@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_zoo import model
 
-from onnxq.graph.activations import is_gelu_before_halving
+from onnxq.graph.gelu_parts import is_gelu_before_halving
 from onnxq.modelfile import as_graph
 
 
