@@ -117,7 +117,7 @@ def test_a_pass_of_an_installed_package_is_found_by_its_name() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_names_of_installed_packages_are_suggested() -> None:
-    with pytest.raises(SchemeError, match="pass 'Nome' is unknown, .*; did you mean 'Name'"):
+    with pytest.raises(SchemeError, match=r"pass 'Nome' is unknown, .*; did you mean 'Name'"):
         pass_named("Nome")
 
 
