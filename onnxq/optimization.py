@@ -11,13 +11,23 @@ from typing import Any
 from onnx import ModelProto
 
 from onnxq.equivalence import Difference, Original, original
-from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Applied, Graph, Pipeline, RewriteChanges, constants, inner_variables, scopes
+from onnxq.errors import DataError, ModelError, SchemeError, nearest
+from onnxq.graph import (
+    Applied,
+    Graph,
+    Pipeline,
+    RewriteChanges,
+    constants,
+    forget_inferable_types,
+    inner_variables,
+    scopes,
+)
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.preparation import canonical_steps, prepare_in_place, refuse_overwriting
 from onnxq.rewriting import Verify
 from onnxq.runtime import is_large
@@ -50,7 +60,7 @@ class Optimized:
         applied: what each pass changed and left.
         before: size of the given model.
         after: size of the optimized one.
-        difference: how far its worst output is from the given model's.
+        difference: how far its worst output is from the given model's; None where nothing could be compared.
         made_up: whether the compared outputs are those of made-up inputs.
         latency: beside the given model; None when it was not asked for.
         left_out: passes and rules that were not applied, each with the reason; ``*`` stands for all of them.
@@ -60,7 +70,7 @@ class Optimized:
     applied: tuple[Applied, ...]
     before: Size
     after: Size
-    difference: Difference
+    difference: Difference | None
     made_up: bool
     latency: Latency | None = None
     left_out: tuple[tuple[str, str], ...] = ()
@@ -77,7 +87,7 @@ class Optimized:
             "bytes": [self.before.bytes, self.after.bytes],
             "speed": self.latency.speed if self.latency else None,
             "speed_interval": list(self.latency.interval) if self.latency else None,
-            "difference": self.difference.share,
+            "difference": self.difference.share if self.difference else None,
             "made_up": self.made_up,
             "changes": self.counts,
             "left_out": [list(pair) for pair in self.left_out],
@@ -92,6 +102,8 @@ def optimize(
     verify: Verify | None = None,
     without: Collection[str] = (),
     seconds: float = 2.0,
+    strip_metadata: bool = False,
+    unverified: bool = False,
 ) -> Optimized:
     """Rewrite a float model into canonical form: what `quantize` prepares, on its own.
 
@@ -104,9 +116,11 @@ def optimize(
         verify: the samples and the tolerance; by default inputs that are made up.
         without: names of passes and rules to leave out.
         seconds: time to spend on comparing latency; 0 leaves it out.
+        strip_metadata: whether what exporters wrote about nodes and tensors is left out.
+        unverified: whether a model that onnxruntime does not run is rewritten all the same, without any comparison.
 
     Raises:
-        ModelError: the model cannot be read, or onnxruntime does not run it.
+        ModelError: the model cannot be read, or onnxruntime does not load it.
         DataError: the samples do not fit the model, or it runs none that were made up.
         SchemeError: there is no pass or rule of a name in ``without``.
         OutputError: the output cannot be written.
@@ -123,7 +137,9 @@ def optimize(
     with staging(output) as folder:
         reference = source or _saved(graph, folder / "original.onnx")
         before = Size(_nodes(graph), _bytes(reference, graph))
-        known = original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
+        known = _answers(reference, wanted, unverified=unverified)
+        if strip_metadata:
+            StripMetadata().apply(graph)
         staged = folder / (output.name if output is not None else "model.onnx")
         done = _equal(graph, known, staged, wanted.tolerance, dict.fromkeys(without, "it was asked for"))
         done = replace(done, before=before)
@@ -134,16 +150,24 @@ def optimize(
     return replace(done, graph=load(output))
 
 
-def _equal(graph: Graph, known: Original, staged: Path, tolerance: float, without: dict[str, str]) -> Optimized:
+def _answers(reference: Path, wanted: Verify, *, unverified: bool) -> Original | None:
+    try:
+        return original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
+    except (DataError, ModelError):
+        if not unverified:
+            raise
+    return None
+
+
+def _equal(graph: Graph, known: Original | None, staged: Path, tolerance: float, without: dict[str, str]) -> Optimized:
     """Rewrite and write a copy, without what turns out to change outputs."""
     done, names = _rewritten(graph, known, staged, without), list(without)
-    while done.difference.share > tolerance:
+    while done.difference is not None and done.difference.share > tolerance:
         culprit = next(
             (
                 name
                 for name in done.counts
-                if name not in names
-                and _rewritten(graph, known, staged, {**without, name: ""}).difference.share <= tolerance
+                if name not in names and _is_within(_rewritten(graph, known, staged, {**without, name: ""}), tolerance)
             ),
             "*",
         )
@@ -156,26 +180,30 @@ def _equal(graph: Graph, known: Original, staged: Path, tolerance: float, withou
     return done
 
 
+def _is_within(done: Optimized, tolerance: float) -> bool:
+    return done.difference is not None and done.difference.share <= tolerance
+
+
 def _no_worse(
-    done: Optimized, graph: Graph, reference: Path, staged: Path, known: Original, seconds: float
+    done: Optimized, graph: Graph, reference: Path, staged: Path, known: Original | None, seconds: float
 ) -> Optimized:
     """Return the result, or the model as it was where the result is larger or slower."""
     if done.after.bytes > done.before.bytes + _FEWEST_BYTES:
         return _unchanged(done, graph, staged, known, f"it would have {done.after.bytes} bytes")
-    if seconds <= 0 or is_large(reference) or not known.samples:
+    if known is None or seconds <= 0 or is_large(reference) or not known.samples:
         return done
     latency = measure_latency(reference, staged, known.samples, seconds=seconds, patience=_PATIENCE)
-    if latency.slower:
+    if latency.significant and latency.speed < 1:
         return _unchanged(done, graph, staged, known, f"it would run at {latency.speed:.2f} times the speed")
     return replace(done, latency=latency)
 
 
-def _unchanged(done: Optimized, graph: Graph, staged: Path, known: Original, reason: str) -> Optimized:
+def _unchanged(done: Optimized, graph: Graph, staged: Path, known: Original | None, reason: str) -> Optimized:
     as_it_was = _rewritten(graph, known, staged, {"*": reason})
     return replace(as_it_was, before=done.before, left_out=(*done.left_out, ("*", reason)))
 
 
-def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, str]) -> Optimized:
+def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict[str, str]) -> Optimized:
     """Write a rewritten copy of a graph and compare it."""
     copy = graph.copy()
     declared = {tensor.name for tensor in inner_variables(copy) if tensor.dtype is not None}
@@ -184,13 +212,12 @@ def _rewritten(graph: Graph, known: Original, staged: Path, without: dict[str, s
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
         tied = Pipeline((StoreOnce(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
-    for tensor in inner_variables(copy):
-        if tensor.name not in declared:
-            tensor.dtype = tensor.shape = tensor.source = None
+    forget_inferable_types(copy, declared)
     _saved(copy, staged)
     after = Size(_nodes(copy), _bytes(staged, copy))
-    found = known.difference(staged)
-    return Optimized(copy, applied, after, after, found, known.made_up, left_out=tuple(without.items()))
+    found = known.difference(staged) if known is not None else None
+    made_up = known is not None and known.made_up
+    return Optimized(copy, applied, after, after, found, made_up, left_out=tuple(without.items()))
 
 
 def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:

@@ -40,6 +40,7 @@ _REPEATED = (
     "FoldShapes",
     "FoldConstants",
     "InlineIfs",
+    "ShareInitializers",
     "MergeEqual",
     "DropInitialStates",
     "SinkTransposes",
@@ -118,6 +119,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
             FoldShapes(),
             FoldConstants(),
             InlineIfs(),
+            ShareInitializers(),
             MergeEqual(),
             DropInitialStates(),
             _rules(without),
@@ -136,14 +138,13 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
         if not any(found):
             break
         infer_shapes(graph)
-    # Digests of all weights are worth their time once.
-    return (*applied, *_without((ShareInitializers(), RemoveUnused()), without).apply(graph))
+    return tuple(applied)
 
 
 def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
     rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
-    return (*_REPEATED, "ShareInitializers", *rules)
+    return (*_REPEATED, *rules)
 
 
 def _rules(without: frozenset[str]) -> RewriteRules:

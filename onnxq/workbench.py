@@ -18,7 +18,7 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, constants, inner_variables, scopes
+from onnxq.graph import Applied, Graph, Pipeline, constants, forget_inferable_types, inner_variables, scopes
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import infer_shapes, skeleton
@@ -155,9 +155,7 @@ class Workbench:
         with spilling(path.parent) if self.is_large else nullcontext():
             pipeline.apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
-        for tensor in inner_variables(graph):
-            if tensor.name not in self.declared:
-                tensor.dtype = tensor.shape = tensor.source = None
+        forget_inferable_types(graph, self.declared)
         save(graph, path, external_data=external_data)
         return graph
 

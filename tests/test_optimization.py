@@ -14,7 +14,7 @@ from onnx import ModelProto
 import onnxq
 from onnxq import preparation
 from onnxq.equivalence import ROUNDING
-from onnxq.errors import DataError, SchemeError
+from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.graph import Call, Match, New, Operators, RewriteRule, RewriteRules
 from onnxq.latency import Latency
 from onnxq.optimization import optimize
@@ -84,7 +84,7 @@ def test_a_rule_that_changes_outputs_is_left_out_and_named(
 def test_a_result_that_is_slower_is_not_taken(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5))
+    monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5, 6, (0.4, 0.6)))
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"))
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
     assert done.left_out == (("*", "it would run at 0.50 times the speed"),)
@@ -109,3 +109,20 @@ def test_samples_that_do_not_fit_are_told(build: Callable[..., ModelProto]) -> N
     model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
     with pytest.raises(DataError, match="'z'"):
         optimize(model, verify=Verify([{"z": np.zeros(4, np.float32)}]), seconds=0)
+
+
+def test_a_model_that_onnxruntime_does_not_run_is_rewritten_on_wish(build: Callable[..., ModelProto]) -> None:
+    model = build("(float[4] x) => (float[4] y) { a = Identity(x) b = mine.Strange(a) y = Neg(b) }")
+    model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    with pytest.raises(ModelError, match="Strange"):
+        optimize(model)
+    done = optimize(model, unverified=True)
+    assert done.difference is None
+    assert [node.op for node in done.graph.nodes] == ["Strange", "Neg"]
+
+
+def test_metadata_goes_on_wish(build: Callable[..., ModelProto]) -> None:
+    model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
+    model.graph.node[0].metadata_props.add(key="namespace", value="block.0")
+    kept, stripped = (optimize(model, seconds=0, strip_metadata=flag).after.bytes for flag in (False, True))
+    assert stripped < kept

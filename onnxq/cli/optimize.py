@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time to spend on comparing latency; 0 leaves it out.",
 )
+@click.option("--strip-metadata", is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
+@click.option(
+    "--unverified", is_flag=True, help="Rewrite a model that onnxruntime does not run, without comparing anything."
+)
 @limit_option
 @click.option("--report", type=FILE, help="Write what every pass changed and left as JSON.")
 @image_options
@@ -45,6 +49,8 @@ def optimize(
     without: tuple[str, ...],
     tolerance: float,
     seconds: float,
+    strip_metadata: bool,
+    unverified: bool,
     limit: int | None,
     report: Path | None,
     images: ImageOptions | None,
@@ -65,7 +71,15 @@ def optimize(
         if report.resolve() in (chosen.resolve(), data_file(chosen).resolve()):
             raise click.UsageError(f"--report {report} is the output itself; give another name")
     verify = Verify(data, tolerance, limit or Verify.limit, images)
-    done = optimization.optimize(model, chosen, verify=verify, without=without, seconds=seconds)
+    done = optimization.optimize(
+        model,
+        chosen,
+        verify=verify,
+        without=without,
+        seconds=seconds,
+        strip_metadata=strip_metadata,
+        unverified=unverified,
+    )
     terminal.print_optimized(done)
     if report is not None:
         report.write_text(json.dumps(done.to_dict(), indent=2) + "\n", encoding="utf-8")

@@ -172,9 +172,15 @@ def print_optimized(done: Optimized) -> None:
         speed = f", {done.latency.speed:.2f} times as fast ({low:.2f} to {high:.2f})"
     console.print(
         f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
-        f"the size{speed}; the worst output differs by {done.difference.share:.1g} of its largest value on "
-        f"{'made-up inputs' if done.made_up else 'the samples given'}."
+        f"the size{speed}; {_difference(done)}."
     )
+
+
+def _difference(done: Optimized) -> str:
+    if done.difference is None:
+        return "nothing was compared, since onnxruntime does not run the model"
+    where = "made-up inputs" if done.made_up else "the samples given"
+    return f"the worst output differs by {done.difference.share:.1g} of its largest value on {where}"
 
 
 def print_agreement(agreement: Agreement) -> None:

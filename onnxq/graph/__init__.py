@@ -24,6 +24,7 @@ from onnxq.graph.rules import RewriteChanges, RewriteRule, RewriteRules
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
+from onnxq.graph.types import forget_inferable_types
 
 __all__ = [
     "Applied",
@@ -52,6 +53,7 @@ __all__ = [
     "become_constant",
     "constant",
     "constants",
+    "forget_inferable_types",
     "inner_variables",
     "insert_nodes",
     "is_fixed",

@@ -118,8 +118,9 @@ def loses_order(node: Node, permutation: Permutation) -> bool:
         return node.attrs.get("axis", 1) == 1 and permutation[0] == 0 and long == sorted(long)
     if node.op == "Reshape":
         target = _numbers(node, 1)
-        kept = target is not None and (0 not in target[1:]) and (target[:1] != [0] or permutation[0] == 0)
-        return kept and not node.attrs.get("allowzero", 0) and long == sorted(long)
+        if target is None or 0 in target[1:] or long != sorted(long):
+            return False
+        return target[:1] != [0] or (permutation[0] == 0 and not node.attrs.get("allowzero", 0))
     if node.op == "Squeeze" or (node.op in _REDUCTIONS and not node.attrs.get("keepdims", 1)):
         axes = _axes(node, len(shape))
         left = [permutation[axis] for axis in range(len(shape)) if axis not in (axes or ())]

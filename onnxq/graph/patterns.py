@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from types import EllipsisType
 from typing import Any, Final, TypeAlias
 
@@ -69,6 +69,12 @@ class Call:
         """How many operators it names."""
         calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
         return 1 + sum(call.size for call in calls if isinstance(call, Call))
+
+    @cached_property
+    def fed_by(self) -> frozenset[str]:
+        """The operators that must make some of its inputs, by which most nodes are told apart at once."""
+        calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
+        return frozenset(call.op_type for call in calls if isinstance(call, Call))
 
     def __getitem__(self, index: int) -> Output:
         """Return the output of that index, where it is not the first."""
@@ -175,6 +181,8 @@ def find(pattern: Call, root: Node, opset: int) -> Match | None:
 
     Who else reads the inner values is not looked at.
     """
+    if not pattern.fed_by <= {producer.op for tensor in root.inputs for producer in tensor.inputs}:
+        return None
     for bound in _call(pattern, root, _Bound(opset, {}, {})):
         nodes = tuple(dict.fromkeys((root, *bound.calls.values())))
         kept = frozenset(node for call, node in bound.calls.items() if call.shared)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -49,6 +49,16 @@ class Value:
     def known(self) -> bool:
         """Whether all entries are numbers."""
         return all(isinstance(entry, int) for entry in self.entries.flat)
+
+    @property
+    def named(self) -> bool:
+        """Whether all entries are numbers or names."""
+        return None not in self.entries.flat
+
+    @property
+    def content(self) -> Hashable:
+        """What is equal for values of equal entries, shape and type."""
+        return self.dtype, self.entries.shape, tuple(self.entries.flat)
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -247,14 +257,11 @@ def _range(call: _Call) -> Value | None:
 
 def _product(call: _Call) -> Value | None:
     value, axes = call.value(), call.numbers(1, "axes")
-    if value.entries.ndim != 1 or axes not in (None, [0], [-1]) or (axes is None and _keeps_all(call)):
+    keeps = axes is None and call.node.attrs.get("noop_with_empty_axes", 0)
+    if value.entries.ndim != 1 or axes not in (None, [0], [-1]) or keeps:
         return None
     made = np.array(product(value.entries), object)
     return _bounded(made.reshape(1) if call.node.attrs.get("keepdims", 1) else made, value.dtype)
-
-
-def _keeps_all(call: _Call) -> bool:
-    return bool(call.node.attrs.get("noop_with_empty_axes", 0))
 
 
 _OPERATORS: Final[Mapping[str, Callable[[_Call], Value | None]]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from onnx import TensorProto, TypeProto, checker, defs, helper, shape_inference
 
 from onnxq.graph.data_types import numpy_dtype
 from onnxq.graph.elements import Constant, Node, OpaqueAttribute, Shape, Tensor, Variable, onnx_dtype
+from onnxq.graph.reading import nodes
+from onnxq.graph.scopes import inner_variables
 
 # Shapes, axes and repeats are short; inference reads nothing else.
 _MOST_READ: Final = 1024
@@ -78,3 +81,36 @@ def _read(made: TypeProto) -> tuple[Any, Shape | None]:
         dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or None
         for dimension in declared.shape.dim
     ]
+
+
+def forget_inferable_types(graph: Any, declared: Collection[str]) -> None:
+    """Forget what is known of the tensors inside a graph and its bodies where a runtime finds it out by itself.
+
+    Inference loses the names of dimensions behind a Reshape that copies some and infers another; what loses them is
+    declared, so that the runtime sees which dimensions are equal, and everything behind follows.
+
+    Args:
+        graph: a Graph.
+        declared: names of tensors that keep their types in any case.
+    """
+    kept = {tensor for _, node in nodes(graph) for tensor in _lost_names(node, graph.opset_imports)}
+    for tensor in inner_variables(graph):
+        if tensor.name not in declared and tensor not in kept:
+            tensor.dtype = tensor.shape = tensor.source = None
+
+
+def _lost_names(node: Node, opset_imports: dict[str, int]) -> list[Variable]:
+    """Return the outputs that have names of dimensions which do not follow from the types of the inputs."""
+    named = [one for one in node.outputs if any(isinstance(extent, str) for extent in one.shape or ())]
+    if not named:
+        return []
+    twin = node.copy(node.inputs, [Variable(tensor.name) for tensor in node.outputs])
+    try:
+        infer_types(twin, opset_imports)
+    except ValueError:
+        # A damaged model; the runtime says so better.
+        return []
+    finally:
+        twin.inputs.clear()
+    inferred = {tensor.name: tensor.shape for tensor in twin.outputs}
+    return [tensor for tensor in named if isinstance(tensor, Variable) and inferred[tensor.name] != tensor.shape]

@@ -53,8 +53,8 @@ def _permutation(node: Node, rank: int | None) -> list[int] | None:
     given = node.attrs.get("perm")
     if given is None:
         return None if rank is None else list(range(rank))[::-1]
-    order = [int(place) for place in given]
-    return order if sorted(order) == list(range(len(order))) and rank in (None, len(order)) else None
+    order = [place for place in given if isinstance(place, int)] if isinstance(given, list) else []
+    return order if sorted(order) == list(range(len(order))) and rank in (None, len(order)) and order else None
 
 
 def _target(found: Match, order: list[int]) -> list[int] | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
+import numpy as np
+
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import same_extents
 
@@ -14,7 +18,9 @@ from onnxq.graph.ranks import same_extents
 class ReplaceGemmBetweenReshapes(RewriteRule):
     """Reshape, Gemm and a Reshape back become MatMul and Add.
 
-    Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a Gemm, which has its own bias.
+    Where the data comes in more axes, which the first Reshape merges, and the last one computes its target, one Reshape
+    that copies the rows remains. Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a
+    Gemm, which has its own bias.
     """
 
     def pattern(self, op: Operators) -> Call:
@@ -30,8 +36,10 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
         if x is None or result is None or len(x) < 3 or len(found.weight.shape) != 2:
             return "shapes around it are unknown, or its data is a matrix already"
         inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
-        if x[-1] != inner or not same_extents(result, [*x[:-1], outer]):
+        if not same_extents(result, [*x[: len(result) - 1], outer]) or not _has_rows(x[len(result) - 1 :], inner):
             return "its result does not have the shape of its data"
+        if len(x) != len(result) and isinstance(found.target, Constant):
+            return "its data needs a Reshape anyway"
         if found.bias is not None and found.bias.shape not in ((outer,), (1, outer)):
             return "its bias is not one value for each channel"
         if found.gemm.attrs.get("transB", 0) and len(set(found.weight.outputs)) > 1:
@@ -43,8 +51,17 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
         weight = found.weight
         if found.gemm.attrs.get("transB", 0):
             weight = new.constant(weight.values.T, "weight")
-        product = new.MatMul(found.x, weight)
+        kept = len(found.root.outputs[0].shape) - 1
+        flat = len(found.x.shape) == kept + 1
+        data = found.x if flat else new.Reshape(found.x, np.array([*[0] * kept, weight.shape[0]]))
+        product = new.MatMul(data, weight)
         if found.bias is None:
             return product
-        flat = len(found.bias.shape) == 1
-        return new.Add(product, found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias"))
+        return new.Add(
+            product, found.bias if len(found.bias.shape) == 1 else new.constant(found.bias.values.reshape(-1), "bias")
+        )
+
+
+def _has_rows(extents: Sequence[Any], length: int) -> bool:
+    """Whether these last axes of the data hold one row each."""
+    return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length

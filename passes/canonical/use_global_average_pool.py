@@ -14,27 +14,35 @@ from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 _LARGEST: Final = 64 * 64
 
 
+_NOT_KNOWN: Final = "it is not known to keep batch and channels"
+
+
 class UseGlobalAveragePool(RewriteRule):
     """A mean over the whole image is a GlobalAveragePool, and a Flatten behind it drops what is left of the image.
 
     ReduceMean and AveragePool become it, whose layout convolutions share and which computes with integers; Squeeze and
-    Reshape behind it become the Flatten.
+    Reshape behind it become the Flatten, which goes where the axes are restored at once.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Look for means, and for what drops axes behind them."""
         pooled = op.GlobalAveragePool(op.any("x"), name="pool", shared=True)
+        flat = op.Flatten(op.any("x"), axis=1, shared=True)
         return (
             op.ReduceMean(op.any("x"), ..., name="mean"),
             op.AveragePool(op.any("x"), name="mean"),
             op.Squeeze(pooled, ..., name="drop"),
             op.Reshape(pooled, op.constant("target"), name="drop"),
+            op.Reshape(flat, op.constant("target"), name="restore"),
+            op.Unsqueeze(flat, ..., name="restore"),
         )
 
     def obstacle(self, found: Match) -> str:
         """Return why it is no mean over the whole image, or not known to be."""
         if found.x.shape is None or not 3 <= len(found.x.shape) <= 5:
             return "its data is not known to be an image"
+        if "restore" in found.values:
+            return _restore_obstacle(found)
         if found.root.op == "Reshape":
             return _reshape_obstacle(found)
         if found.root.op == "Squeeze":
@@ -47,6 +55,8 @@ class UseGlobalAveragePool(RewriteRule):
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the GlobalAveragePool, or the Flatten behind it."""
+        if "restore" in found.values:
+            return found.x
         if found.root.op in ("Squeeze", "Reshape"):
             return new.Flatten(found.pool.outputs[0], axis=1)
         pooled = new.GlobalAveragePool(found.x)
@@ -92,12 +102,26 @@ def _window_obstacle(found: Match) -> str:
     return "" if whole else "its window is not known to be the whole image"
 
 
+def _restore_obstacle(found: Match) -> str:
+    if [producer.op for producer in found.x.inputs] != ["GlobalAveragePool"]:
+        return "it restores the axes of something else"
+    if found.root.op == "Unsqueeze":
+        return _axes_obstacle(found)
+    image = [1] * (len(found.x.shape) - 2)
+    return _target_obstacle(found, image)
+
+
 def _reshape_obstacle(found: Match) -> str:
+    return _target_obstacle(found, [])
+
+
+def _target_obstacle(found: Match, behind: Sequence[int]) -> str:
+    """Return why a Reshape is not known to make batch, channels and the given sizes."""
     target, (batch, channels) = found.target.values.tolist(), found.x.shape[:2]
-    if len(target) != 2 or found.root.attrs.get("allowzero", 0):
-        return "it does more than dropping axes"
+    empties = 0 in target and found.root.attrs.get("allowzero", 0)
+    if len(target) < 2 or target[2:] != list(behind) or empties:
+        return "it does more than dropping or restoring axes"
     keeps_batch = target[0] == 0 or (isinstance(batch, int) and batch == target[0] != 0)
     keeps_channels = target[1] == 0 or (isinstance(channels, int) and channels == target[1] != 0)
-    if (keeps_batch and target[1] == -1) or (keeps_channels and target[0] == -1) or (keeps_batch and keeps_channels):
-        return ""
-    return "it is not known to keep batch and channels"
+    rest = target[1] == -1 if keeps_batch else target[0] == -1
+    return "" if (keeps_batch or keeps_channels) and (rest or (keeps_batch and keeps_channels)) else _NOT_KNOWN

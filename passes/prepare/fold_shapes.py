@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -21,8 +21,10 @@ from onnxq.graph import (
     Tensor,
     Variable,
     become_constant,
+    inner_variables,
     remove_nodes,
     remove_unused,
+    replace_uses,
     scopes,
 )
 from onnxq.graph.shape_entries import Entry, plus
@@ -39,9 +41,10 @@ class FoldShapes(Pass):
     """Replace arithmetic on shapes by constants, in every graph of the model; dimensions may be numbers or names.
 
     Small integer tensors are followed through the operators that exporters compute shapes with. What is a number in
-    every entry becomes an initializer. A target of Reshape or Expand, or the ends of a Slice, become one where their
-    unknown entries are dimensions of the data itself: Reshape copies them (0), and infers one other (-1). Shapes
-    behind what is replaced are inferred on the way, so that a chain folds at once. Leaves outputs of a graph.
+    every entry becomes an initializer, and what has the same entries is computed once. A target of Reshape or Expand,
+    or the ends of a Slice, become one where their unknown entries are dimensions of the data itself: Reshape copies
+    them (0), and infers one other (-1). Shapes behind what is replaced are inferred on the way, so that a chain folds
+    at once. Leaves outputs of a graph.
 
     Attributes:
         empty: whether named dimensions may be 0 when the model runs; then none is inferred beside a copied one.
@@ -74,15 +77,14 @@ class _Folding:
     def fold(self, scope: Graph) -> None:
         """Visit the nodes of one graph."""
         gone = []
+        first: dict[Hashable, Tensor] = {}
         for tensor in scope.inputs:
             self._name_dimensions(tensor)
         for node in scope.nodes:
             if node.domain or not node.outputs:
                 continue
-            value = self._evaluated(node)
-            if value is not None and value.known and not node.outputs[0].returned_by:
+            if self._folds(scope, node, first):
                 gone.append(node)
-                self._become_constant(scope, node.outputs[0], value)
                 continue
             if resolve := _RESOLVED.get(node.op):
                 # Where the node is ill-formed, it stays as it is.
@@ -94,7 +96,7 @@ class _Folding:
         remove_nodes(scope, gone)
 
     def value(self, tensor: Tensor) -> Value | None:
-        """Return what is known of a tensor's content."""
+        """What is known of a tensor's content."""
         if tensor not in self.values:
             self.values[tensor] = value_of(tensor) if isinstance(tensor, Constant) else None
         return self.values[tensor]
@@ -113,10 +115,20 @@ class _Folding:
         self.values[node.outputs[0]] = value
         return value
 
-    def _become_constant(self, scope: Graph, tensor: Variable, value: Value) -> None:
-        scope.initializers.append(become_constant(tensor, ArrayPayload(value.array)))
-        self.improved.add(tensor)
+    def _folds(self, scope: Graph, node: Node, first: dict[Hashable, Tensor]) -> bool:
+        """Let a constant, or what has the same entries, take the place of what a node makes."""
+        tensor, value = node.outputs[0], self._evaluated(node)
+        if value is None or not value.named or tensor.returned_by:
+            return False
+        if value.known:
+            scope.initializers.append(become_constant(tensor, ArrayPayload(value.array)))
+            self.improved.add(tensor)
+        elif (same := first.setdefault(value.content, tensor)) is not tensor:
+            replace_uses(tensor, same)
+        else:
+            return False
         self.changed.append(tensor.name)
+        return True
 
     def put(self, node: Node, index: int, entries: Sequence[int], name: str) -> None:
         """Let a node read a new constant."""
@@ -173,13 +185,9 @@ class _Folding:
 
 
 def _dimension_names(graph: Graph) -> set[str]:
-    tensors = (
-        tensor
-        for scope in scopes(graph)
-        for tensors in (scope.inputs, *(node.outputs for node in scope.nodes))
-        for tensor in tensors
-    )
-    return {extent for tensor in tensors for extent in tensor.shape or () if isinstance(extent, str)}
+    declared = [tensor for scope in scopes(graph) for tensor in (*scope.inputs, *scope.outputs)]
+    shapes = [tensor.shape or () for tensor in (*declared, *inner_variables(graph))]
+    return {extent for shape in shapes for extent in shape if isinstance(extent, str)}
 
 
 def _better(old: Entry, new: Entry) -> Entry:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -21,25 +23,35 @@ class ShareInitializers(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Share; ``changed`` holds the names of the initializers that are no longer read."""
-        names = Names(graph)
+        shared = list(_shareable(graph))
+        # Most large weights are alone in their shape, and their bytes need not be read.
+        alike = Counter(_kind(tensor) for tensor, _ in shared)
         first: dict[tuple[int, tuple[int, ...], bytes], tuple[Constant, Graph]] = {}
         moved: set[Constant] = set()
+        names: Names | None = None
         changed = []
-        for scope, tensors in place_constants(graph).items():
-            fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
-            for tensor in tensors:
-                if tensor.name in fixed or tensor.input_source is not None or not _is_read_number(tensor):
-                    continue
-                kept, home = first.setdefault(_content(tensor), (tensor, scope))
-                if kept is tensor:
-                    continue
-                if home is not scope and kept not in moved:
-                    # It is going to be seen from several bodies, where other tensors may bear its name.
-                    kept.name = names.fresh(kept.name)
-                    moved.add(kept)
-                replace_uses(tensor, kept)
-                changed.append(tensor.name)
+        for tensor, scope in shared:
+            if alike[_kind(tensor)] == 1:
+                continue
+            kept, home = first.setdefault((*_kind(tensor), _digest(tensor)), (tensor, scope))
+            if kept is tensor:
+                continue
+            if home is not scope and kept not in moved:
+                # It is going to be seen from several bodies, where other tensors may bear its name.
+                names = names or Names(graph)
+                kept.name = names.fresh(kept.name)
+                moved.add(kept)
+            replace_uses(tensor, kept)
+            changed.append(tensor.name)
         return Changes(tuple(changed))
+
+
+def _shareable(graph: Graph) -> Iterator[tuple[Constant, Graph]]:
+    for scope, tensors in place_constants(graph).items():
+        fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
+        for tensor in tensors:
+            if tensor.name not in fixed and tensor.input_source is None and _is_read_number(tensor):
+                yield tensor, scope
 
 
 def _is_read_number(tensor: Constant) -> bool:
@@ -47,9 +59,13 @@ def _is_read_number(tensor: Constant) -> bool:
     return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING
 
 
-def _content(tensor: Constant) -> tuple[int, tuple[int, ...], bytes]:
-    """Return what makes two constants equal, with a digest in place of the bytes."""
+def _kind(tensor: Constant) -> tuple[int, tuple[int, ...]]:
+    return onnx_dtype(tensor), tuple(tensor.shape)
+
+
+def _digest(tensor: Constant) -> bytes:
+    """Return what stands for the bytes of a constant."""
     digest = hashlib.blake2b(digest_size=20)
     for chunk in tensor.payload.chunks():
         digest.update(chunk)
-    return onnx_dtype(tensor), tuple(tensor.shape), digest.digest()
+    return digest.digest()

@@ -175,7 +175,7 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
 
 def _source(tensor: Tensor, permutation: Permutation, inside: Collection[Node]) -> tuple[Tensor, Permutation | None]:
     maker = tensor.inputs[0] if tensor.inputs else None
-    order = permutation_of(maker) if maker in inside else None
+    order = permutation_of(maker) if maker is not None and maker in inside else None
     wanted = inverse(permutation)
     if maker is not None and order is not None:
         rest = composed(order, wanted)

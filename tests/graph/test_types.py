@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.graph import Node, Variable, constant
+from onnxq.graph import Node, Variable, constant, forget_inferable_types, inner_variables
 from onnxq.graph.types import infer_types
+from onnxq.modelfile import read_model
+from onnxq.onnx_tools import infer_shapes
 
 
 def made_by(op_type: str, *inputs: object, domain: str = "", **attributes: object) -> Variable:
@@ -40,3 +42,21 @@ def test_an_ill_typed_node_is_told() -> None:
         made_by("MatMul", Variable("a", np.float32, [2, 5]), constant("b", np.zeros((4, 3), np.float32)))
     with pytest.raises(ValueError, match="it has 1 inputs, expected 2 to 2"):
         made_by("MatMul", Variable("a", np.float32, [2, 5]))
+
+
+def test_types_that_a_runtime_finds_out_are_forgotten(build) -> None:
+    model = build("""(float[N, S, 6] x) => (float[N, 3, S, 2] y) {
+        a = Relu(x)
+        target = Constant<value_ints=[0, -1, 3, 2]>()
+        b = Reshape(a, target)
+        c = Neg(b)
+        y = Transpose<perm=[0, 2, 1, 3]>(c)
+    }""")
+    graph = read_model(model)
+    infer_shapes(graph)
+    for tensor in inner_variables(graph):
+        if tensor.name in ("b", "c"):
+            tensor.shape = ["N", "S", 3, 2]
+    forget_inferable_types(graph, {"a"})
+    known = {tensor.name: tensor.shape for tensor in inner_variables(graph) if tensor.shape is not None}
+    assert known == {"a": ["N", "S", 6], "b": ["N", "S", 3, 2]}

@@ -74,3 +74,26 @@ def test_several_products_of_the_same_rows() -> None:
 def test_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
     ((_, found),) = ReplaceGemmBetweenReshapes().apply(named_graph(made)).left
     assert reason in found
+
+
+HEADS = """g (float[B, S, 2, 4] x) => (float[B, S, 4] y) {
+    r = Reshape(x, rows) p = Gemm(r, w, b) s = Shape <start = 0, end = 2> (x)
+    to = Concat <axis = 0> (s, last) y = Reshape(p, to) }"""
+
+
+def test_heads_are_merged_without_a_computed_target() -> None:
+    made = model(HEADS, rows=np.array([-1, 8]), w=values(8, 4), b=values(4), last=np.array([4]))
+    graph = named_graph(made)
+    apply_once(BOTH, graph)
+    assert [node.op for node in graph.nodes if node.outputs[0].outputs or node.outputs[0].returned_by] == [
+        "Shape", "Reshape", "MatMul", "Add",
+    ]  # fmt: skip
+    assert graph.nodes[-3].inputs[1].values.tolist() == [0, 0, 8]
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
+
+
+def test_heads_stay_where_the_target_is_constant() -> None:
+    made = rows(data="2, 3, 2, 4")
+    ((_, reason),) = ReplaceGemmBetweenReshapes().apply(named_graph(made)).left
+    assert reason == "its data needs a Reshape anyway"

@@ -31,6 +31,7 @@ def pooled(
         ("m = AveragePool<kernel_shape = [5, 6], strides = [5, 6]>(x) y = Reshape(m, to)", {"to": [-1, 4]}),
         ('m = AveragePool<kernel_shape = [5, 6], auto_pad = "VALID">(x) y = Reshape(m, to)', {"to": [0, -1]}),
         ("m = GlobalAveragePool(x) y = Reshape(m, to)", {"to": [0, 4]}),
+        ("m = GlobalAveragePool(x) y = Reshape<allowzero = 1>(m, to)", {"to": [-1, 4]}),
     ],
 )
 def test_all_forms_end_as_one(body: str, more: dict[str, list[int]]) -> None:
@@ -49,6 +50,14 @@ def test_images_of_another_rank() -> None:
 def test_a_mean_over_the_features_of_a_sequence_stays() -> None:
     _, changes = pooled("y = ReduceMean<axes = [2], keepdims = 0>(x)", "N, 4, 5")
     assert changes.left[0][1] == "its data may be a sequence"
+
+
+@pytest.mark.parametrize("restore", ["Reshape(f, to)", "Unsqueeze(f, axes)"])
+def test_axes_that_are_restored_are_not_dropped(restore: str) -> None:
+    body = f"m = ReduceMean<axes = [2, 3], keepdims = 0>(x) f = Flatten(m) s = {restore} y = Mul(x, s)"
+    used = {"to": np.array([-1, 4, 1, 1])} if "to" in restore else {"axes": np.array([2, 3])}
+    graph, _ = pooled(body.replace("f = Flatten(m) ", "").replace("(f", "(m"), result="N, 4, 5, 6", **used)
+    assert ops(graph) == ["GlobalAveragePool", "Mul"]
 
 
 def test_a_mean_that_keeps_its_axes_is_one_node() -> None:

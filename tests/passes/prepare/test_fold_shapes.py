@@ -66,7 +66,7 @@ def test_dimensions_of_the_data_itself_are_copied_and_one_other_is_inferred(
     graph, changes = fold(untyped(model(f"g (float[B, L, 8] x) => (float y) {{ {text} }}", **PARTS)))
     assert ops(graph) == ["Reshape"]
     assert target(graph) == expected
-    assert changes.changed == (graph.nodes[0].name,)
+    assert graph.nodes[0].name in changes.changed
 
 
 def untyped(made: ModelProto) -> ModelProto:
@@ -96,7 +96,8 @@ def test_dimensions_that_may_be_empty_are_not_inferred_beside_copied_ones() -> N
     made = untyped(model(f"g (float[B, L, 2, 4] x) => (float y) {{ {text} }}", **PARTS))
     assert ops(fold(made)[0]) == ["Reshape"]
     graph = named_graph(made)
-    assert FoldShapes(empty=True).apply(graph) == Changes()
+    FoldShapes(empty=True).apply(graph)
+    assert ops(graph)[-2:] == ["Concat", "Reshape"]
     empty = {"x": np.zeros((0, 3, 2, 4), np.float32)}
     assert difference(outputs(graph, empty), outputs(made, empty)) == 0
 
@@ -128,6 +129,15 @@ def test_padding_that_is_computed_folds_with_the_shapes_behind_it() -> None:
     made = model(f"g (float[1, 2, 23, 21] x0) => (float y) {{ {pads} y = Relu(x3) }}", **PARTS, pairs=np.array([-1, 2]))
     graph, _ = fold(untyped(made))
     assert ops(graph) == ["Pad", "MaxPool"] * 3 + ["Relu"]
+
+
+def test_what_has_the_same_entries_is_computed_once() -> None:
+    text = f"""g (float[B, L, 8] x, float[B, L] z) => (int64[2] p, int64[2] q) {{
+        {BATCH} {LENGTH} p = Concat<axis=0>(b, l) u = Shape(z) v = Slice(u, first, far) q = Add(v, half) }}"""
+    graph, changes = fold(model(text.replace("far", "half"), **PARTS))
+    assert ops(graph) == ["Shape", "Gather", "Unsqueeze", "Gather", "Unsqueeze", "Concat", "Shape", "Add"]
+    assert [len(node.outputs[0].outputs) for node in nodes(graph, "Shape")] == [2, 1]
+    assert changes
 
 
 def test_expand_keeps_what_the_data_has() -> None:
@@ -184,7 +194,7 @@ def test_bodies_read_shapes_of_the_graph_around_them() -> None:
 
 
 def test_a_literal_zero_of_the_target_is_kept() -> None:
-    text = f"g (float[B, 0] x) => (float y) {{ {BATCH} k = Concat<axis=0>(b, first) y = Reshape<allowzero=1>(x, k) }}"
+    text = f"g (float[B, 0] x) => (float y) {{ {BATCH} k = Concat<axis=0>(first, b) y = Reshape<allowzero=1>(x, k) }}"
     graph = named_graph(untyped(model(text, **PARTS)))
     assert FoldShapes().apply(graph) == Changes()
 
