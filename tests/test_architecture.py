@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -172,6 +173,11 @@ def test_no_modules_import_each_other() -> None:
     # A package's face shows its modules; they do not look at it.
     order = TopologicalSorter({name: needed - {name.rpartition(".")[0]} for name, needed in needs.items()})
     assert len(list(order.static_order())) == len(known)
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert listed == sorted(module_name(path) for path in modules() if path.name == "__init__.py")
 
 
 def test_passes_lie_at_the_top_and_in_the_package() -> None:

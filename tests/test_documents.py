@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +31,9 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
     [drop] c = Dropout(b)
     [pool] d = GlobalAveragePool(c)
     [flat] e = Flatten(d)
-    [head] logits = Gemm(e, weight)
+    [head] scores = Gemm(e, weight)
+    [soft] shares = Softmax(scores)
+    [log] logits = Log(shares)
 }"""
 
 
@@ -78,15 +81,25 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
         (tmp_path / name).mkdir()
         for index, image in enumerate(images):
             np.savez(tmp_path / name / f"{index}.npz", image=image)
-    (tmp_path / "my_passes.py").write_text(_class_of_a_pass())
+    for name, document in (("my_passes.py", "README.md"), ("my_rules.py", "rewriting.md")):
+        (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def _class_of_a_pass() -> str:
-    """The pass that the documents show, without what they do with it."""
-    (block,) = [block for block in of("python") if "(Pass):" in block.text]
-    return block.text.partition("\n\n\ndone = ")[0] + "\n"
+def _classes_in(document: str) -> str:
+    """The passes and rules that a document shows, without what it does with them."""
+    kinds = ("(Pass):", "(RewriteRule):", "RewriteRules(")
+    shown = [block for block in of("python") if block.document.name == document and any(map(block.text.count, kinds))]
+    return "\n".join(block.text.partition("\n\n\ndone = ")[0] for block in shown) + "\n"
+
+
+def test_the_table_of_rooms_names_every_room_and_no_other() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| room | what |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(?:onnxq/)?(\w+(?:\.py|(?=/`)))", table))
+    files = {path.name for path in (ROOT / "onnxq").glob("*.py") if not path.name.startswith("__")}
+    folders = {path.parent.name for place in ("onnxq", "passes") for path in (ROOT / place).glob("*/__init__.py")}
+    assert named == files | folders | {"passes", "models", "benchmarks", "zoo.py"}
 
 
 def test_every_document_and_language_is_looked_at() -> None:
@@ -95,11 +108,17 @@ def test_every_document_and_language_is_looked_at() -> None:
     assert len(blocks()) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("block", of("python"), ids=str)
-def test_python_runs(block: Block, folder: Path) -> None:
-    exec(compile(block.text, f"{block.document}:{block.line}", "exec"), {"__name__": "example"})
-    written = [path.name for path in folder.iterdir() if path.name in block.text and path.suffix == ".onnx"]
-    assert len(written) == 2, "the model, and what the example writes"
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_python_runs_one_block_after_the_other(document: Path, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    for block in of("python"):
+        if block.document == document:
+            exec(compile(block.text, f"{document}:{block.line}", "exec", dont_inherit=True), names)
+            missing = [name for name in re.findall(r"[\w.]+\.onnx", block.text) if not (folder / name).is_file()]
+            assert not missing, f"{block} does not write {missing}"
+    for name, test in names.items():
+        if name.startswith("test_"):
+            test()
 
 
 @pytest.mark.parametrize("block", of(""), ids=str)
