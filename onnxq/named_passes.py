@@ -44,7 +44,7 @@ def pass_named(text: str) -> Pass:
         SchemeError: the text names no pass, or options that it does not have.
 
     >>> pass_named("FoldConstants:largest=1000")
-    FoldConstants(largest=1000, layouts_only=False)
+    FoldConstants(largest=1000, growth=None, layouts_only=False)
     """
     name, given = _parts(text)
     found = _found(name)
@@ -71,7 +71,7 @@ def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
 
     >>> from onnxq.passes import FoldConstants
     >>> option_texts(FoldConstants(largest=7))
-    {'largest': '7', 'layouts_only': 'false'}
+    {'largest': '7', 'growth': 'none', 'layouts_only': 'false'}
     """
     if isinstance(step, Pass):
         return {name: text_of(value) for name, value in step.options().items()}

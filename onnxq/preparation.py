@@ -47,6 +47,8 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
+# What is computed from constants may make a model twice as large, or as much larger as nobody minds.
+_ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
@@ -117,7 +119,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
         (
             DropNoOps(),
             FoldShapes(),
-            FoldConstants(),
+            FoldConstants(growth=max(_ALWAYS_FINE, sum(tensor.nbytes for tensor in constants(graph)))),
             InlineIfs(),
             ShareInitializers(),
             MergeEqual(),

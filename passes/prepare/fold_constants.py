@@ -86,15 +86,17 @@ class FoldConstants(Pass):
 
     Leaves what reads initializers that a caller may feed, quantization, weights stored as codes behind a Cast or in
     words, random numbers, control flow, custom operators, outputs of a graph, results larger than ``largest``, and
-    those that together make the model larger by more than that. Weights that are only transposed, reshaped, cut or
+    those that together make the model larger by more than ``growth``. Weights that are only transposed, reshaped, cut or
     cast are folded whatever their size: they become values that are computed when somebody asks for them.
 
     Attributes:
-        largest: bytes that one computed result may have, and by which all may exceed what they are computed from.
+        largest: bytes that one computed result may have.
+        growth: bytes by which all of them may exceed what they are computed from; None means ``largest``.
         layouts_only: whether nothing is folded but what only lays elements out anew, those of stored weights included.
     """
 
     largest: int = 256 * 2**20
+    growth: int | None = None
     layouts_only: bool = False
 
     def apply(self, graph: Graph) -> Changes:
@@ -103,7 +105,8 @@ class FoldConstants(Pass):
         left: list[tuple[str, str]] = []
         gone: list[Node] = []
         stored = sum(tensor.nbytes for tensor in constants(graph))
-        sizes = _Sizes(self.largest, max(self.largest, _MOST_GROWTH * stored), self.layouts_only)
+        growth = self.largest if self.growth is None else self.growth
+        sizes = _Sizes(self.largest, growth, max(self.largest, _MOST_GROWTH * stored), self.layouts_only)
         for scope in scopes(graph):
             gone += self._fold(scope, sizes.cone(scope, left), graph.opset, changed, left)
         remove_nodes(graph, gone)
@@ -140,8 +143,8 @@ class _Sizes:
     """How large results are, and together may become.
 
     Attributes:
-        largest: bytes that one result may have that is computed at once, and by which all of them may exceed what they
-            are computed from.
+        largest: bytes that one result may have that is computed at once.
+        growth: bytes by which all of them may exceed what they are computed from.
         room: bytes by which other layouts and types of what is there may make the model grow.
         layouts_only: whether nothing but other layouts is folded.
         known: bytes and elements of the results that are folded.
@@ -149,6 +152,7 @@ class _Sizes:
     """
 
     largest: int
+    growth: int
     room: int
     layouts_only: bool = False
     known: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
@@ -191,7 +195,7 @@ class _Sizes:
             grown = self.grown + max(0, made - sum(count for count, _ in read))
             if made > self.largest:
                 return f"its result of up to {elements} elements is too large"
-            if grown > self.largest:
+            if grown > self.growth:
                 return "its result and those before it make the model too large"
             self.grown = grown
         self.known.update(dict.fromkeys(node.outputs, (made, elements)))

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.calibration.channel_sums import ChannelSums, OnlySums, channel_sums
 from onnxq.calibration.observer import TensorObserver, observe
 from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.storage import described
+from onnxq.calibration.storage import described, load_statistics, save_statistics
 from onnxq.calibration.tensor_statistics import EMPTY, TensorStatistics, merge
 from onnxq.errors import DataError
 

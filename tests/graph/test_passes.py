@@ -90,7 +90,7 @@ def test_changes_are_false_when_nothing_was_changed() -> None:
 
 
 def test_options_are_the_fields_of_a_pass() -> None:
-    assert FoldConstants(largest=10).options() == {"largest": 10, "layouts_only": False}
+    assert FoldConstants(largest=10).options() == {"largest": 10, "growth": None, "layouts_only": False}
     assert NameNodes().options() == {}
 
 

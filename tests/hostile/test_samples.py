@@ -21,7 +21,7 @@ from PIL import Image
 from onnxq.calibration.data import ImageOptions, Input, open_samples
 from onnxq.calibration.observer import observe
 from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.storage import load_statistics
+from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)
@@ -295,7 +295,7 @@ def test_changed_bytes_give_samples_or_a_data_error(
 @pytest.mark.parametrize("damage", ["counts", "extremes", "format", "header", "missing", "floats", "infinite"])
 def test_damaged_statistics_are_refused(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
-    Statistics(1, {"a": observe(np.float32([1, 2, 3]))}).save(path)
+    save_statistics(Statistics(1, {"a": observe(np.float32([1, 2, 3]))}), path)
     with np.load(path) as saved:
         arrays = dict(saved)
     header = json.loads(arrays["header"].tobytes())
