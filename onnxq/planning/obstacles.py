@@ -14,6 +14,7 @@ from onnxq.targets import Target
 
 # 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
 _LONGEST_SUM = 33_000
+_MATRIX = 2
 
 
 def obstacle(node: Node, target: Target) -> str:
@@ -45,7 +46,9 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     if problem := _weight_obstacle(weight):
         return problem
     rank = len(weight.shape)
-    if node.op == "MatMul" and rank != 2:
+    if rank < _MATRIX:
+        return f"a weight of rank {rank} has no integer kernel"
+    if node.op == "MatMul" and rank != _MATRIX:
         return f"a MatMul weight of rank {rank} has no integer kernel"
     if 0 in weight.shape:
         return "its weight is empty"
@@ -75,7 +78,7 @@ def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
     weight = node.inputs[1]
     if problem := _weight_obstacle(weight):
         return problem
-    if len(weight.shape) != 2 or 0 in weight.shape:
+    if len(weight.shape) != _MATRIX or 0 in weight.shape:
         return f"a {node.op} weight of shape {list(weight.shape)} has no dynamic integer kernel"
     if isinstance(node.inputs[0], Constant):
         return f"the first input of {node.op} is constant"

@@ -197,6 +197,13 @@ def test_what_stays_out_of_integer_arithmetic_says_why(
     assert decision.reason.endswith(reason)
 
 
+@pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
+@pytest.mark.parametrize("shape", [(), (32,)])
+def test_a_damaged_weight_without_rows_and_columns_says_why(op: str, shape: tuple[int, ...], build, plan_of) -> None:
+    decision = plan_of(build(f"(float[4,32] x) => (float y) {{ [n] y = {op}(x, w) }}", w=shape)).by_node["n"]
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, f"a weight of rank {len(shape)} has no integer kernel")
+
+
 def test_a_type_that_nothing_tells_is_an_obstacle(build, plan_of) -> None:
     model = build("(float[4,32] x) => (float[4,8] y) { [c] a = Celu(x) [n] y = MatMul(a, w) }", w=(32, 8))
     model.graph.node[0].domain = "mine"
