@@ -42,12 +42,19 @@ def plan_activations(
             known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
             found[tensor] = replace(known, every_consumer=True)
         for tensor in outputs:
-            clamp = producer(tensor)
-            limits[tensor] = clamp_limits(clamp) if clamp is not None and clamp in absorbed else None
+            limits[tensor] = _limits(tensor, absorbed)
         operator = operator_of(node)
         if operator is not None and operator.moves:
             _share_one_scale(inputs, outputs, limits, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _limits(tensor: Variable, absorbed: Mapping[Node, Node]) -> Limits | None:
+    """Return where the codes of a tensor have to end because nothing else clamps its values."""
+    maker = producer(tensor)
+    if maker is not None and maker.op == "HardSigmoid":
+        return 0.0, 1.0
+    return clamp_limits(maker) if maker is not None and maker in absorbed else None
 
 
 def _share_one_scale(

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
 from onnxq.lowering import Emit
+from onnxq.numbers.spec import Spec
 from onnxq.operators import Operator, Role, operator_of
 from onnxq.targets import Target
 
@@ -33,6 +34,16 @@ def obstacle(node: Node, target: Target) -> str:
         return "Resize that interpolates changes its results on codes"
     if node.op == "MaxPool" and len(node.outputs) > 1:
         return "MaxPool that returns indices has no integer kernel"
+    if node.op == "HardSigmoid" and not 0 < slope_and_middle(node)[0] < math.inf:
+        return "HardSigmoid that does not rise has no integer kernel"
+    return ""
+
+
+def codes_obstacle(node: Node, spec: Spec) -> str:
+    """Return why codes of a spec cannot come out of a node's integer kernel, or an empty string."""
+    if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
+        kind = "symmetric" if spec.symmetric else "affine"
+        return f"{kind} {spec.format} codes do not end where HardSigmoid does"
     return ""
 
 
@@ -114,6 +125,15 @@ def scales_its_terms(node: Node) -> bool:
     return node.op == "Gemm" and bool(
         node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
     )
+
+
+def slope_and_middle(node: Node) -> tuple[float, float]:
+    """Return what a HardSigmoid multiplies its data by, and what it adds to that before it clamps it.
+
+    >>> slope_and_middle(Node("HardSigmoid", "n", {"alpha": 0.25}))
+    (0.25, 0.5)
+    """
+    return float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
 
 
 def _weight_obstacle(weight: Variable | Constant) -> str:

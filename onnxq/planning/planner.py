@@ -14,7 +14,7 @@ from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
-from onnxq.planning.obstacles import dynamic_obstacle, obstacle
+from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -59,7 +59,8 @@ def make_plan(
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in found:
-        if problem := wishes[node].reason or obstacle(node, target) or in_bodies[scope]:
+        problem = wishes[node].reason or obstacle(node, target) or in_bodies[scope]
+        if problem := problem or codes_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)

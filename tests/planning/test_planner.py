@@ -128,7 +128,7 @@ ROWS = {
     "GlobalAveragePool": ("[n] b = GlobalAveragePool(a)", STATIC, {}),
     "LeakyRelu": ("[n] b = LeakyRelu(a)", STATIC, {}),
     "Sigmoid": ("[n] b = Sigmoid(a)", STATIC, {}),
-    "HardSigmoid": ("[n] b = HardSigmoid(a)", FLOAT, {}),
+    "HardSigmoid": ("[n] b = HardSigmoid(a)", STATIC, {}),
     "Softmax": ("[n] b = Softmax(a)", STATIC, {}),
     "Tanh": ("[n] b = Tanh(a)", FLOAT, {}),
     "Concat": ("[n] b = Concat <axis = 2> (a, a)", STATIC, {}),
