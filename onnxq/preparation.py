@@ -15,6 +15,7 @@ from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
+from onnxq.passes.canonical.use_hard_swish import UseHardSwish
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
@@ -99,8 +100,17 @@ def prepare_in_place(
 def prepare_for_integers(
     graph: Graph, steps: tuple[Pass, ...], *, opset: int = 0, widen: bool = False
 ) -> tuple[Applied, ...]:
-    """Do what `prepare_in_place` does, and then what `integer_steps` found."""
-    applied = prepare_in_place(graph, opset=opset, widen=widen)
+    """Do what `prepare_in_place` does, and then what `integer_steps` found.
+
+    Args:
+        graph: a float model, or one that has been prepared so before, at a lower opset.
+        steps: from `integer_steps`.
+        opset: lowest default-domain opset wanted of one that has been prepared before; 0 for the first time.
+        widen: whether 16-bit floats become float32 inside the model.
+    """
+    # What the steps have taken apart stays so: plans name the parts.
+    without = frozenset({UseHardSwish.__name__} if opset else ())
+    applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
     if steps:
         applied = (*applied, *Pipeline(steps).apply(graph))
         infer_shapes(graph)

@@ -295,11 +295,13 @@ def test_a_factor_in_the_scale_of_codes_is_a_multiplication() -> None:
         """g (float[2, 3] x) => (float[2, 3] y) {
             a = Tanh(x)  q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, t, z)
         }""",
-        t=np.array(0.0625 * 3, np.float32), s=np.array(0.0625, np.float32),
-    )  # fmt: skip
+        t=3 * SCALE,
+    )
     graph, _ = remove(made)
     assert ops(graph) == ["Tanh", "Mul"]
-    np.testing.assert_allclose(outputs(graph, sample(made))["y"], outputs(made, sample(made))["y"], atol=3 * 0.0625)
+    np.testing.assert_allclose(
+        outputs(graph, sample(made))["y"], outputs(made, sample(made))["y"], atol=3 * float(SCALE)
+    )
 
 
 def test_weights_are_left() -> None:
