@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
 from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
@@ -25,10 +26,13 @@ def obstacle(node: Node, target: Target) -> str:
         return f"{node.op} has no integer kernel on {target.name}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
-    for tensor in data_inputs(node):
+    given = data_inputs(node)
+    for tensor in given:
         if isinstance(tensor, Constant):
-            return f"{node.op} takes a constant as data"
-        if problem := _type_obstacle(tensor):
+            beside = operator.role is Role.ARITHMETIC and any(isinstance(other, Variable) for other in given)
+            if not beside or not _is_operand(tensor):
+                return f"{node.op} takes a constant as data"
+        elif problem := _type_obstacle(tensor):
             return problem
     if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
         return "Resize that interpolates changes its results on codes"
@@ -37,6 +41,12 @@ def obstacle(node: Node, target: Target) -> str:
     if node.op == "HardSigmoid" and not 0 < slope_and_middle(node)[0] < math.inf:
         return "HardSigmoid that does not rise has no integer kernel"
     return ""
+
+
+def _is_operand(tensor: Constant) -> bool:
+    """Whether a constant can be codes beside those that a node computes with."""
+    floats = is_fixed(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT
+    return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
 
 
 def codes_obstacle(node: Node, spec: Spec) -> str:

@@ -299,9 +299,8 @@ def test_a_factor_in_the_scale_of_codes_is_a_multiplication() -> None:
     )
     graph, _ = remove(made)
     assert ops(graph) == ["Tanh", "Mul"]
-    np.testing.assert_allclose(
-        outputs(graph, sample(made))["y"], outputs(made, sample(made))["y"], atol=3 * float(SCALE)
-    )
+    inputs = sample(made)
+    np.testing.assert_allclose(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], atol=3 * float(SCALE))
 
 
 def test_weights_are_left() -> None:
