@@ -15,6 +15,7 @@ from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
+from onnxq.passes.canonical.use_hard_swish import UseHardSwish
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.fold_constants import FoldConstants
@@ -30,9 +31,13 @@ from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.sink_transposes import SinkTransposes
+from onnxq.passes.prepare.split_hard_swishes import SplitHardSwishes
+from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
-from onnxq.planning.plan import METADATA_KEY, Plan
+from onnxq.planning.plan import DECODING, METADATA_KEY, Plan
+from onnxq.scheme import Mode, Scheme
+from onnxq.targets import Target, target_named
 
 # The passes that are repeated, but for the last, which removes what they leave.
 _REPEATED = (
@@ -93,6 +98,48 @@ def prepare_in_place(
         infer_shapes(graph)
         named += Pipeline((WidenFloats(),)).apply(graph)
     return (*named, *canonicalise(graph, without))
+
+
+def prepare_for_integers(
+    graph: Graph, steps: tuple[Pass, ...], *, opset: int = 0, widen: bool = False
+) -> tuple[Applied, ...]:
+    """Do what `prepare_in_place` does, and then what `integer_steps` found.
+
+    Args:
+        graph: a float model, or one that has been prepared so before, at a lower opset.
+        steps: from `integer_steps`.
+        opset: lowest default-domain opset wanted of one that has been prepared before; 0 for the first time.
+        widen: whether 16-bit floats become float32 inside the model.
+    """
+    # What the steps have taken apart stays so: plans name the parts.
+    without = frozenset({UseHardSwish.__name__} if opset else ())
+    applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
+    if steps:
+        applied = (*applied, *Pipeline(steps).apply(graph))
+        infer_shapes(graph)
+    return applied
+
+
+def integer_steps(scheme: Scheme, target: Target, replay: Plan | None) -> tuple[Pass, ...]:
+    """Return the passes that follow the canonical form for the integer kernels of a target, or did for a plan."""
+    found: list[Pass] = []
+    if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
+        found.append(UnfuseProducts())
+    static = any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.fused
+    if static if replay is None else all(decision.op_type != "HardSwish" for decision in replay.decisions):
+        found.append(SplitHardSwishes())
+    return tuple(found)
+
+
+def widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
+    if (target if replay is None else target_named(replay.target)).has_half_kernels:
+        return False
+    if replay is None:
+        return scheme.multiplies_integers
+    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
+    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
+    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
 
 
 def _free_initializers(graph: Graph) -> None:

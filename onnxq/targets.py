@@ -57,8 +57,9 @@ class Target:
 # little finer, but takes sixty times as long to find, for every model that a search builds.
 _MULTIPLIED = (Spec("int8-narrow", per=(128,)), Spec("int4", per=(32,)))
 
-# Read off the optimised graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; int8 activations
-# fuse the same operators, uint8 is chosen because MaxPool and Clip fuse with it since the oldest supported release.
+# Read off the optimised graphs of single-operator models between Q and DQ on onnxruntime 1.31.1, HardSigmoid as the Add
+# that it is on codes; int8 activations fuse the same operators, uint8 is chosen because MaxPool and Clip fuse with it
+# since the oldest supported release.
 _ONNXRUNTIME_CPU = Target(
     name="onnxruntime-cpu",
     activation="uint8",
@@ -75,6 +76,7 @@ _ONNXRUNTIME_CPU = Target(
             "Gather",
             "Gemm",
             "GlobalAveragePool",
+            "HardSigmoid",
             "LeakyRelu",
             "MatMul",
             "MaxPool",
@@ -133,12 +135,12 @@ _TENSORRT = Target(
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
-# Precision Transformations", Convolution, and the preset "mixed" of its quantization); Sigmoid, Softmax, Expand and
-# Tile are not among the operations through which it moves scales.
+# Precision Transformations", Convolution, and the preset "mixed" of its quantization); Sigmoid, HardSigmoid, Softmax,
+# Expand and Tile are not among the operations through which it moves scales.
 _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
-    fused=_ONNXRUNTIME_CPU.fused - {"Expand", "Sigmoid", "Softmax", "Tile"},
+    fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
     own_dynamic=frozenset(),
     multiplied=(),
@@ -152,7 +154,7 @@ _OPENVINO = replace(
 _QNN = replace(
     _ONNXRUNTIME_CPU,
     name="qnn",
-    fused=(_ONNXRUNTIME_CPU.fused - {"MatMul"}) | {"SpaceToDepth", "Tanh"},
+    fused=(_ONNXRUNTIME_CPU.fused - {"HardSigmoid", "MatMul"}) | {"SpaceToDepth", "Tanh"},
     float_output=frozenset(),
     dynamic=frozenset(),
     own_dynamic=frozenset(),

@@ -18,11 +18,12 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, constants, forget_inferable_types, inner_variables, scopes
+from onnxq.graph import Applied, Graph, Pass, Pipeline, constants, forget_inferable_types, inner_variables
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
-from onnxq.onnx_tools import infer_shapes, skeleton
+from onnxq.onnx_tools import skeleton
 from onnxq.parameters import RangeMethod, activation_parameters, channel_means
+from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
@@ -36,18 +37,17 @@ from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
-from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import DECODING, METADATA_KEY, Demotion, Plan
+from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
-from onnxq.preparation import prepare_in_place
+from onnxq.preparation import integer_steps, prepare_for_integers, widens
 from onnxq.progress import Progress
 from onnxq.runtime import is_large, open_session, return_memory, run
 from onnxq.scheme import Mode, Scheme
-from onnxq.targets import Target, target_named
+from onnxq.targets import Target
 from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
@@ -69,6 +69,7 @@ class Workbench:
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
         applied: the passes that made the prepared model.
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+        steps: what follows the canonical form to make it one that integer kernels are known for.
     """
 
     prepared: Path
@@ -79,6 +80,7 @@ class Workbench:
     idle: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
     half: int = 0
+    steps: tuple[Pass, ...] = ()
 
     @cached_property
     def graph(self) -> Graph:
@@ -139,6 +141,7 @@ class Workbench:
             (
                 QuantizeWeights(plan, parameters, means),
                 InsertQuantizeDequantize(plan, parameters, copies=self.target.workarounds),
+                AddToCodes(plan),
                 QuantizeDynamically(plan, means),
                 QuantizeRecurrentCells(plan),
                 *((ReplaceWithContrib(plan, means),) if self.emit is Emit.ORT else ()),
@@ -177,7 +180,7 @@ class Workbench:
         path = self.prepared.with_name(f"prepared.{needed}.onnx")
         if not path.exists():
             graph = load(self.prepared)
-            prepare_in_place(graph, opset=needed)
+            prepare_for_integers(graph, self.steps, opset=needed)
             save(graph, path, external_data=True)
         return path
 
@@ -213,33 +216,22 @@ def open_workbench(
     """
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
-    half = half_type(graph) if _widens(graph, scheme, target, replay) else 0
+    half = half_type(graph) if widens(graph, scheme, target, replay) else 0
     with spilling(folder) if large else nullcontext():
-        applied = prepare_in_place(graph, widen=half > 0)
-        if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
-            applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
-            infer_shapes(graph)
-        bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half)
+        steps = integer_steps(scheme, target, replay)
+        applied = prepare_for_integers(graph, steps, widen=half > 0)
+        bench = Workbench(
+            folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half, steps=steps
+        )
         save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
-        applied = (*applied, *prepare_in_place(graph, opset=needed))
+        applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
         bench = replace(bench, applied=applied)
     return bench
-
-
-def _widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
-    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
-    if (target if replay is None else target_named(replay.target)).has_half_kernels:
-        return False
-    if replay is None:
-        return scheme.multiplies_integers
-    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
-    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
-    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
 
 
 def _needed_opset(plan: Plan, emit: Emit) -> int:

@@ -144,6 +144,7 @@ KERNELS = {
     "Expand": ("m = Expand(a, shape)", "Expand"),
     "Gather": ("m = Gather <axis = 2> (a, index)", "Gather"),
     "GlobalAveragePool": ("m = GlobalAveragePool(a)", "QLinearGlobalAveragePool"),
+    "HardSigmoid": ("m = HardSigmoid(a)", "QLinearAdd"),
     "LeakyRelu": ("m = LeakyRelu(a)", "QLinearLeakyRelu"),
     "MaxPool": ("m = MaxPool <kernel_shape = [2,2]> (a)", "MaxPool"),
     "Mul": ("m = Mul(a, a)", "QLinearMul"),

@@ -45,6 +45,17 @@ class Coded:
             and same_parameter(self.zero_point, other.zero_point)
         )
 
+    def factor(self, other: Coded) -> float | None:
+        """Return how many times as large the floats are that another reading makes of the same codes, where it knows.
+
+        A scale in which a factor lies leaves the zero point as it is.
+        """
+        scales = self.scale, other.scale
+        if self.layout or other.layout or not same_parameter(self.zero_point, other.zero_point):
+            return None
+        here, there = (scale.values.item() if isinstance(scale, Constant) else 0.0 for scale in scales)
+        return float(there / here) if here and there else None
+
 
 def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
     """Return whether two scales or zero points are the same; a zero point that is left out is zero."""

@@ -108,7 +108,8 @@ _STANDARD: Mapping[str, Operator] = {
     "GlobalAveragePool": Operator(_ARITHMETIC, interval=first, integer=_integer("QLinearGlobalAveragePool")),
     "LeakyRelu": Operator(_ARITHMETIC, interval=leaky, integer=_integer("QLinearLeakyRelu")),
     "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
-    "HardSigmoid": _bounded(0.0, 1.0),
+    # Most gates use a part of their range, and codes may end there.
+    "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
     "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
     "Tanh": _bounded(-1.0, 1.0),
     "Concat": Operator(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.graph import Graph, Node, Variable, owner_graphs, producer
+from onnxq.graph import Constant, Graph, Node, Tensor, Variable, owner_graphs, producer
 from onnxq.operators import operator_of
 from onnxq.planning.groups import Groups
 from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, quantized_outputs
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
-from onnxq.scheme import Spec
+from onnxq.scheme import Method, Spec
 from onnxq.targets import Target
 
 
@@ -27,9 +27,9 @@ def plan_activations(
         specs: the wanted activation spec of each integer node.
         target: the runtime.
     """
-    found: dict[Variable, Activation] = {}
+    found: dict[Tensor, Activation] = {}
     limits: dict[Variable, Limits | None] = {}
-    groups = Groups[Variable]()
+    groups = Groups[Tensor]()
     for node in owner_graphs(graph):
         if node not in integer:
             continue
@@ -37,24 +37,35 @@ def plan_activations(
         inputs = data_inputs(node)
         outputs = [] if node.op in target.float_output else quantized_outputs(node, absorbed)
         for tensor in inputs:
-            found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+            if isinstance(tensor, Constant):
+                found.setdefault(tensor, _stored(tensor, spec))
+            else:
+                found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
         for tensor in outputs:
             known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
             found[tensor] = replace(known, every_consumer=True)
         for tensor in outputs:
-            clamp = producer(tensor)
-            limits[tensor] = clamp_limits(clamp) if clamp is not None and clamp in absorbed else None
+            limits[tensor] = _limits(tensor, absorbed)
         operator = operator_of(node)
         if operator is not None and operator.moves:
-            _share_one_scale(inputs, outputs, limits, groups)
+            moved = (tensor for tensor in inputs if isinstance(tensor, Variable))
+            _share_one_scale(tuple(moved), outputs, limits, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _limits(tensor: Variable, absorbed: Mapping[Node, Node]) -> Limits | None:
+    """Return where the codes of a tensor have to end because nothing else clamps its values."""
+    maker = producer(tensor)
+    if maker is not None and maker.op == "HardSigmoid":
+        return 0.0, 1.0
+    return clamp_limits(maker) if maker is not None and maker in absorbed else None
 
 
 def _share_one_scale(
     inputs: Sequence[Variable],
     outputs: Sequence[Variable],
     limits: dict[Variable, Limits | None],
-    groups: Groups[Variable],
+    groups: Groups[Tensor],
 ) -> None:
     """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
 
@@ -67,6 +78,14 @@ def _share_one_scale(
     alike = [tensor for tensor, limit in zip(inputs, found, strict=True) if limit == widest]
     for tensor in (*alike, *outputs):
         groups.join((alike or outputs)[0], tensor)
+
+
+def _stored(tensor: Constant, spec: Spec) -> Activation:
+    """Return a constant as codes, whose range is that of its values."""
+    values = tensor.values
+    # What observers of other toolkits make of ranges that are fixed is not what they make of constants.
+    plain = replace(spec, method=Method.MINMAX)
+    return Activation(tensor.name, plain, tensor.name, (float(values.min()), float(values.max())))
 
 
 def _fixed_range(tensor: Variable) -> tuple[float, float] | None:

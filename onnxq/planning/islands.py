@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from onnxq.graph import (
+    Constant,
     Graph,
     Node,
     Variable,
@@ -94,7 +95,7 @@ def integer_nodes(
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
             all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
-            and len(before) == len(data_inputs(node))
+            and len(before) == sum(not isinstance(tensor, Constant) for tensor in data_inputs(node))
             and any(neighbour in integer for neighbour in behind)
         ):
             continue

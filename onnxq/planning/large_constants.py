@@ -45,8 +45,12 @@ def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
     operator = operator_of(node)
     for index in operator.weights if operator else ():
         tensor = optional(node, index)
-        if _is_table(tensor, _SMALLEST_STORED_WEIGHT):
-            weight = weight_at(node, index, spec)
+        if not _is_table(tensor, _SMALLEST_STORED_WEIGHT):
+            continue
+        weight = weight_at(node, index, spec)
+        rank = len(tensor.shape)
+        # A damaged model's weight may lack an axis that its operator speaks of.
+        if all(-rank <= axis < rank for axis in (weight.axis, weight.reduction_axis)):
             yield replace(weight, spec=_with_full_blocks(spec, tensor.shape, weight.reduction_axis))
     if (operator is not None and operator.settings) or node.bodies():
         return

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
 from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
 from onnxq.lowering import Emit
+from onnxq.numbers.spec import Spec
 from onnxq.operators import Operator, Role, operator_of
 from onnxq.targets import Target
 
 # 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
 _LONGEST_SUM = 33_000
+_MATRIX = 2
 
 
 def obstacle(node: Node, target: Target) -> str:
@@ -23,15 +26,34 @@ def obstacle(node: Node, target: Target) -> str:
         return f"{node.op} has no integer kernel on {target.name}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
-    for tensor in data_inputs(node):
+    given = data_inputs(node)
+    for tensor in given:
         if isinstance(tensor, Constant):
-            return f"{node.op} takes a constant as data"
-        if problem := _type_obstacle(tensor):
+            beside = operator.role is Role.ARITHMETIC and any(isinstance(other, Variable) for other in given)
+            if not beside or not _is_operand(tensor):
+                return f"{node.op} takes a constant as data"
+        elif problem := _type_obstacle(tensor):
             return problem
     if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
         return "Resize that interpolates changes its results on codes"
     if node.op == "MaxPool" and len(node.outputs) > 1:
         return "MaxPool that returns indices has no integer kernel"
+    if node.op == "HardSigmoid" and not 0 < slope_and_middle(node)[0] < math.inf:
+        return "HardSigmoid that does not rise has no integer kernel"
+    return ""
+
+
+def _is_operand(tensor: Constant) -> bool:
+    """Whether a constant can be codes beside those that a node computes with."""
+    floats = is_fixed(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT
+    return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
+
+
+def codes_obstacle(node: Node, spec: Spec) -> str:
+    """Return why codes of a spec cannot come out of a node's integer kernel, or an empty string."""
+    if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
+        kind = "symmetric" if spec.symmetric else "affine"
+        return f"{kind} {spec.format} codes do not end where HardSigmoid does"
     return ""
 
 
@@ -45,7 +67,9 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     if problem := _weight_obstacle(weight):
         return problem
     rank = len(weight.shape)
-    if node.op == "MatMul" and rank != 2:
+    if rank < _MATRIX:
+        return f"a weight of rank {rank} has no integer kernel"
+    if node.op == "MatMul" and rank != _MATRIX:
         return f"a MatMul weight of rank {rank} has no integer kernel"
     if 0 in weight.shape:
         return "its weight is empty"
@@ -75,7 +99,7 @@ def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
     weight = node.inputs[1]
     if problem := _weight_obstacle(weight):
         return problem
-    if len(weight.shape) != 2 or 0 in weight.shape:
+    if len(weight.shape) != _MATRIX or 0 in weight.shape:
         return f"a {node.op} weight of shape {list(weight.shape)} has no dynamic integer kernel"
     if isinstance(node.inputs[0], Constant):
         return f"the first input of {node.op} is constant"
@@ -111,6 +135,15 @@ def scales_its_terms(node: Node) -> bool:
     return node.op == "Gemm" and bool(
         node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
     )
+
+
+def slope_and_middle(node: Node) -> tuple[float, float]:
+    """Return what a HardSigmoid multiplies its data by, and what it adds to that before it clamps it.
+
+    >>> slope_and_middle(Node("HardSigmoid", "n", {"alpha": 0.25}))
+    (0.25, 0.5)
+    """
+    return float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
 
 
 def _weight_obstacle(weight: Variable | Constant) -> str:

@@ -43,13 +43,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor of any graph that passes through QuantizeLinear and DequantizeLinear.
+    """A tensor of any graph that passes through QuantizeLinear and DequantizeLinear, or a constant among such data.
 
     Attributes:
         tensor: its name.
         spec: how it is quantized.
         group: name of the tensor that stands for all tensors sharing one scale.
-        fixed_range: range given by the operator that makes it, so that calibration is not asked.
+        fixed_range: range given by the operator that makes it, or by a constant's values, so that calibration is not
+            asked.
         every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
             only give codes demands; otherwise only the integer nodes do.
     """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from onnx import TensorProto
+
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, operator_key, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import dynamic_obstacle
@@ -104,13 +106,15 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
 def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     # A dictionary keeps the order of the graph, in which suggestions are the same every time.
     tensors: dict[str, None] = {}
+    stored = set[str]()
     for scope in scopes(graph):
-        read_or_made = (tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))
-        found = (*scope.inputs, *read_or_made)
+        found = [*scope.inputs, *(tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))]
         tensors |= dict.fromkeys(tensor.name for tensor in found if not isinstance(tensor, Constant))
+        stored |= {tensor.name for tensor in found if is_fixed(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT}
     for activation in plan.activations:
+        known = stored if activation.fixed_range is not None else set()
         for name in (activation.tensor, activation.group):
-            if name not in tensors:
+            if name not in tensors and name not in known:
                 yield f"it has no tensor {name!r} that is fed or computed{nearest(name, tensors)}"
     scaled = {activation.tensor for activation in plan.activations}
     for decision in plan.decisions:

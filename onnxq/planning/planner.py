@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Graph, Node, nodes, operator_key, optional
+from onnxq.graph import Graph, Node, nodes, operator_key, optional, producer
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import plan_activations
 from onnxq.planning.bodies import body_obstacles
-from onnxq.planning.corrections import with_corrections
+from onnxq.planning.corrections import bias_of, with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
-from onnxq.planning.obstacles import dynamic_obstacle, obstacle
+from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -59,7 +59,8 @@ def make_plan(
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in found:
-        if problem := wishes[node].reason or obstacle(node, target) or in_bodies[scope]:
+        problem = wishes[node].reason or obstacle(node, target) or in_bodies[scope]
+        if problem := problem or codes_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)
@@ -159,7 +160,7 @@ def _decide(
         return _static_decision(node, wish, target)
     if node in vanished:
         return Decision(node.name, node.op, Mode.STATIC, f"vanishes into the quantizer behind {vanished[node].name}")
-    reason = obstacles.get(node) or "integer nodes do not stand both before and behind it"
+    reason = obstacles.get(node) or _alone(node, integer, target)
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if wish.mode is Mode.DYNAMIC or (wish.mode is Mode.STATIC and node.op in target.own_dynamic):
@@ -168,6 +169,15 @@ def _decide(
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
     return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, in_body=in_body)
+
+
+def _alone(node: Node, integer: set[Node], target: Target) -> str:
+    """Return why a node stays float that has an integer kernel."""
+    products = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
+    added = next((one for one in products if (place := bias_of(one)) is not None and place[0] is node), None)
+    if added is not None and target.workarounds:
+        return f"adds the bias of {added.name}, whose kernel takes it over where it can"
+    return "integer nodes do not stand both before and behind it"
 
 
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:

@@ -49,8 +49,9 @@ class RemoveQuantizeDequantize(Pass):
 
     Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Where codes begin at zero
     and nothing else keeps the values from falling below, a Relu takes over, or a Clip where codes end at six: tools
-    that quantize leave these nodes out. Codes that a graph is fed or returns stay, behind float operators. Leaves
-    DequantizeLinear of constants, which are weights.
+    that quantize leave these nodes out. Codes that a graph is fed or returns stay, behind float operators. A factor
+    that lies in the scale with which codes are decoded becomes a Mul. Leaves DequantizeLinear of constants, which are
+    weights.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -170,12 +171,15 @@ class _Rewriting:
         wanted = Coded.by(node, codes)
         known = self.coded.get(codes)
         if known is not None:
-            if not known.agrees(wanted):
+            if known.agrees(wanted):
+                self._substitute(node, values, known.value, scope)
+            elif (factor := known.factor(wanted)) is not None and onnx_dtype(known.value) == onnx_dtype(values):
+                self._multiply(node, values, known.value, factor, scope)
+            else:
                 raise ModelError(
                     f"node {node.name} (DequantizeLinear) decodes {codes.name} with another scale or zero point than "
                     "it was encoded with, so that it has no float meaning; give both the same"
                 )
-            self._substitute(node, values, known.value, scope)
         elif isinstance(codes, Constant):
             self.left.append((node.name, "it decodes a weight"))
             return
@@ -203,6 +207,12 @@ class _Rewriting:
             return
         node.outputs.clear()
         self._put(scope, node, [Node(op, self.names.fresh(node.name), attributes, [value], [values])])
+
+    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: float, scope: Graph) -> None:
+        """Make ``values`` by a multiplication that codes had in their scale."""
+        node.outputs.clear()
+        factors = constant(self.names.fresh(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
+        self._put(scope, node, [Node("Mul", self.names.fresh(node.name), {}, [value, factors], [values])])
 
     def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
         """Let a node that moves codes move the floats that they stand for."""

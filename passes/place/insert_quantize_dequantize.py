@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxq.graph import (
     Changes,
+    Constant,
     Graph,
     Names,
     Node,
@@ -21,8 +22,9 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import Parameters
+from onnxq.numbers.formats import Format, format_named
+from onnxq.numbers.numerics import Array, Parameters, quantize
+from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Plan
 from onnxq.scheme import Mode
 
@@ -34,7 +36,8 @@ class InsertQuantizeDequantize(Pass):
     The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
     read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
     tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
-    nodes read it, they can share a copy. Leaves a tensor that has a pair already, or that no node reads.
+    nodes read it, they can share a copy. A constant that static nodes compute with is stored as codes. Leaves a tensor
+    that has a pair already, or that no node reads.
 
     Attributes:
         plan: names the tensors and the static nodes.
@@ -52,16 +55,25 @@ class InsertQuantizeDequantize(Pass):
         static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
         owners = owner_graphs(graph)
         tensors: dict[str, Variable] = {}
+        stored: dict[str, Constant] = {}
         for node in owners:
             for tensor in (*node.inputs, *node.outputs):
                 if isinstance(tensor, Variable):
                     tensors[tensor.name] = tensor
+                elif node.name in static and tensor in data_inputs(node):
+                    stored[tensor.name] = tensor
         homes = {tensor: scope for scope in scopes(graph) for tensor in scope.inputs}
         outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
         behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in scopes(graph)}
         first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
         changed, left = [], []
         for activation in self.plan.activations:
+            if activation.tensor in stored:
+                operand = stored[activation.tensor]
+                for scope, decoder in self._store(activation, operand, static, owners, names):
+                    first[scope].append(decoder)
+                changed.append(activation.tensor)
+                continue
             tensor = tensors.get(activation.tensor)
             if tensor is None or any(node.op == "DequantizeLinear" for node in tensor.inputs):
                 left.append((activation.tensor, "is not in the graph or is dequantized already"))
@@ -101,6 +113,26 @@ class InsertQuantizeDequantize(Pass):
             insert_nodes(scope, after=behind[scope], first=first[scope])
         return Changes(tuple(changed), tuple(left))
 
+    def _store(
+        self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
+    ) -> Iterator[tuple[Graph, Node]]:
+        """Let static nodes read a constant from codes, and yield the node that decodes them in each graph."""
+        format = format_named(activation.spec.format)
+        codes = quantize(tensor.values, self.parameters[activation.tensor], format)
+        inputs = [
+            constant(names.fresh(f"{tensor.name}.codes"), codes.codes),
+            constant(names.fresh(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),
+            constant(names.fresh(f"{tensor.name}.zero_point"), _zero_point(codes.parameters, format)),
+        ]
+        readers: dict[Graph, set[Node]] = {}
+        for node in tensor.outputs:
+            if node.name in static and tensor in data_inputs(node):
+                readers.setdefault(owners[node], set()).add(node)
+        for scope, nodes in readers.items():
+            values = Variable(names.fresh(f"{tensor.name}.dequantized"), tensor.dtype, list(tensor.shape))
+            replace_uses(tensor, values, nodes)
+            yield scope, Node("DequantizeLinear", names.fresh(f"{tensor.name}.dequantize"), {}, inputs, [values])
+
 
 def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
     """Let several float nodes read a copy.
@@ -118,11 +150,14 @@ def _quantizer(activation: Activation, tensor: Variable, parameters: Parameters,
     format = format_named(activation.spec.format)
     name = activation.tensor
     scale = constant(names.fresh(f"{name}.scale"), np.asarray(parameters.scale))
-    # The zero point also carries the code type, so a symmetric tensor writes a zero.
-    zero = parameters.zero_point if parameters.zero_point is not None else np.zeros((), format.dtype)
-    zero_point = constant(names.fresh(f"{name}.zero_point"), np.asarray(zero))
+    zero_point = constant(names.fresh(f"{name}.zero_point"), _zero_point(parameters, format))
     codes = Variable(names.fresh(f"{name}.codes"), dtype=format.dtype, shape=tensor.shape)
     return Node("QuantizeLinear", names.fresh(f"{name}.quantize"), {}, [tensor, scale, zero_point], [codes])
+
+
+def _zero_point(parameters: Parameters, format: Format) -> Array:
+    """Return the zero point, which also carries the type of the codes, so that a symmetric tensor has a zero."""
+    return np.zeros((), format.dtype) if parameters.zero_point is None else np.asarray(parameters.zero_point)
 
 
 def _decoder(activation: Activation, tensor: Variable, quantizer: Node, names: Names) -> Node:

@@ -68,6 +68,20 @@ def test_codes_agree_only_where_they_mean_the_same(one: Coded, other: Coded, sam
     assert one.agrees(one)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "factor"),
+    [
+        (coded(SCALE, ZERO), coded(np.float32(0.25), ZERO), 0.5),
+        (coded(SCALE, ZERO), coded(np.float32([1.5]), ZERO), 3.0),
+        (coded(SCALE, ZERO), coded(np.float32(0.25), np.uint8(4)), None),
+        (coded(SCALE, ZERO), coded(Variable("s"), ZERO), None),
+        (coded(SCALE, ZERO), coded(np.float32([1, 2]), ZERO), None),
+    ],
+)
+def test_a_factor_may_lie_in_the_scale(one: Coded, other: Coded, factor: float | None) -> None:
+    assert one.factor(other) == factor
+
+
 def test_a_scale_that_is_computed_agrees_with_itself() -> None:
     scale: Tensor = Variable("s")
     assert coded(scale).agrees(coded(scale))

@@ -92,3 +92,18 @@ def test_silu_between_convolutions_is_integer(build, plan_of, quantize_to, runni
     running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
     assert (running["QLinearConv"], running["QLinearSigmoid"], running["QLinearMul"]) == (2, 1, 1)
     assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
+
+
+def test_a_constant_operand_has_the_range_of_its_values(build, plan_of) -> None:
+    values = np.linspace(-1, 3, 8, dtype=np.float32).reshape(8, 1, 1)
+    plan = plan_of(between_convolutions(build, "s = Sigmoid(a) [n] m = Mul(s, k) b = Sigmoid(m)", k=values))
+    (operand,) = (activation for activation in plan.activations if activation.tensor == "k")
+    assert (operand.fixed_range, operand.group, operand.every_consumer) == ((-1.0, 3.0), "k", False)
+    assert "k" not in plan.taps
+
+
+def test_what_ends_at_one_shares_no_scale_with_what_goes_on(build, plan_of) -> None:
+    middle = "[g] p = HardSigmoid(a) [cat] b = Concat <axis = 2> (a, p)"
+    plan = plan_of(between_convolutions(build, middle))
+    assert groups(plan)["p"] == "p"
+    assert groups(plan)["a"] == groups(plan)["b"]

@@ -55,6 +55,20 @@ def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[i
     assert axes(node) == expected
 
 
+@pytest.mark.parametrize("spec", [INT8, Spec("int4", (32,))])
+@pytest.mark.parametrize(
+    "node",
+    [
+        call("LSTM", None, learned(64, 8), learned(64, 16)),
+        call("Conv", None, learned(512)),
+        call("Gather", learned(64, 8), None, axis=5),
+    ],
+    ids=lambda node: node.op,
+)
+def test_a_damaged_weight_that_lacks_an_axis_of_its_operator_is_not_stored(node: Node, spec: Spec) -> None:
+    assert not list(large_weights(node, spec))
+
+
 HALVES = np.arange(8192, dtype=np.float32).reshape(128, 64) / 2
 
 

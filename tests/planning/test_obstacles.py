@@ -136,7 +136,7 @@ HALF = np.ones((32, 32), np.float16)
         ),
         (
             "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [c] a = Conv(x, w) [n] b = Add(a, k) [d] y = Conv(b, w) }",
-            {"w": (8, 8, 1, 1), "k": (4, 4)},
+            {"w": (8, 8, 1, 1), "k": np.full((4, 4), np.inf, np.float32)},
             "n",
             Mode.FLOAT,
             "Add takes a constant as data",
@@ -195,6 +195,13 @@ def test_what_stays_out_of_integer_arithmetic_says_why(
     decision = plan_of(build(text, **weights)).by_node[node]
     assert decision.mode is mode
     assert decision.reason.endswith(reason)
+
+
+@pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
+@pytest.mark.parametrize("shape", [(), (32,)])
+def test_a_damaged_weight_without_rows_and_columns_says_why(op: str, shape: tuple[int, ...], build, plan_of) -> None:
+    decision = plan_of(build(f"(float[4,32] x) => (float y) {{ [n] y = {op}(x, w) }}", w=shape)).by_node["n"]
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, f"a weight of rank {len(shape)} has no integer kernel")
 
 
 def test_a_type_that_nothing_tells_is_an_obstacle(build, plan_of) -> None:
@@ -280,3 +287,44 @@ def test_an_lstm_that_the_kernel_does_not_know_says_why(build, text: str, weight
     decision = cell_decision(build(text, **weights))
     assert decision.mode is Mode.STORAGE
     assert decision.reason.endswith(reason)
+
+
+# --- constants that data is added to or multiplied with --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "constant", "mode"),
+    [
+        ("Add(a, k)", np.float32(-0.25), Mode.STATIC),
+        ("Mul(k, a)", np.full((1, 8, 1, 1), 3, np.float32), Mode.STATIC),
+        ("Add(a, k)", np.ones((1, 8, 4, 4), np.float32), Mode.STATIC),
+        ("Add(a, k)", np.full((1, 8, 4, 4), np.nan, np.float32), Mode.FLOAT),
+        ("Concat <axis = 0> (a, k)", np.ones((1, 8, 4, 4), np.float32), Mode.FLOAT),
+    ],
+)
+def test_a_finite_operand_can_be_codes(call: str, constant: np.ndarray, mode: Mode, build, plan_of) -> None:
+    around = f"c = Conv(x, w) a = Sigmoid(c) [n] m = {call} b = Sigmoid(m) y = Conv(b, w)"
+    plan = plan_of(build(f"(float[1,8,4,4] x) => (float[N,8,4,4] y) {{ {around} }}", w=(8, 8, 1, 1), k=constant))
+    assert plan.by_node["n"].mode is mode
+
+
+def test_an_operand_that_a_caller_may_feed_is_no_code(build, plan_of) -> None:
+    text = """(float[1,8,4,4] x, float k) => (float[1,8,4,4] y) {
+        a = Conv(x, w) s = Sigmoid(a) [n] b = Add(s, k) y = Conv(b, w)
+    }"""
+    decision = plan_of(build(text, w=(8, 8, 1, 1), k=np.float32(2))).by_node["n"]
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, "Add takes a constant as data")
+
+
+@pytest.mark.parametrize(("slope", "mode"), [(0.2, Mode.STATIC), (0.0, Mode.FLOAT), (-0.2, Mode.FLOAT)])
+def test_a_hard_sigmoid_that_falls_stays_float(slope: float, mode: Mode, build, plan_of) -> None:
+    gate = f"HardSigmoid <alpha = {slope}> (a)"
+    text = f"(float[1,8,4,4] x) => (float[1,8,4,4] y) {{ a = Conv(x, w) [n] b = {gate} y = Conv(b, w) }}"
+    assert plan_of(build(text, w=(8, 8, 1, 1))).by_node["n"].mode is mode
+
+
+@pytest.mark.parametrize("preset", ["torch-fbgemm"])
+def test_a_hard_sigmoid_wants_codes_that_end_where_it_does(preset: str, build, plan_of) -> None:
+    text = "(float[1,8,4,4] x) => (float[1,8,4,4] y) { a = Conv(x, w) [n] b = HardSigmoid(a) y = Conv(b, w) }"
+    decision = plan_of(build(text, w=(8, 8, 1, 1)), scheme=preset).by_node["n"]
+    assert decision.reason == "affine uint8-7bit codes do not end where HardSigmoid does"

@@ -128,7 +128,7 @@ ROWS = {
     "GlobalAveragePool": ("[n] b = GlobalAveragePool(a)", STATIC, {}),
     "LeakyRelu": ("[n] b = LeakyRelu(a)", STATIC, {}),
     "Sigmoid": ("[n] b = Sigmoid(a)", STATIC, {}),
-    "HardSigmoid": ("[n] b = HardSigmoid(a)", FLOAT, {}),
+    "HardSigmoid": ("[n] b = HardSigmoid(a)", STATIC, {}),
     "Softmax": ("[n] b = Softmax(a)", STATIC, {}),
     "Tanh": ("[n] b = Tanh(a)", FLOAT, {}),
     "Concat": ("[n] b = Concat <axis = 2> (a, a)", STATIC, {}),
@@ -178,6 +178,12 @@ def test_each_operator_between_convolutions_is_decided(
         one.op_type for one in plan.decisions if one.mode is not STATIC and one.op_type in ("ConvTranspose",)
     )
     assert count_kernels(tmp_path / "q.onnx").heavy_float == heavy["ConvTranspose"]
+
+
+def test_a_bias_behind_a_product_is_said_to_be_one(build, plan_of) -> None:
+    text = "(float[2,4,32] x) => (float[2,4,8] y) { [p] a = MatMul(x, w) [bias] b = Add(a, k) y = Neg(b) }"
+    decision = plan_of(build(text, w=(32, 8), k=(8,))).by_node["bias"]
+    assert (decision.mode, decision.reason) == (FLOAT, "adds the bias of p, whose kernel takes it over where it can")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------

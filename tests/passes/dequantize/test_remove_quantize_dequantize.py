@@ -290,6 +290,19 @@ def test_another_float_type_behind_the_pair_is_a_cast() -> None:
     assert nodes(graph, "Cast")[0].attrs["to"] == TensorProto.FLOAT16
 
 
+def test_a_factor_in_the_scale_of_codes_is_a_multiplication() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            a = Tanh(x)  q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, t, z)
+        }""",
+        t=3 * SCALE,
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Tanh", "Mul"]
+    inputs = sample(made)
+    np.testing.assert_allclose(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], atol=3 * float(SCALE))
+
+
 def test_weights_are_left() -> None:
     made = quantized("g (float[2, 3] x) => (float[2, 3] y) { w = DequantizeLinear(codes, s, z)  y = Add(x, w) }",
                      codes=np.ones((2, 3), np.uint8))  # fmt: skip
@@ -300,7 +313,6 @@ def test_weights_are_left() -> None:
 
 REFUSED = {
     "c = Mod(q, q)  y = DequantizeLinear(c, s, z)": r"node Mod_c \(Mod\) computes with the integer codes q, and",
-    "y = DequantizeLinear(q, t, z)": r"node DequantizeLinear_y \(DequantizeLinear\) decodes q with another scale",
     "y = DequantizeLinear(q, s)": r"node DequantizeLinear_y \(DequantizeLinear\) decodes q with another scale",
     "r = QuantizeLinear(x, t, z)  c = Concat <axis = 0> (q, r)  y = DequantizeLinear(c, s, z)": (
         r"node Concat_c \(Concat\) brings together codes that are not known to have one scale, such as r"

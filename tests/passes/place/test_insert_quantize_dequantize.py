@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from convolutions import between_convolutions
 from model_zoo import (
     batch_norm_chain,
     branches_that_share_a_scale,
@@ -22,6 +24,7 @@ from model_zoo import (
 from onnx import ModelProto
 
 from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.statistics import Statistics
 from onnxq.graph import Changes, Graph, scopes
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
@@ -29,6 +32,7 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.parameters import activation_parameters
 from onnxq.passes import InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
@@ -314,3 +318,50 @@ def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
     assert changes.changed == ("t",)
     (quantizer,) = nodes(graph, "QuantizeLinear")
     assert quantizer.inputs[0].inputs[0].op == "Neg"
+
+
+# --- constants among the data ---------------------------------------------------------------------------------------
+
+
+def test_a_constant_operand_becomes_codes_for_static_nodes_only() -> None:
+    made = model(
+        """g (float[2, 3] x) => (float[2, 3] y, float[2, 3] v) {
+            [n] y = Mul(x, k) [clip] c = Clip(x, k) [m] v = Mul(c, k)
+        }""",
+        k=np.float32(0.3),
+    )
+    graph = as_graph(made)
+    found = plan([replace(activation("k"), fixed_range=(0.3, 0.3))], ["n", "clip"])
+    given = activation_parameters(found, Statistics(0, {}), MinMax())
+    assert InsertQuantizeDequantize(found, given).apply(graph) == Changes(("k",))
+    assert [node.op for node in graph.nodes] == ["DequantizeLinear", "Mul", "Clip", "Mul"]
+    decoder = nodes(graph, "DequantizeLinear")[0]
+    assert decoder.inputs[0].values.dtype == np.uint8
+    assert node_named(graph, "n").inputs[1] is decoder.outputs[0]
+    assert node_named(graph, "clip").inputs[1].name == node_named(graph, "m").inputs[1].name == "k"
+    # One number is a code exactly.
+    inputs = sample(made)
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) < 1e-6
+    assert InsertQuantizeDequantize(found, given).apply(graph).changed == ()
+
+
+@pytest.mark.parametrize(
+    ("operand", "kernel"),
+    [
+        (np.float32(-0.25), "QLinearAdd"),
+        (np.ones((1, 8, 8, 8), np.float32), "QLinearAdd"),
+        (np.linspace(0, 2, 8, dtype=np.float32).reshape(1, 8, 1, 1), "QLinearMul"),
+    ],
+)
+def test_an_operand_between_convolutions_runs_as_integers_and_is_replayed(
+    operand: np.ndarray, kernel: str, build, quantize_to, running_graph, lonely_pairs, tmp_path: Path
+) -> None:
+    call = kernel.removeprefix("QLinear")
+    made = between_convolutions(build, f"s = Sigmoid(a) [n] m = {call}(s, k) b = Sigmoid(m)", k=operand)
+    done = quantize_to(made, tmp_path / "q.onnx")
+    assert kernel in {node.op_type for node in running_graph(tmp_path / "q.onnx").node}
+    assert lonely_pairs(tmp_path / "q.onnx") == []
+    save_plan(done.report.plan, tmp_path / "plan.toml")
+    again = quantize_to(made, tmp_path / "again.onnx", replay=load_plan(tmp_path / "plan.toml"))
+    assert again.report.plan.effect == done.report.plan.effect
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
