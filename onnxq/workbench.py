@@ -18,7 +18,18 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pipeline, constants, forget_inferable_types, inner_variables, scopes
+from onnxq.graph import (
+    Applied,
+    Graph,
+    Origins,
+    Pipeline,
+    constants,
+    forget_inferable_types,
+    inner_variables,
+    origins_by_name,
+    put_back_origins,
+    scopes,
+)
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import infer_shapes, skeleton
@@ -69,6 +80,7 @@ class Workbench:
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
         applied: the passes that made the prepared model.
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+        origins: the nodes of the user's model that those of the prepared one stand for, by the names of the latter.
     """
 
     prepared: Path
@@ -79,11 +91,14 @@ class Workbench:
     idle: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
     half: int = 0
+    origins: Mapping[str, Origins] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> Graph:
         """The prepared graph, for reading only."""
-        return load(self.prepared)
+        graph = load(self.prepared)
+        put_back_origins(graph, self.origins)
+        return graph
 
     @cached_property
     def is_large(self) -> bool:
@@ -220,6 +235,7 @@ def open_workbench(
             applied = (*applied, *Pipeline((UnfuseProducts(),)).apply(graph))
             infer_shapes(graph)
         bench = Workbench(folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half)
+        bench = replace(bench, origins=origins_by_name(graph))
         save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
@@ -227,7 +243,7 @@ def open_workbench(
         applied = (*applied, *prepare_in_place(graph, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
-        bench = replace(bench, applied=applied)
+        bench = replace(bench, applied=applied, origins=origins_by_name(graph))
     return bench
 
 
