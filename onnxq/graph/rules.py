@@ -203,9 +203,9 @@ class _Rewriting:
         """
         gone = [node for node in found.nodes if node in self.gone]
         free = {node.name for node in gone if node.name}
-        named_after = (
-            new.named_after if last is None else {**new.named_after, last: new.named_after.get(last, found.root)}
-        )
+        named_after = dict(new.named_after)
+        if last is not None:
+            named_after.setdefault(last, found.root)
         for made, node in named_after.items():
             if node.name in free:
                 made.name = node.name
