@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -68,12 +68,24 @@ class Rule:
             if pattern.startswith(_REGEX):
                 _compiled(pattern)
 
-    def selects(self, op_type: str, node: str, tensors: Iterable[str]) -> bool:
-        """Whether the rule takes a node of this op type and name that touches these tensors."""
-        return (
-            (not self.op_types or any(matches(pattern, op_type) for pattern in self.op_types))
-            and (not self.nodes or any(matches(pattern, node) for pattern in self.nodes))
-            and (not self.tensors or any(matches(pattern, name) for pattern in self.tensors for name in tensors))
+    def selects(self, op_type: str, node: str, tensors: Iterable[str], origins: Sequence[tuple[str, str]] = ()) -> bool:
+        """Whether the rule takes a node of this op type and name that touches these tensors.
+
+        Args:
+            op_type: its operator.
+            node: its name.
+            tensors: names of its inputs and outputs.
+            origins: names and op types of the model's own nodes that it stands for, first the one whose work it does.
+        """
+        # A product that adds its bias by itself is no Add, unless the Add is named.
+        known = origins if self.nodes else origins[:1]
+        return any(self._takes(name, kind) for name, kind in ((node, op_type), *known)) and (
+            not self.tensors or any(matches(pattern, name) for pattern in self.tensors for name in tensors)
+        )
+
+    def _takes(self, node: str, op_type: str) -> bool:
+        return (not self.op_types or any(matches(pattern, op_type) for pattern in self.op_types)) and (
+            not self.nodes or any(matches(pattern, node) for pattern in self.nodes)
         )
 
 
@@ -105,10 +117,12 @@ class Scheme:
         """Whether any rule asks for integer arithmetic."""
         return any(rule.mode in (Mode.STATIC, Mode.DYNAMIC) for rule in self.rules)
 
-    def rule_for(self, op_type: str, node: str, tensors: Iterable[str]) -> Rule:
+    def rule_for(
+        self, op_type: str, node: str, tensors: Iterable[str], origins: Sequence[tuple[str, str]] = ()
+    ) -> Rule:
         """Return the first rule that selects the node; a node that no rule selects stays in float."""
         names = tuple(tensors)
-        return next((rule for rule in self.rules if rule.selects(op_type, node, names)), Rule(Mode.FLOAT))
+        return next((rule for rule in self.rules if rule.selects(op_type, node, names, origins)), Rule(Mode.FLOAT))
 
     def check_used(self, op_types: set[str], nodes: set[str], tensors: set[str]) -> None:
         """Check that every pattern of every rule matches something in a model.

@@ -18,7 +18,18 @@ from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluate import output_names
-from onnxq.graph import Applied, Graph, Pass, Pipeline, constants, forget_inferable_types, inner_variables
+from onnxq.graph import (
+    Applied,
+    Graph,
+    Origins,
+    Pass,
+    Pipeline,
+    constants,
+    forget_inferable_types,
+    inner_variables,
+    origins_by_name,
+    put_back_origins,
+)
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
@@ -70,6 +81,7 @@ class Workbench:
         applied: the passes that made the prepared model.
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
         steps: what follows the canonical form to make it one that integer kernels are known for.
+        origins: the nodes of the user's model that those of the prepared one stand for, by the names of the latter.
     """
 
     prepared: Path
@@ -81,11 +93,14 @@ class Workbench:
     applied: tuple[Applied, ...] = ()
     half: int = 0
     steps: tuple[Pass, ...] = ()
+    origins: Mapping[str, Origins] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> Graph:
         """The prepared graph, for reading only."""
-        return load(self.prepared)
+        graph = load(self.prepared)
+        put_back_origins(graph, self.origins)
+        return graph
 
     @cached_property
     def is_large(self) -> bool:
@@ -223,6 +238,7 @@ def open_workbench(
         bench = Workbench(
             folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half, steps=steps
         )
+        bench = replace(bench, origins=origins_by_name(graph))
         save(graph, bench.prepared, external_data=True)
     if replay is not None:
         check_fits(replay, bench.graph)
@@ -230,7 +246,7 @@ def open_workbench(
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
-        bench = replace(bench, applied=applied)
+        bench = replace(bench, applied=applied, origins=origins_by_name(graph))
     return bench
 
 

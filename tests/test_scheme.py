@@ -86,6 +86,26 @@ def test_tensors_may_be_an_iterator() -> None:
     assert scheme.rule_for("Conv", "a", iter(["x", "w"])).mode is Mode.STATIC
 
 
+@pytest.mark.parametrize(
+    ("rule", "taken"),
+    [
+        (Rule(Mode.STATIC, nodes=("bias",)), True),
+        (Rule(Mode.STATIC, nodes=("product",), op_types=("MatMul",)), True),
+        (Rule(Mode.STATIC, nodes=("bias",), op_types=("Add",)), True),
+        (Rule(Mode.STATIC, nodes=("bias",), op_types=("MatMul",)), False),
+        (Rule(Mode.STATIC, op_types=("MatMul",)), True),
+        (Rule(Mode.STATIC, op_types=("Gemm",)), True),
+        (Rule(Mode.STATIC, op_types=("Add",)), False),
+        (Rule(Mode.STATIC, nodes=("bias",), tensors=("w",)), True),
+        (Rule(Mode.STATIC, nodes=("bias",), tensors=("v",)), False),
+    ],
+)
+def test_a_node_is_selected_as_those_that_it_stands_for(rule: Rule, taken: bool) -> None:
+    origins = (("product", "MatMul"), ("bias", "Add"))
+    found = Scheme((rule,)).rule_for("Gemm", "fused", ["x", "w"], origins)
+    assert found.mode is (Mode.STATIC if taken else Mode.FLOAT)
+
+
 def test_excluding_comes_before_all_rules() -> None:
     scheme = PRESETS["int8"].excluding("a", "b*")
     assert [mode_of(scheme, name) for name in ("a", "b1", "c")] == [Mode.FLOAT, Mode.FLOAT, Mode.STATIC]

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from onnxq.calibration.inputs import Sample
 from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.statistics import Statistics
+from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
 from onnxq.parameters import channel_means, corrected_biases
@@ -44,6 +45,24 @@ def test_building_does_not_change_the_prepared_model(bench: Workbench, tmp_path:
     bench.build(plan, statistics, MinMax(), tmp_path / "b.onnx", external_data=False)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert bench.prepared.read_bytes() == before
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_nodes_that_were_fused_are_still_selected_by_name(opset: int, build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        """(float[4,64] x) => (float[4,64] y) {
+            [a] p = MatMul(x, w) [b] q = Add(p, c) [r] s = Relu(q) [d] t = MatMul(s, v) [e] y = Add(t, c)
+        }""",
+        w=(64, 64), v=(64, 64), c=(64,),
+    )  # fmt: skip
+    model.opset_import[0].version = opset
+    report = quantize_to(model, tmp_path / "q.onnx", scheme=PRESETS["int8"].excluding("b")).report
+    assert [(one.node, one.op_type, one.mode) for one in report.plan.decisions if one.op_type == "Gemm"] == [
+        ("a", "Gemm", Mode.FLOAT),
+        ("d", "Gemm", Mode.STATIC),
+    ]
+    with pytest.raises(SchemeError, match="node pattern 'z' matches nothing in the model"):
+        quantize_to(model, tmp_path / "q.onnx", scheme=PRESETS["int8"].excluding("z"))
 
 
 def test_trials_measure_what_a_plan_costs(bench: Workbench) -> None:

@@ -7,6 +7,7 @@ from onnxq.graph.elements import (
     Constant,
     Node,
     OpaqueAttribute,
+    Origins,
     Tensor,
     Variable,
     become_constant,
@@ -15,6 +16,7 @@ from onnxq.graph.elements import (
 )
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
+from onnxq.graph.origins import joined_origins, origins_by_name, put_back_origins
 from onnxq.graph.passes import Applied, Changes, Pass, Pipeline
 from onnxq.graph.patterns import Call, Match, Operators
 from onnxq.graph.payload import ArrayPayload, PackedPayload, Payload
@@ -40,6 +42,7 @@ __all__ = [
     "OpaqueAttribute",
     "OperatorKey",
     "Operators",
+    "Origins",
     "PackedPayload",
     "Pass",
     "Payload",
@@ -57,13 +60,16 @@ __all__ = [
     "inner_variables",
     "insert_nodes",
     "is_fixed",
+    "joined_origins",
     "nodes",
     "only_reader",
     "onnx_dtype",
     "operator_key",
     "optional",
+    "origins_by_name",
     "owner_graphs",
     "producer",
+    "put_back_origins",
     "remove_nodes",
     "remove_unused",
     "replace_nodes",

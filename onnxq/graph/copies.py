@@ -41,7 +41,7 @@ def copy_graph(graph: AnyGraph) -> AnyGraph:
         twin.sparse_initializers = [(tensors.of(tensor), proto) for tensor, proto in scope.sparse_initializers]
         for node in scope.nodes:
             made = Node(node.op, node.name, {}, domain=node.domain)
-            made.source = node.source
+            made.source, made.origins = node.source, node.origins
             made.attrs.update({name: _attribute(value, twins, tensors) for name, value in node.attrs.items()})
             made.inputs = [tensors.of(tensor) for tensor in node.inputs]
             made.outputs = [tensors.of(tensor) for tensor in node.outputs]

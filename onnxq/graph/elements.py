@@ -18,6 +18,7 @@ from onnxq.graph.stored import as_payload
 
 Tensor: TypeAlias = "Variable | Constant"
 Shape: TypeAlias = "list[int | str | None]"
+Origins: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class Node(Identity, gs.Node):
 
     Attributes:
         source: the NodeProto it was read from, or None; documentation and metadata are written back from it.
+        origins: names and operators of the model's own nodes that this one stands for, first the one whose work it does
+            or shares; empty for a node that stands for itself.
     """
 
     op: str
@@ -60,6 +63,7 @@ class Node(Identity, gs.Node):
     inputs: list[Any]
     outputs: list[Any]
     source: NodeProto | None = None
+    origins: Origins = ()
 
     @property
     def domain(self) -> str:
@@ -88,7 +92,7 @@ class Node(Identity, gs.Node):
     ) -> Node:
         """Return a node of the same operator and attributes on other tensors; bodies are shared."""
         twin = Node(self.op, self.name, dict(self.attrs), list(inputs or ()), list(outputs or ()), self.domain)
-        twin.source = self.source
+        twin.source, twin.origins = self.source, self.origins
         return twin
 
 

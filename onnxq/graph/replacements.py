@@ -24,6 +24,7 @@ class New:
         """Make nodes for a graph, named after the node that they take the place of."""
         self._graph, self._names, self._root = graph, names, root
         self.nodes: list[Node] = []
+        self.named_after: dict[Node, Node] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("_"):
@@ -43,7 +44,13 @@ class New:
         twin.attrs.update(attributes)
         for name in [name for name, value in twin.attrs.items() if value is None]:
             del twin.attrs[name]
+        self.named_after[twin] = node
         return self._added(twin, inputs, len(node.outputs))
+
+    def named(self, node: Node, output: Any) -> Any:
+        """Return the output of a new node that does the work of another, whose name it gets when that one goes."""
+        self.named_after[output.inputs[0]] = node
+        return output
 
     def constant(self, values: npt.ArrayLike, name: str = "constant") -> Constant:
         """Return a constant of these values; an empty list is one of axes or sizes."""

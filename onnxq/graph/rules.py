@@ -12,6 +12,7 @@ from onnxq.errors import OnnxqError, PassError
 from onnxq.graph.edit import remove_nodes, replace_uses
 from onnxq.graph.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.graph.model import Graph
+from onnxq.graph.origins import joined_origins
 from onnxq.graph.passes import Changes, Pass
 from onnxq.graph.patterns import Call, Match, Operators, find
 from onnxq.graph.replacements import New
@@ -190,9 +191,30 @@ class _Rewriting:
         self.gone.update(node for node in found.nodes if node not in found.kept or not self._is_read(node, inside))
         for result, output in zip(results, outputs, strict=True):
             _take_place(result, output, makers)
+        self._name(new, found, next((output.inputs[0] for output in outputs if makers & set(output.inputs)), None))
         instead[found.root] = new.nodes
         self.owner.update(dict.fromkeys(new.nodes, scope))
         return True
+
+    def _name(self, new: New, found: Match, last: Node | None) -> None:
+        """Give new nodes the names of those whose work they do, and tell them all that they stand for.
+
+        Users know the names that go: each is given once, that of the root to the last node where nothing else gets it.
+        """
+        gone = [node for node in found.nodes if node in self.gone]
+        free = {node.name for node in gone if node.name}
+        named_after = dict(new.named_after)
+        if last is not None:
+            named_after.setdefault(last, found.root)
+        for made, node in named_after.items():
+            if node.name in free:
+                made.name = node.name
+                free.remove(node.name)
+            elif made.name and made.name == node.name:
+                made.name = self.names.fresh(node.name)
+        for made in new.nodes:
+            first = named_after.get(made, found.root)
+            made.origins = joined_origins((first if first in gone else found.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
         """Whether a tensor that is there already may become an output of its graph under another name."""

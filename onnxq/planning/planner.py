@@ -89,7 +89,7 @@ class _Wish:
 
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
-    rule = scheme.rule_for(node.op, node.name, _tensor_names(node))
+    rule = scheme.rule_for(node.op, node.name, _tensor_names(node), node.origins)
     if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
         return _Wish(rule, demotion.mode, demotion.reason, demotion.figures, demotion.weight)
@@ -105,9 +105,10 @@ def _tensor_names(node: Node) -> Iterator[str]:
 def _check_patterns(scheme: Scheme, found: Iterable[tuple[Graph, Node]]) -> None:
     if any(rule.op_types or rule.nodes or rule.tensors for rule in scheme.rules):
         pairs = tuple(found)
+        known = {one for _, node in pairs for one in ((node.name, node.op), *node.origins)}
         scheme.check_used(
-            {node.op for _, node in pairs},
-            {node.name for _, node in pairs},
+            {op_type for _, op_type in known},
+            {name for name, _ in known},
             {name for _, node in pairs for name in _tensor_names(node)},
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
@@ -45,7 +45,8 @@ class ReplaceEinsum(RewriteRule):
         """Make the product and what brings its operands and result into order."""
         letters = _letters(found)
         assert letters is not None, "the obstacle looked"
-        return _against_weight(new, letters) if _is_weight(letters) else _of_two(new, letters)
+        make = _against_weight if _is_weight(letters) else _of_two
+        return make(new, found.einsum, letters)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _is_weight(letters: _Letters) -> bool:
     return _is_fixed(letters.b) and not letters.batch
 
 
-def _against_weight(new: New, letters: _Letters) -> Any:
+def _against_weight(new: New, einsum: Node, letters: _Letters) -> Any:
     rows = letters.term_a.removesuffix(letters.inner)
     rows = rows if len(rows) == len(letters.rows) else letters.rows
     data = _ordered(new, letters.a, letters.term_a, rows + letters.inner)
@@ -124,16 +125,18 @@ def _against_weight(new: New, letters: _Letters) -> Any:
     order = [letters.term_b.index(name) for name in letters.inner + letters.columns]
     matrix = letters.b.values.transpose(order).reshape(int(np.prod(inner)), int(np.prod(columns)))
     unchanged = order == [0, 1] and len(letters.term_b) == 2
-    product = new.MatMul(data, letters.b if unchanged else new.constant(np.ascontiguousarray(matrix), "weight"))
+    weight = letters.b if unchanged else new.constant(np.ascontiguousarray(matrix), "weight")
+    product = new.named(einsum, new.MatMul(data, weight))
     if len(columns) > 1:
         product = new.Reshape(product, np.array([*[0] * len(rows), *columns]))
     return _ordered(new, product, rows + letters.columns, letters.result)
 
 
-def _of_two(new: New, letters: _Letters) -> Any:
+def _of_two(new: New, einsum: Node, letters: _Letters) -> Any:
     a = _ordered(new, letters.a, letters.term_a, letters.batch + letters.rows + letters.inner)
     b = _ordered(new, letters.b, letters.term_b, letters.batch + letters.inner + letters.columns)
-    return _ordered(new, new.MatMul(a, b), letters.batch + letters.rows + letters.columns, letters.result)
+    product = new.named(einsum, new.MatMul(a, b))
+    return _ordered(new, product, letters.batch + letters.rows + letters.columns, letters.result)
 
 
 def _ordered(new: New, tensor: Any, term: str, wanted: str) -> Any:

@@ -54,7 +54,7 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
         kept = len(found.root.outputs[0].shape) - 1
         flat = len(found.x.shape) == kept + 1
         data = found.x if flat else new.Reshape(found.x, np.array([*[0] * kept, weight.shape[0]]))
-        product = new.MatMul(data, weight)
+        product = new.named(found.gemm, new.MatMul(data, weight))
         if found.bias is None:
             return product
         return new.Add(

@@ -19,7 +19,7 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
 
     def pattern(self, op: Operators) -> Call:
         """Return the product and the sum between Reshapes."""
-        product = op.MatMul(op.Reshape(op.any("x"), op.any("rows")), op.constant("weight"))
+        product = op.MatMul(op.Reshape(op.any("x"), op.any("rows")), op.constant("weight"), name="product")
         return op.Reshape(op.Add(product, op.constant("bias")), op.constant("target"))
 
     def obstacle(self, found: Match) -> str:
@@ -44,4 +44,5 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
         rows = new.Reshape(found.x, np.array([-1, found.weight.shape[0]]))
         flat = len(found.bias.shape) == 1
         bias = found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias")
-        return new.like(found.root, new.Gemm(rows, found.weight, bias), found.target)
+        product = new.named(found.product, new.Gemm(rows, found.weight, bias))
+        return new.like(found.root, product, found.target)

@@ -17,7 +17,7 @@ class ReplaceMatMulOfMatrices(RewriteRule):
 
     def pattern(self, op: Operators) -> Call:
         """Return the product with a constant weight, and the sum."""
-        return op.Add(op.MatMul(op.any("x"), op.constant("weight")), op.constant("bias"))
+        return op.Add(op.MatMul(op.any("x"), op.constant("weight"), name="product"), op.constant("bias"))
 
     def obstacle(self, found: Match) -> str:
         """Refuse data that is no matrix, and what is not a bias of floats."""
@@ -35,4 +35,4 @@ class ReplaceMatMulOfMatrices(RewriteRule):
         channels, bias = found.weight.shape[1], found.bias
         if bias.shape != (channels,):
             bias = new.constant(np.broadcast_to(bias.values.reshape(-1), channels).copy(), "bias")
-        return new.Gemm(found.x, found.weight, bias)
+        return new.named(found.product, new.Gemm(found.x, found.weight, bias))

@@ -86,8 +86,8 @@ class FoldConstants(Pass):
 
     Leaves what reads initializers that a caller may feed, quantization, weights stored as codes behind a Cast or in
     words, random numbers, control flow, custom operators, outputs of a graph, results larger than ``largest``, and
-    those that together make the model larger by more than ``growth``. Weights that are only transposed, reshaped, cut or
-    cast are folded whatever their size: they become values that are computed when somebody asks for them.
+    those that together make the model larger by more than ``growth``. Weights that are only transposed, reshaped, cut
+    or cast are folded whatever their size: they become values that are computed when somebody asks for them.
 
     Attributes:
         largest: bytes that one computed result may have.

@@ -8,7 +8,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.graph import Changes, Constant, Graph, Node, OpaqueAttribute, Pass, remove_nodes, replace_uses
+from onnxq.graph import (
+    Changes,
+    Constant,
+    Graph,
+    Node,
+    OpaqueAttribute,
+    Pass,
+    joined_origins,
+    remove_nodes,
+    replace_uses,
+)
 from onnxq.graph.patterns import COMMUTATIVE
 
 # What two calls of may differ in, and what runtimes match by node: one for each reader.
@@ -58,6 +68,7 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
             if old.returned_by:
                 new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
             replace_uses(old, new, graph_outputs=True)
+        kept.origins = joined_origins((kept, node))
         gone.append(node)
         names.append(node.name)
     remove_nodes(scope, gone)

@@ -19,6 +19,7 @@ from onnxq.graph import (
     Variable,
     constant,
     is_fixed,
+    joined_origins,
     nodes,
     optional,
     producer,
@@ -60,6 +61,8 @@ class UnfuseProducts(Pass):
             outputs = node.outputs[:1]
             node.outputs.clear()
             made[-1].outputs = outputs
+            for one in made:
+                one.origins = joined_origins((node,))
         replace_nodes(graph, instead)
         return Changes(changed, tuple(left))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Graph, Pass
+from onnxq.graph import Changes, Graph, Pass, origins_by_name, put_back_origins
 from onnxq.onnx_tools import upgrade_opset
 
 
@@ -23,5 +23,7 @@ class UpgradeOpset(Pass):
         before = graph.opset
         if before >= self.version:
             return Changes()
+        origins = origins_by_name(graph)
         graph.adopt(upgrade_opset(graph, self.version))
+        put_back_origins(graph, origins)
         return Changes((f"opset {before} to {self.version}",))

@@ -27,6 +27,12 @@ def test_nothing_but_values_is_shared(residual: ModelProto) -> None:
     assert all(before.payload is after.payload for before, after in pairs)
 
 
+def test_nodes_of_a_copy_stand_for_the_same(residual: ModelProto) -> None:
+    graph = read_model(residual)
+    graph.nodes[0].origins = (("m", "MatMul"), ("a", "Add"))
+    assert [node.origins for node in graph.copy().nodes] == [node.origins for node in graph.nodes]
+
+
 def test_editing_a_copy_changes_neither_the_graph_nor_its_metadata() -> None:
     graph = branching()
     before = to_model(graph).SerializeToString()

@@ -64,6 +64,12 @@ def test_copies_of_nodes_and_tensors_are_of_our_classes_and_detached() -> None:
     assert node.inputs[1].copy().payload is node.inputs[1].payload
 
 
+def test_a_copy_of_a_node_stands_for_the_same() -> None:
+    node = Node("Gemm", "g")
+    node.origins = (("m", "MatMul"), ("a", "Add"))
+    assert node.copy().origins == node.origins
+
+
 def test_a_node_lists_its_bodies_in_the_order_of_its_attributes() -> None:
     branch = branching().nodes[1]
     assert [body.name for body in branch.bodies()] == ["t", "e"]

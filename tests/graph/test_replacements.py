@@ -68,6 +68,12 @@ def test_like_keeps_operator_name_and_attributes(graph: Graph, new: New) -> None
     ]
 
 
+def test_a_node_that_is_named_after_another_is_remembered(graph: Graph, new: New) -> None:
+    old = Node("MatMul", "product")
+    made = new.named(old, new.Neg(graph.inputs[0]))
+    assert new.named_after == {made.inputs[0]: old}
+
+
 def test_operators_of_other_domains(graph: Graph, new: New) -> None:
     new.call("com.microsoft", "Gelu", graph.inputs[0])
     assert (new.nodes[0].domain, new.nodes[0].op) == ("com.microsoft", "Gelu")

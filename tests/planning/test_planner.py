@@ -283,6 +283,24 @@ def test_wishes_that_no_kernel_fulfils_are_errors(rule: Rule, message: str, resi
     assert str(caught.value) == message
 
 
+FUSED = "(float[4,32] x) => (float[4,16] y) { [m] a = MatMul(x, w) [n] b = Add(a, c) [t] y = Tanh(b) }"
+
+
+@pytest.mark.parametrize("named", [{"nodes": ("m",)}, {"nodes": ("n",)}, {"op_types": ("MatMul",)}])
+def test_a_rule_selects_what_became_of_the_nodes_that_it_names(named: dict, build, plan_of) -> None:
+    model = build(FUSED, w=(32, 16), c=(16,))
+    plan = plan_of(model, scheme=Scheme((Rule(STATIC, **named),)))
+    assert modes(plan) == {"m": STATIC, "t": FLOAT}
+    assert plan.by_node["m"].op_type == "Gemm"
+    plan = plan_of(model, scheme=Scheme((Rule(FLOAT, **named), Rule(STATIC))))
+    assert modes(plan) == {"m": FLOAT, "t": FLOAT}
+
+
+def test_a_product_that_adds_its_bias_is_no_sum(build, plan_of) -> None:
+    plan = plan_of(build(FUSED, w=(32, 16), c=(16,)), scheme=Scheme((Rule(FLOAT, op_types=("Add",)), Rule(STATIC))))
+    assert modes(plan)["m"] is STATIC
+
+
 # --- bodies, and size -----------------------------------------------------------------------------------------------
 
 

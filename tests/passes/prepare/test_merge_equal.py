@@ -39,6 +39,13 @@ def test_equal_nodes(body: str, left: list[str]) -> None:
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
 
 
+def test_the_node_that_stays_stands_for_those_that_go() -> None:
+    made = model(f"{SIGNATURE} {{ [a] a = Exp(x) [b] b = Exp(x) [c] y = Sub(a, b) }}")
+    graph = named_graph(made)
+    MergeEqual().apply(graph)
+    assert [node.origins for node in graph.nodes] == [(("a", "Exp"), ("b", "Exp")), ()]
+
+
 def test_random_numbers_and_other_domains_stay() -> None:
     text = "a = RandomNormalLike(x) b = RandomNormalLike(x) d = local.F(x) e = local.F(x) y = Sum(a, b, d, e)"
     graph = named_graph(model(f"{SIGNATURE} {{ {text} }}"))

@@ -32,6 +32,13 @@ def test_a_converted_model_computes_the_same(name: str, version: int) -> None:
     assert not UpgradeOpset(version).apply(graph)
 
 
+def test_nodes_still_stand_for_what_they_stood_for() -> None:
+    graph = as_graph(model("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }", opset=11))
+    graph.nodes[0].origins = (("a", "Sub"), ("b", "Mul"))
+    UpgradeOpset(13).apply(graph)
+    assert graph.nodes[0].origins == (("a", "Sub"), ("b", "Mul"))
+
+
 def test_changes_say_from_which_opset_to_which() -> None:
     assert UpgradeOpset(13).apply(as_graph(OLD["opset_11"]())) == Changes(("opset 11 to 13",))
 
