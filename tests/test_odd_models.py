@@ -128,8 +128,9 @@ def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: st
     source, output = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
     onnx.save(made, source)
     done = quantize(source, samples_of(made), output, scheme=scheme, search="off", seconds=0)
+    # What each step makes of the same input is the same, and computed once.
     mode = {"int8": Mode.STATIC, "int8-dynamic": Mode.DYNAMIC, "int8-storage": Mode.STORAGE}[scheme]
-    assert sum(one.mode is mode for one in done.report.plan.decisions if one.op_type == "Gemm") == 8
+    assert sum(one.mode is mode for one in done.report.plan.decisions if one.op_type == "Gemm") == 5
     stored = [tensor for tensor in onnx.load(output).graph.initializer if list(tensor.dims) == [32, 32]]
     assert [tensor.data_type for tensor in stored] == [TensorProto.INT8] * 2
 

@@ -149,16 +149,16 @@ KERNELS = {
     "MaxPool": ("m = MaxPool <kernel_shape = [2,2]> (a)", "MaxPool"),
     "Mul": ("m = Mul(a, a)", "QLinearMul"),
     "ReduceMax": ("m = ReduceMax <axes = [2, 3]> (a)", "ReduceMax"),
-    "Reshape": ("f = Reshape(a, flat) m = Reshape(f, back)", "Reshape"),
+    "Reshape": ("f = Reshape(a, flat) c = Concat <axis = 0> (f, f) m = Reshape(c, twice)", "Reshape"),
     "Resize": ('m = Resize <mode = "nearest"> (a, , factors)', "Resize"),
     "Sigmoid": ("m = Sigmoid(a)", "QLinearSigmoid"),
     "Slice": ("m = Slice(a, start, end, axis)", "Slice"),
     "Softmax": ("m = Softmax <axis = 1> (a)", "QLinearSoftmax"),
     "Split": ("p, q = Split <axis = 1> (a, parts) m = Concat <axis = 1> (q, p)", "Split"),
-    "Squeeze": ("u = Unsqueeze(a, axis) m = Squeeze(u, axis)", ""),
+    "Squeeze": ("u = Unsqueeze(a, axis) c = Concat <axis = 0> (u, u) m = Squeeze(c, axis)", "Squeeze"),
     "Tile": ("m = Tile(a, repeats)", "Tile"),
     "Transpose": ("m = Transpose <perm = [0,1,3,2]> (a)", "Transpose"),
-    "Unsqueeze": ("u = Unsqueeze(a, axis) f = Reshape(u, back) m = Mul(f, a)", "Unsqueeze"),
+    "Unsqueeze": ("u = Unsqueeze(a, axis) c = Concat <axis = 0> (u, u) m = Squeeze(c, axis)", "Unsqueeze"),
 }
 """Between two convolutions: a call of each operator, and the kernel that must run."""
 
@@ -166,7 +166,7 @@ CONSTANTS = {
     "shape": np.array([2, 8, 8, 8]),
     "index": np.array([0, 2, 4]),
     "flat": np.array([1, 8, 64]),
-    "back": np.array([1, 8, 8, 8]),
+    "twice": np.array([2, 8, 8, 8]),
     "factors": np.array([1, 1, 2, 2], np.float32),
     "start": np.array([2]),
     "end": np.array([6]),

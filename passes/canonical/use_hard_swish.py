@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ class UseHardSwish(RewriteRule):
         x = op.any("x")
         moved = op.Add(x, 3.0)
         forms: list[Call] = [op.Mul(x, op.HardSigmoid(x, name="gate"))]
+        by_sixth: Callable[[Any], Call] = lambda value: op.Mul(value, 1 / 6)  # noqa: E731
+        by_six: Callable[[Any], Call] = lambda value: op.Div(value, 6.0)  # noqa: E731
+        sixths = (by_sixth, by_six)
         for limited in (op.Clip(moved, 0.0, 6.0), op.Clip(moved, min=0.0, max=6.0)):
-            for scaled in (lambda value: op.Mul(value, 1 / 6), lambda value: op.Div(value, 6.0)):
+            for scaled in sixths:
                 forms.append(scaled(limited))
                 forms.append(scaled(op.Mul(x, limited)))
                 forms.append(op.Mul(x, scaled(limited)))

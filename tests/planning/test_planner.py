@@ -87,9 +87,9 @@ def test_float16_weights_are_stored(build, plan_of) -> None:
 
 
 def test_weights_too_small_to_pay_are_left(build, plan_of) -> None:
-    model = build("(float[4,4,15] x) => (float[4,4,17] y) { [n] y = MatMul(x, w) }", w=(1, 15, 17))
+    model = build("(float[2,4,8] x) => (float[2,4,15] y) { [n] y = MatMul(x, w) }", w=(2, 8, 15))
     assert plan_of(model).by_node["n"].mode is FLOAT
-    model = build("(float[4,4,16] x) => (float[4,4,16] y) { [n] y = MatMul(x, w) }", w=(1, 16, 16))
+    model = build("(float[2,4,8] x) => (float[2,4,16] y) { [n] y = MatMul(x, w) }", w=(2, 8, 16))
     assert plan_of(model).by_node["n"].mode is STORAGE
 
 
@@ -134,23 +134,35 @@ ROWS = {
     "Concat": ("[n] b = Concat <axis = 2> (a, a)", STATIC, {}),
     "DepthToSpace": ("[n] d = DepthToSpace <blocksize = 2> (a) [c] b = Concat <axis = 1> (d, d, d, d)", STATIC, {}),
     "Expand": ("[n] b = Expand(a, k)", STATIC, {"k": np.array([2, 8, 8, 8])}),
-    "Flatten": ("[n] f = Flatten(a) [r] b = Reshape(f, k)", STATIC, {"k": np.array([1, 8, 8, 8])}),
+    "Flatten": (
+        "[n] f = Flatten <axis = 2> (a) [c] g = Concat <axis = 0> (f, f) [r] b = Reshape(g, k)",
+        STATIC,
+        {"k": np.array([2, 8, 8, 8])},
+    ),
     "MaxPool": ("[n] b = MaxPool <kernel_shape = [2,2]> (a)", STATIC, {}),
-    "Pad": ("[n] b = Pad(a, k)", FLOAT, {"k": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "Pad": ('[n] b = Pad <mode = "reflect"> (a, k)', FLOAT, {"k": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
     "ReduceMax": ("[n] b = ReduceMax <axes = [2, 3]> (a)", STATIC, {}),
     "Reshape": (
-        "[n] f = Reshape(a, k) [r] b = Reshape(f, l)",
+        "[n] f = Reshape(a, k) [c] g = Concat <axis = 1> (f, f) [r] b = Reshape(g, l)",
         STATIC,
-        {"k": np.array([8, 64]), "l": np.array([1, 8, 8, 8])},
+        {"k": np.array([8, 64]), "l": np.array([2, 8, 8, 8])},
     ),
     "Resize": ('[n] b = Resize <mode = "nearest"> (a, , k)', STATIC, {"k": np.array([1, 1, 2, 2], np.float32)}),
     "Slice": ("[n] b = Slice(a, k, l, l)", STATIC, {"k": np.array([0]), "l": np.array([2])}),
     "SpaceToDepth": ("[n] d = SpaceToDepth <blocksize = 2> (a) [s] b = DepthToSpace <blocksize = 2> (d)", FLOAT, {}),
     "Split": ("[n] p, q = Split <axis = 1> (a, k) [c] b = Concat <axis = 1> (q, p)", STATIC, {"k": np.array([4, 4])}),
-    "Squeeze": ("[u] u = Unsqueeze(a, k) [n] b = Squeeze(u, k)", STATIC, {"k": np.array([1])}),
+    "Squeeze": (
+        "[u] u = Unsqueeze(a, k) [c] v = Concat <axis = 0> (u, u) [n] b = Squeeze(v, k)",
+        STATIC,
+        {"k": np.array([1])},
+    ),
     "Tile": ("[n] b = Tile(a, k)", STATIC, {"k": np.array([1, 1, 2, 2])}),
     "Transpose": ("[n] b = Transpose <perm = [0,1,3,2]> (a)", STATIC, {}),
-    "Unsqueeze": ("[n] u = Unsqueeze(a, k) [s] b = Squeeze(u, k)", STATIC, {"k": np.array([1])}),
+    "Unsqueeze": (
+        "[n] u = Unsqueeze(a, k) [c] v = Concat <axis = 0> (u, u) [s] b = Squeeze(v, k)",
+        STATIC,
+        {"k": np.array([1])},
+    ),
     "Clip": ("[n] b = Clip(a, k, l)", STATIC, {"k": np.array(0, np.float32), "l": np.array(6, np.float32)}),
     "Relu": ("[n] b = Relu(a)", STATIC, {}),
 }
