@@ -17,6 +17,7 @@ from onnxq.graph import (
     Variable,
     constant,
     is_fixed,
+    joined_origins,
     only_reader,
     optional,
     producer,
@@ -218,6 +219,7 @@ def _fold(folded: _Folded, node: Node, names: Names) -> bool:
     if producer.op == "MatMul":
         if folded.bias.any():
             added = constant(names.fresh(f"{node.name}.shift"), folded.bias)
+            node.origins = joined_origins((node,))
             node.op, node.attrs = "Add", {}
             node.inputs, node.outputs = [producer.outputs[0], added], node.outputs[:1]
             return True
@@ -227,4 +229,5 @@ def _fold(folded: _Folded, node: Node, names: Names) -> bool:
     output = node.outputs[0]
     node.outputs.clear()
     producer.outputs[0] = output
+    producer.origins = joined_origins((producer, node))
     return False

@@ -54,6 +54,7 @@ def test_becomes_a_product(equation: str, constant: str, expected: list[str]) ->
     graph = named_graph(made)
     apply_once(ReplaceEinsum(), graph)
     assert ops(graph) == expected
+    assert [node.op for node in graph.nodes if node.name == "Einsum_y"] == ["MatMul"]
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
 

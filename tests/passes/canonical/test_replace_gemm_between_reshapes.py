@@ -45,6 +45,7 @@ def test_rows_are_multiplied_where_they_stand(made: ModelProto, expected: list[s
     graph = named_graph(made)
     apply_once(BOTH, graph)
     assert ops(graph) == expected
+    assert [node.op for node in graph.nodes if node.name == "Gemm_p"] == ["MatMul"]
     assert all(len(node.inputs[1].shape) < 2 for node in nodes(graph, "Add"))
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6

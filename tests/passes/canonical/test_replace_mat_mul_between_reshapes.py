@@ -29,6 +29,7 @@ def test_a_gemm_has_the_bias(made: ModelProto) -> None:
     apply_once(BOTH, graph)
     assert ops(graph) == ["Reshape", "Gemm", "Reshape"]
     assert graph.nodes[1].inputs[2].shape == (4,)
+    assert [node.name for node in graph.nodes[1:]] == ["MatMul_p", "Reshape_y"]
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
 

@@ -25,6 +25,8 @@ def test_becomes_a_gemm(bias: tuple[int, ...]) -> None:
     apply_once(ReplaceMatMulOfMatrices(), graph)
     assert ops(graph) == ["Gemm"]
     assert graph.nodes[0].inputs[2].shape == (4,)
+    assert graph.nodes[0].name == "MatMul_p"
+    assert graph.nodes[0].origins == (("MatMul_p", "MatMul"), ("Add_y", "Add"))
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
 

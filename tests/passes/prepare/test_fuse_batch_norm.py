@@ -47,6 +47,11 @@ BATCH_NORM = "BatchNormalization <epsilon = 0.01> (a, s, m, c, v)"
 PARAMETERS = dict(zip("smcv", batch_norm("", 6).values(), strict=True))
 
 
+def test_the_producer_stands_for_what_is_folded_into_it() -> None:
+    graph, _ = fuse(conv(2, "Mul(a, f)", f=values(6, 1, 1)))
+    assert node_named(graph, "conv").origins == (("conv", "Conv"), ("next", "Mul"))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -94,6 +94,12 @@ def test_other_forms_are_left_with_the_reason(body: str, reason: str) -> None:
     assert changes.left[0][1].startswith(reason)
 
 
+def test_all_that_is_made_of_a_node_stands_for_it() -> None:
+    graph = graph_of("[p] y = ms.Attention <num_heads = 2> (x, w, b)")
+    UnfuseProducts().apply(graph)
+    assert {node.origins for node in graph.nodes} == {(("p", "Attention"),)}
+
+
 def test_a_node_without_outputs_is_no_matter() -> None:
     graph = graph_of("y = Relu (x) [p] q = ms.FusedMatMul (x, v)")
     graph.nodes[1].outputs.clear()
