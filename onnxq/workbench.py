@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from onnxq.calibration.chain import ChainedSamples, with_optional
 from onnxq.calibration.data import open_samples
@@ -17,7 +16,6 @@ from onnxq.calibration.resume import Collection, calibrate_tensors
 from onnxq.calibration.runner import SampleSource, collect
 from onnxq.calibration.statistics import Statistics
 from onnxq.errors import ModelError, SchemeError
-from onnxq.evaluate import output_names
 from onnxq.graph import (
     Applied,
     Graph,
@@ -56,10 +54,9 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import integer_steps, prepare_for_integers, widens
 from onnxq.progress import Progress
-from onnxq.runtime import is_large, open_session, return_memory, run
+from onnxq.runtime import is_large
 from onnxq.scheme import Mode, Scheme
 from onnxq.targets import Target
-from onnxq.trust import Trust, trust
 
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
@@ -199,14 +196,6 @@ class Workbench:
             save(graph, path, external_data=True)
         return path
 
-    def trials(self, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
-        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
-        kept = tuple(samples)
-        session = open_session(reference)
-        names = tuple(output_names(session))
-        expected = tuple(tuple(run(session, sample, names)) for sample in kept)
-        return Trials(self, statistics, kept, names, expected)
-
 
 def open_workbench(
     graph: Graph,
@@ -254,53 +243,3 @@ def _needed_opset(plan: Plan, emit: Emit) -> int:
     """Return the lowest opset that can express what a plan inserts."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
     return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
-
-
-@dataclass(frozen=True, eq=False)
-class Trials:
-    """What is needed to build a plan's model and see how far it is from the float model.
-
-    Attributes:
-        bench: builds the models.
-        statistics: of the plan's activations.
-        samples: the samples that every candidate runs.
-        names: of the outputs.
-        expected: the float model's outputs for each sample.
-        measured: what was found of plans so far.
-    """
-
-    bench: Workbench
-    statistics: Statistics
-    samples: tuple[Sample, ...]
-    names: tuple[str, ...]
-    expected: tuple[tuple[Any, ...], ...]
-    measured: dict[object, Trust] = field(default_factory=dict)
-
-    def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
-        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
-        return self.trust(plan, ranges).sqnr
-
-    def trust(self, plan: Plan, ranges: RangeMethod) -> Trust:
-        """Build and run a plan's model; what was measured before is remembered."""
-        key = plan.effect, repr(ranges)
-        if key not in self.measured:
-            self.measured[key] = trust(self._outputs(plan, ranges))
-        return self.measured[key]
-
-    def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
-        """Build a plan's model and return the float model's outputs and its own for each sample."""
-        # What an optimised session makes of the weights of a large model would all be in memory.
-        large = self.bench.is_large
-        session = open_session(self.candidate(plan, ranges), optimize=not large, mapped=large)
-        pairs = zip(self.samples, self.expected, strict=True)
-        outputs = [(expected, run(session, sample, self.names)) for sample, expected in pairs]
-        if large:
-            del session
-            return_memory()
-        return outputs
-
-    def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
-        """Build a plan's model and return its file, which the next candidate overwrites."""
-        path = self.bench.prepared.with_name("candidate.onnx")
-        self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
-        return path

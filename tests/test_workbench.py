@@ -16,7 +16,7 @@ from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
 from onnxq.parameters import channel_means, corrected_biases
-from onnxq.planning.plan import Demotion, Plan
+from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
@@ -63,19 +63,6 @@ def test_nodes_that_were_fused_are_still_selected_by_name(opset: int, build, qua
     ]
     with pytest.raises(SchemeError, match="node pattern 'z' matches nothing in the model"):
         quantize_to(model, tmp_path / "q.onnx", scheme=PRESETS["int8"].excluding("z"))
-
-
-def test_trials_measure_what_a_plan_costs(bench: Workbench) -> None:
-    plan = bench.plan({})
-    statistics = bench.calibrate(plan, SAMPLES, silent)
-    trials = bench.trials(MODELS / "resnet.onnx", SAMPLES, statistics)
-
-    def demoted(mode: Mode) -> Plan:
-        return bench.plan({one.node: Demotion(mode, "for the test") for one in plan.decisions if one.weights})
-
-    static, stored, left = (trials.sqnr(one, MinMax()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
-    assert 15 < static < stored < 60
-    assert left > 100
 
 
 def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: Workbench) -> None:

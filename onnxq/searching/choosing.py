@@ -20,8 +20,9 @@ from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
+from onnxq.trials import Trials
 from onnxq.verify import Verification, evenly, verify
-from onnxq.workbench import Trials, Workbench
+from onnxq.workbench import Workbench
 
 FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
 """The range methods that are tried when the user names none; the first is taken where nothing is measured."""
@@ -126,7 +127,7 @@ class Chooser:
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         """
         kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
-        trials = self.bench.trials(self.reference, kept, self.statistics)
+        trials = Trials.of(self.bench, self.reference, kept, self.statistics)
         method = ranges or _best_range(trials, plan)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:

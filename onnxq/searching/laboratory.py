@@ -15,8 +15,8 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
+from onnxq.trials import Trials
 from onnxq.verify import evenly
-from onnxq.workbench import Trials
 
 _TIMED_SAMPLES = 4
 _REPEATS = 5

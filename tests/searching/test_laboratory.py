@@ -17,6 +17,7 @@ from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.searching.laboratory import Laboratory
 from onnxq.targets import target_named
+from onnxq.trials import Trials
 from onnxq.workbench import Workbench
 
 
@@ -27,7 +28,7 @@ def laboratory(residual: ModelProto, samples_for: Callable[..., list], tmp_path:
     bench = Workbench(path, preset_named("int8"), target_named("onnxruntime-cpu"))
     samples = samples_for(residual, 4)
     statistics = bench.calibrate(bench.plan({}), samples, silent)
-    return Laboratory(bench.trials(path, samples, statistics), MinMax(), path, seconds=0.05)
+    return Laboratory(Trials.of(bench, path, samples, statistics), MinMax(), path, seconds=0.05)
 
 
 def test_storing_all_weights_is_more_faithful_than_integers(laboratory: Laboratory) -> None:

@@ -27,6 +27,7 @@ from onnxq.searching.alternatives import Alternative
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.measures import Effort
 from onnxq.searching.noise import NoiseMeter, _ratio, spread_noise
+from onnxq.trials import Trials
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -201,7 +202,7 @@ def test_noise_of_groups_ranks_the_nodes_of_trained_models_like_that_of_each_alo
     bench = Workbench(path, preset_named("int8"), TARGET)
     samples = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]
     full = bench.plan({})
-    trials = bench.trials(path, samples, bench.calibrate(full, samples, silent))
+    trials = Trials.of(bench, path, samples, bench.calibrate(full, samples, silent))
     weighted = [one.node for one in full.decisions if one.weights]
     units = [one.node for one in full.decisions if one.weights and one.mode is Mode.STATIC]
 

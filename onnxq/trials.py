@@ -1,0 +1,76 @@
+"""Plans tried out: their models built, run on a few samples, and judged beside the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxq.calibration.inputs import Sample
+from onnxq.calibration.statistics import Statistics
+from onnxq.evaluate import output_names
+from onnxq.parameters import RangeMethod
+from onnxq.planning.plan import Plan
+from onnxq.runtime import open_session, return_memory, run
+from onnxq.trust import Trust, trust
+from onnxq.workbench import Workbench
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """What is needed to build a plan's model and see how far it is from the float model.
+
+    Attributes:
+        bench: builds the models.
+        statistics: of the plan's activations.
+        samples: the samples that every candidate runs.
+        names: of the outputs.
+        expected: the float model's outputs for each sample.
+        measured: what was found of plans so far.
+    """
+
+    bench: Workbench
+    statistics: Statistics
+    samples: tuple[Sample, ...]
+    names: tuple[str, ...]
+    expected: tuple[tuple[Any, ...], ...]
+    measured: dict[object, Trust] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
+        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
+        kept = tuple(samples)
+        session = open_session(reference)
+        names = tuple(output_names(session))
+        expected = tuple(tuple(run(session, sample, names)) for sample in kept)
+        return cls(bench, statistics, kept, names, expected)
+
+    def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
+        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
+        return self.trust(plan, ranges).sqnr
+
+    def trust(self, plan: Plan, ranges: RangeMethod) -> Trust:
+        """Build and run a plan's model; what was measured before is remembered."""
+        key = plan.effect, repr(ranges)
+        if key not in self.measured:
+            self.measured[key] = trust(self._outputs(plan, ranges))
+        return self.measured[key]
+
+    def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
+        """Build a plan's model and return the float model's outputs and its own for each sample."""
+        # What an optimised session makes of the weights of a large model would all be in memory.
+        large = self.bench.is_large
+        session = open_session(self.candidate(plan, ranges), optimize=not large, mapped=large)
+        pairs = zip(self.samples, self.expected, strict=True)
+        outputs = [(expected, run(session, sample, self.names)) for sample, expected in pairs]
+        if large:
+            del session
+            return_memory()
+        return outputs
+
+    def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
+        """Build a plan's model and return its file, which the next candidate overwrites."""
+        path = self.bench.prepared.with_name("candidate.onnx")
+        self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
+        return path
