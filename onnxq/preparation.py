@@ -63,8 +63,8 @@ _IR_OF_PLAIN_INITIALIZERS = 4
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
     """Bring a float model into the form that plans are made for.
 
-    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, lifts and
-    folds constants, fuses BatchNormalization and drops nodes that do nothing.
+    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, and brings
+    the graph into canonical form (see `canonicalise`), so that every export of a network becomes the same.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.

@@ -49,7 +49,8 @@ def cnn(build) -> ModelProto:
 
 @pytest.fixture
 def transformer(build) -> ModelProto:
-    square = {name: half(64, 64) for name in ("wq", "wk", "wv")}
+    # Equal weights would be one, and so would what is multiplied with them.
+    square = {name: np.roll(half(64, 64), index, 0) for index, name in enumerate(("wq", "wk", "wv"))}
     table = np.random.default_rng(3).standard_normal((100, 64)).astype(np.float16)
     numbers = {"eighth": np.float16(0.125), "lowest": np.float16(-65504)}
     norm = {"gain": np.ones(64, np.float16), "offset": half(64)}
