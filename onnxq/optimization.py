@@ -18,9 +18,10 @@ from onnxq.graph import (
     Pipeline,
     RewriteChanges,
     constants,
-    forget_inferable_types,
+    forget_types,
     inner_variables,
     scopes,
+    types_to_declare,
 )
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
@@ -212,7 +213,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
         tied = Pipeline((StoreOnce(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
-    forget_inferable_types(copy, declared)
+    forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)
     after = Size(_nodes(copy), _bytes(staged, copy))
     found = known.difference(staged) if known is not None else None

@@ -23,10 +23,11 @@ from onnxq.graph import (
     Pass,
     Pipeline,
     constants,
-    forget_inferable_types,
+    forget_types,
     inner_variables,
     origins_by_name,
     put_back_origins,
+    types_to_declare,
 )
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
@@ -100,6 +101,11 @@ class Workbench:
         return graph
 
     @cached_property
+    def _declared(self) -> frozenset[str]:
+        """Names of inner tensors whose types built models declare: the user's, and what runtimes do not find out."""
+        return self.declared | types_to_declare(self.graph)
+
+    @cached_property
     def is_large(self) -> bool:
         """Whether the model's weights had better stay in their files than in memory."""
         return is_large(self.prepared)
@@ -170,7 +176,7 @@ class Workbench:
         with spilling(path.parent) if self.is_large else nullcontext():
             pipeline.apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
-        forget_inferable_types(graph, self.declared)
+        forget_types(graph, self._declared)
         save(graph, path, external_data=external_data)
         return graph
 

@@ -26,7 +26,7 @@ from onnxq.graph.rules import RewriteChanges, RewriteRule, RewriteRules
 from onnxq.graph.scopes import Names, constants, inner_variables, owner_graphs, scopes
 from onnxq.graph.stored import ProtoPayload
 from onnxq.graph.surgeon import restore_classes
-from onnxq.graph.types import forget_inferable_types
+from onnxq.graph.types import forget_types, types_to_declare
 
 __all__ = [
     "Applied",
@@ -56,7 +56,7 @@ __all__ = [
     "become_constant",
     "constant",
     "constants",
-    "forget_inferable_types",
+    "forget_types",
     "inner_variables",
     "insert_nodes",
     "is_fixed",
@@ -77,4 +77,5 @@ __all__ = [
     "restore_classes",
     "scopes",
     "toposort",
+    "types_to_declare",
 ]

@@ -108,6 +108,10 @@ class Pipeline:
         return tuple(_apply(step, graph) for step in self.passes)
 
 
+def _is_ours(step: Pass) -> bool:
+    return type(step).__module__.partition(".")[0] == _OURS
+
+
 def _apply(step: Pass, graph: Graph) -> Applied:
     if not isinstance(step, Pass):
         raise PassError(f"{step!r} is no pass, expected an instance of a subclass of onnxq.Pass")
@@ -115,12 +119,13 @@ def _apply(step: Pass, graph: Graph) -> Applied:
     start = time.perf_counter()
     try:
         changes = step.apply(graph)
-        restore_classes(graph)
+        if not _is_ours(step):
+            restore_classes(graph)
     except OnnxqError as error:
         error.args = (f"pass {name}: {error}",)
         raise
     except Exception as error:
-        if type(step).__module__.partition(".")[0] == _OURS:
+        if _is_ours(step):
             # A fault of ours is no bad input of the user's.
             raise
         raise PassError(f"pass {name} raised {type(error).__name__}: {error}; correct it, or leave it out") from error

@@ -83,19 +83,22 @@ def _read(made: TypeProto) -> tuple[Any, Shape | None]:
     ]
 
 
-def forget_inferable_types(graph: Any, declared: Collection[str]) -> None:
-    """Forget what is known of the tensors inside a graph and its bodies where a runtime finds it out by itself.
+def types_to_declare(graph: Any) -> frozenset[str]:
+    """Return the names of tensors inside a graph and its bodies whose types a runtime does not find out by itself.
 
-    Inference loses the names of dimensions behind a Reshape that copies some and infers another; what loses them is
-    declared, so that the runtime sees which dimensions are equal, and everything behind follows.
+    Inference loses the names of dimensions behind a Reshape that copies some and infers another; what loses them is to
+    be declared, so that the runtime sees which dimensions are equal, and everything behind follows.
 
     Args:
-        graph: a Graph.
-        declared: names of tensors that keep their types in any case.
+        graph: a Graph with inferred types.
     """
-    kept = {tensor for _, node in nodes(graph) for tensor in _lost_names(node, graph.opset_imports)}
+    return frozenset(tensor.name for _, node in nodes(graph) for tensor in _lost_names(node, graph.opset_imports))
+
+
+def forget_types(graph: Any, kept: Collection[str]) -> None:
+    """Forget what is known of the tensors inside a graph and its bodies, but for those of these names."""
     for tensor in inner_variables(graph):
-        if tensor.name not in declared and tensor not in kept:
+        if tensor.name not in kept:
             tensor.dtype = tensor.shape = tensor.source = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.graph import Node, Variable, constant, forget_inferable_types, inner_variables
+from onnxq.graph import Node, Variable, constant, forget_types, inner_variables, types_to_declare
 from onnxq.graph.types import infer_types
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
@@ -57,6 +57,6 @@ def test_types_that_a_runtime_finds_out_are_forgotten(build) -> None:
     for tensor in inner_variables(graph):
         if tensor.name in ("b", "c"):
             tensor.shape = ["N", "S", 3, 2]
-    forget_inferable_types(graph, {"a"})
+    forget_types(graph, {"a"} | types_to_declare(graph))
     known = {tensor.name: tensor.shape for tensor in inner_variables(graph) if tensor.shape is not None}
     assert known == {"a": ["N", "S", 6], "b": ["N", "S", 3, 2]}
