@@ -49,9 +49,9 @@ OURS = """
 import sys
 from pathlib import Path
 import onnxq
-from onnxq.calibration.resume import Collection
-from onnxq.calibration.runner import HISTOGRAM_ELEMENTS
-from onnxq.calibration.workers import Processes
+from onnxq.execution.resume import Collection
+from onnxq.execution.runner import HISTOGRAM_ELEMENTS
+from onnxq.execution.workers import Processes
 elements = {"extremes": 0, "histograms": HISTOGRAM_ELEMENTS}[sys.argv[4]]
 workers = Processes(int(sys.argv[5])) if len(sys.argv) > 5 else None
 collection = Collection(workers=workers, histogram_elements=elements)

@@ -26,13 +26,13 @@ import numpy as np
 import onnx
 
 from onnxq import dequantize, quantize
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.inputs import Sample, model_inputs
 from onnxq.evaluate import compare_files
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.scheme import Mode
 from onnxq.verify import evenly, measure_latency
 

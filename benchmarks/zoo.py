@@ -26,12 +26,12 @@ from typing import Any
 
 from onnx import TensorProto
 
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.inputs import model_inputs
 from onnxq.evaluate import compare_files
 from onnxq.graph import constants, onnx_dtype
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
 from onnxq.verify import evenly, measure_latency
 
 TIMED_SAMPLES = 4

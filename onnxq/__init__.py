@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
-    from onnxq.calibration.storage import load_statistics, save_statistics
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
+    from onnxq.evidence.ranges import MeanSquaredError, MinMax, Percentile
+    from onnxq.evidence.storage import load_statistics, save_statistics
     from onnxq.graph import (
         Call,
         Changes,
@@ -79,8 +79,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "onnxq.calibration.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
-    "onnxq.calibration.storage": ("load_statistics", "save_statistics"),
+    "onnxq.evidence.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
+    "onnxq.evidence.storage": ("load_statistics", "save_statistics"),
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
     "onnxq.evaluate": ("compare_files",),

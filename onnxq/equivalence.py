@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Input, Sample, is_floating, model_inputs
-from onnxq.calibration.made_up import made_up_samples
 from onnxq.errors import DataError
 from onnxq.evaluate import output_names
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Session, open_session, run
+from onnxq.samples.data import open_samples
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import Input, Sample, is_floating, model_inputs
+from onnxq.samples.made_up import made_up_samples
 
 ROUNDING = 1e-5
 """Share of an output's largest value by which float32 sums in another order differ."""

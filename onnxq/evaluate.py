@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import model_inputs
 from onnxq.errors import DataError
 from onnxq.modelfile import load
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array, Session, open_session, run
+from onnxq.samples.data import open_samples
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import model_inputs
 
 # Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
 _SHARE_AT_0_DB = 0.1

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import model_inputs
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
+from onnxq.samples.data import open_samples
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import model_inputs
 from onnxq.verify import evenly
 
 _TIMED_SAMPLES = 8

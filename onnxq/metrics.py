@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.arrays import npy_array, npz_arrays
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.evaluate import output_names
 from onnxq.extensions import imported
 from onnxq.runtime import Array, Session, run
+from onnxq.samples.arrays import npy_array, npz_arrays
 
 Named: TypeAlias = Mapping[str, Any]
 """Arrays by name of input or output."""

@@ -10,19 +10,17 @@ from typing import Any
 
 import onnx
 
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Sample
-from onnxq.calibration.range_table import chosen_methods, needs_histogram, parse_range, range_text
-from onnxq.calibration.resume import Collection
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import RangeMethod, corrected_biases
 from onnxq.errors import OutputError
+from onnxq.evidence.range_table import chosen_methods, needs_histogram, parse_range, range_text
+from onnxq.evidence.statistics import Statistics
+from onnxq.execution.resume import Collection
 from onnxq.graph import Graph
 from onnxq.lowering import Emit, emit_named
 from onnxq.metrics import Metric
 from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.named_passes import Step, as_passes
-from onnxq.parameters import RangeMethod, corrected_biases
 from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
@@ -38,6 +36,8 @@ from onnxq.presets import preset_named
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, check_fidelity
 from onnxq.rewriting import apply_to_float
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import Sample
 from onnxq.scheme import Scheme
 from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
 from onnxq.searching.cost_cache import CostCache

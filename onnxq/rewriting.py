@@ -10,8 +10,6 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Sample
 from onnxq.equivalence import ROUNDING, Original, original
 from onnxq.errors import DataError, ModelError, PassError
 from onnxq.graph import Applied, Graph, Pass, Pipeline
@@ -21,6 +19,8 @@ from onnxq.named_passes import Step, as_passes
 from onnxq.onnx_tools import check_functions, skeleton
 from onnxq.preparation import external_bytes, reference_file, refuse_overwriting
 from onnxq.runtime import open_session
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import Sample
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxq.calibration.inputs import Sample
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import RangeMethod
 from onnxq.evaluate import output_names
-from onnxq.parameters import RangeMethod
+from onnxq.evidence.statistics import Statistics
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, return_memory, run
+from onnxq.samples.inputs import Sample
 from onnxq.trust import Trust, trust
 from onnxq.workbench import Workbench
 

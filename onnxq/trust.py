@@ -10,10 +10,10 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from onnxq.calibration.inputs import is_floating
 from onnxq.evaluate import agreement_of
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
+from onnxq.samples.inputs import is_floating
 
 # One-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 _STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)

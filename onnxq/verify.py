@@ -11,12 +11,12 @@ from typing import TypeVar
 import numpy as np
 import onnx
 
-from onnxq.calibration.runner import SampleSource
 from onnxq.errors import ModelError
 from onnxq.evaluate import Agreement, compare
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
+from onnxq.samples.inputs import SampleSource
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "evenly", "measure_latency", "verify"]
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.calibration.chain import ChainedSamples, with_optional
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.inputs import Sample, model_inputs
-from onnxq.calibration.resume import Collection, calibrate_tensors
-from onnxq.calibration.runner import SampleSource, collect
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.errors import ModelError, SchemeError
+from onnxq.evidence.statistics import Statistics
+from onnxq.execution.chain import ChainedSamples, with_optional
+from onnxq.execution.resume import Collection, calibrate_tensors
+from onnxq.execution.runner import collect
 from onnxq.graph import (
     Applied,
     Graph,
@@ -32,7 +30,6 @@ from onnxq.graph import (
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
-from onnxq.parameters import RangeMethod, activation_parameters, channel_means
 from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.fuse_biases import FuseBiases
@@ -56,6 +53,9 @@ from onnxq.planning.weight_plan import weight_opset
 from onnxq.preparation import integer_steps, prepare_for_integers, widens
 from onnxq.progress import Progress
 from onnxq.runtime import is_large
+from onnxq.samples.data import open_samples
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import Sample, SampleSource, model_inputs
 from onnxq.scheme import Mode, Scheme
 from onnxq.targets import Target
 

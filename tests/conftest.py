@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
-from onnxq.calibration.ranges import MinMax
+from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Graph
 from onnxq.modelfile import read_model
 from onnxq.pipeline import Quantized, quantize

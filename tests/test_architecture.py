@@ -36,9 +36,11 @@ ROOMS = (
     ("operators", "runtime", "targets"),
     ("modelfile", "scheme"),
     ("constants", "onnx_tools", "lowering", "presets", "isolation"),
-    ("calibration", "scheme_file"),
+    ("samples", "scheme_file"),
+    ("evidence",),
+    ("execution",),
     ("planning", "evaluate", "latency", "dequantizing"),
-    ("equivalence", "parameters", "bias_correction", "metrics", "trust", "verify", "inspection"),
+    ("equivalence", "encoding", "metrics", "trust", "verify", "inspection"),
     ("passes", "latency_comparison"),
     ("named_passes", "preparation"),
     ("dequantization", "rewriting", "workbench"),
@@ -86,16 +88,16 @@ def test_the_walk_sees_all_rooms() -> None:
     assert {
         "onnxq",
         "onnxq.graph.model",
-        "onnxq.calibration.data",
+        "onnxq.samples.data",
         "onnxq.passes.place.planned",
         "onnxq.cli.main",
     } <= names
     assert {name.rpartition(".")[0] for name in importers_of("click", "onnxq")} == {"onnxq.cli"}
 
 
-def test_only_the_runtime_and_calibration_import_onnxruntime() -> None:
+def test_only_the_runtime_and_execution_import_onnxruntime() -> None:
     found = importers_of("onnxruntime", "onnxq")
-    assert [name for name in found if not name.startswith("onnxq.calibration.")] == ["onnxq.runtime"]
+    assert [name for name in found if not name.startswith("onnxq.execution.")] == ["onnxq.runtime"]
 
 
 @pytest.mark.parametrize("wanted", ["onnxq.graph", "onnx_graphsurgeon", "onnxq.passes", "onnxq.planning"])
@@ -103,7 +105,7 @@ def test_arrays_know_no_graphs(wanted: str) -> None:
     assert importers_of(wanted, "onnxq.numbers") == []
 
 
-@pytest.mark.parametrize("wanted", ["onnxq.passes", "onnxq.planning", "onnxq.calibration", "onnxq.scheme"])
+@pytest.mark.parametrize("wanted", ["onnxq.passes", "onnxq.planning", "onnxq.evidence", "onnxq.scheme"])
 def test_graphs_know_no_passes(wanted: str) -> None:
     assert importers_of(wanted, "onnxq.graph") == []
 

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
-from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.errors import DataError
+from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import Report

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from conftest import Build
 
 import onnxq
-from onnxq.calibration.range_table import ENTRY_POINTS as RANGES
 from onnxq.cli.main import cli
+from onnxq.evidence.range_table import ENTRY_POINTS as RANGES
 from onnxq.named_passes import ENTRY_POINTS as PASSES
 from onnxq.scheme_file import load_scheme
 

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.calibration.data import open_samples
-from onnxq.calibration.inputs import model_inputs
 from onnxq.errors import DataError, SchemeError
 from onnxq.metrics import Metric, Top1, load_metric, score
 from onnxq.runtime import open_session
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
 
 MODELS = Path(__file__).parent.parent / "models"
 LABELS = MODELS / "data" / "test-labels.npy"

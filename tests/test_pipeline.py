@@ -14,8 +14,8 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.calibration.ranges import MinMax
 from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Changes, Graph, Pass
 from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY

@@ -14,10 +14,10 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.calibration.ranges import MinMax, Percentile
-from onnxq.calibration.runner import collect
-from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError, ModelError
+from onnxq.evidence.ranges import MinMax, Percentile
+from onnxq.evidence.statistics import Statistics
+from onnxq.execution.runner import collect
 from onnxq.modelfile import load, read_model
 from onnxq.pipeline import plan, quantize
 from onnxq.preparation import prepare

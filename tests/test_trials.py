@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.calibration.ranges import MinMax
+from onnxq.evidence.ranges import MinMax
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare

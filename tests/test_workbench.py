@@ -9,18 +9,18 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.calibration.inputs import Sample
-from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import channel_means, corrected_biases
 from onnxq.errors import SchemeError
+from onnxq.evidence.ranges import MinMax
+from onnxq.evidence.statistics import Statistics
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
-from onnxq.parameters import channel_means, corrected_biases
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.runtime import open_session, run
+from onnxq.samples.inputs import Sample
 from onnxq.scheme import Mode, Spec
 from onnxq.targets import TARGETS
 from onnxq.workbench import Workbench

@@ -21,8 +21,8 @@ from onnxq.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from onnxq.calibration.images import ImageOptions
-    from onnxq.calibration.resume import Collection
+    from onnxq.execution.resume import Collection
+    from onnxq.samples.images import ImageOptions
     from onnxq.scheme import Scheme
 
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
@@ -66,10 +66,10 @@ def calibrate(
     Interrupted at any moment and started again, it goes on where it was. Prints the written file on stdout.
     """
     from onnxq import pipeline
-    from onnxq.calibration.range_table import needs_histogram, parse_range
-    from onnxq.calibration.resume import Collection, discard_checkpoints
-    from onnxq.calibration.storage import save_statistics
     from onnxq.cli import terminal
+    from onnxq.evidence.range_table import needs_histogram, parse_range
+    from onnxq.evidence.storage import save_statistics
+    from onnxq.execution.resume import Collection, discard_checkpoints
     from onnxq.modelfile.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
@@ -109,7 +109,7 @@ def stats() -> None:
 @click.option("-o", "--output", required=True, type=FILE, help="File to write.")
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
-    from onnxq.calibration.storage import merged_files, save_statistics
+    from onnxq.evidence.storage import merged_files, save_statistics
 
     save_statistics(merged_files(files), output)
     click.echo(output)
@@ -120,7 +120,7 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
-    from onnxq.calibration.storage import described, load_statistics
+    from onnxq.evidence.storage import described, load_statistics
 
     found = described(load_statistics(file))
     if as_json:

@@ -11,7 +11,7 @@ import click
 from onnxq.cli.options import READING_EXIT_CODES, image_options, two_models
 
 if TYPE_CHECKING:
-    from onnxq.calibration.images import ImageOptions
+    from onnxq.samples.images import ImageOptions
 
 
 @click.command(short_help="Say how well two models agree on samples.", epilog=READING_EXIT_CODES)

@@ -11,7 +11,7 @@ import click
 from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option
 
 if TYPE_CHECKING:
-    from onnxq.calibration.images import ImageOptions
+    from onnxq.samples.images import ImageOptions
 
 
 @click.command(short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)

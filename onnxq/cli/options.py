@@ -72,7 +72,7 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_images(*args: Any, **kwargs: Any) -> None:
-        from onnxq.calibration.images import ImageOptions
+        from onnxq.samples.images import ImageOptions
 
         given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -118,9 +118,9 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_collection(*args: Any, **kwargs: Any) -> None:
-        from onnxq.calibration.chain import parse_chain
-        from onnxq.calibration.resume import Collection
-        from onnxq.calibration.workers import workers_for
+        from onnxq.execution.chain import parse_chain
+        from onnxq.execution.resume import Collection
+        from onnxq.execution.workers import workers_for
 
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)

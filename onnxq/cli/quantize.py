@@ -19,8 +19,8 @@ from onnxq.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from onnxq.calibration.images import ImageOptions
-    from onnxq.calibration.resume import Collection
+    from onnxq.execution.resume import Collection
+    from onnxq.samples.images import ImageOptions
 
 # Names may hold the characters that separate fields and lines.
 _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -149,8 +149,8 @@ def quantize(
     Prints the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
-    from onnxq.calibration.range_table import parse_range
     from onnxq.cli import terminal
+    from onnxq.evidence.range_table import parse_range
     from onnxq.metrics import load_metric
     from onnxq.modelfile.publish import check_output, data_file
     from onnxq.planning.plan_file import load_plan, save_plan

@@ -12,7 +12,7 @@ import click
 from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option, pass_option
 
 if TYPE_CHECKING:
-    from onnxq.calibration.images import ImageOptions
+    from onnxq.samples.images import ImageOptions
 
 
 def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

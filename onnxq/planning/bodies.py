@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.calibration.body_taps import CARRYING
-from onnxq.calibration.statistics import Statistics
 from onnxq.errors import DataError
+from onnxq.evidence.statistics import Statistics
+from onnxq.execution.body_taps import CARRYING
 from onnxq.graph import Graph, Node, scopes
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from onnxq.calibration.ranges import MeanSquaredError, MinMax, Percentile
-from onnxq.calibration.runner import SampleSource
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import RangeMethod
+from onnxq.evidence.ranges import MeanSquaredError, MinMax, Percentile
+from onnxq.evidence.statistics import Statistics
 from onnxq.metrics import Metric, score
-from onnxq.parameters import RangeMethod
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
+from onnxq.samples.inputs import SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory

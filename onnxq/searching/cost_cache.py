@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from onnxq.calibration.workers import available_cores
 from onnxq.errors import DataError, OutputError
+from onnxq.execution.workers import available_cores
 from onnxq.modelfile.publish import check_output, locked
 from onnxq.runtime import runtime_version
 from onnxq.searching.kernel_times import NodeTimes

@@ -15,11 +15,11 @@ from typing import Any
 
 import onnx
 
-from onnxq.calibration.inputs import Sample
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, Node, scopes
 from onnxq.operators import Role, operator_of
 from onnxq.runtime import open_session, run
+from onnxq.samples.inputs import Sample
 
 _SUFFIX = "_kernel_time"
 # What the runtime appends to the names of nodes that it puts in the place of others.

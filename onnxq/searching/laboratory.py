@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.calibration.inputs import Sample
-from onnxq.calibration.provenance import model_digest, sample_digest
+from onnxq.encoding.parameters import RangeMethod
+from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.latency import measure_latency
-from onnxq.parameters import RangeMethod
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
+from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
 from onnxq.trials import Trials

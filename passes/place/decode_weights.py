@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.bias_correction import correct_bias
+from onnxq.encoding.bias_correction import correct_bias
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, decode_rows, is_linear, transposed
 from onnxq.passes.place.planned import Rewrite, encoded, rewrite_planned

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.bias_correction import correct_bias
+from onnxq.encoding.bias_correction import correct_bias
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, constant, optional
 from onnxq.lowering import transposed
 from onnxq.numbers.formats import format_named

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.bias_correction import correct_bias
+from onnxq.encoding.bias_correction import correct_bias
 from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor

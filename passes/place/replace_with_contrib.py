@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.bias_correction import correct_bias
+from onnxq.encoding.bias_correction import correct_bias
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype, optional
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
 from onnxq.numbers.numerics import QTensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.bias_correction import correct_bias
+from onnxq.encoding.bias_correction import correct_bias
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, insert_nodes, is_fixed, onnx_dtype, replace_uses
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
 from onnxq.modelfile import place_constants

@@ -6,10 +6,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from onnxq.calibration.images import ImageOptions
-from onnxq.calibration.resume import Collection
-from onnxq.calibration.workers import Cluster, Processes
 from onnxq.cli.options import collection_options, image_options
+from onnxq.execution.resume import Collection
+from onnxq.execution.workers import Cluster, Processes
+from onnxq.samples.images import ImageOptions
 
 TAKEN: list[dict[str, Any]] = []
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import onnxq.passes
-from onnxq.calibration.ranges import MinMax
+from onnxq.encoding.parameters import activation_parameters, channel_means
+from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Graph, Pass, Pipeline
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
 from onnxq.onnx_tools import infer_shapes
-from onnxq.parameters import activation_parameters, channel_means
 from onnxq.passes import (
     PASSES,
     DecodeWeights,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.calibration.observer import observe
-from onnxq.calibration.statistics import Statistics
-from onnxq.calibration.tensor_statistics import EMPTY
+from onnxq.evidence.observer import observe
+from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.tensor_statistics import EMPTY
 from onnxq.modelfile import read_model
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import Plan

@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto
 
 from onnxq import latency
-from onnxq.calibration.range_table import parse_range
 from onnxq.errors import SchemeError
+from onnxq.evidence.range_table import parse_range
 from onnxq.metrics import Metric, load_metric
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan

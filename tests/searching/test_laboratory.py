@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from onnxq.calibration.ranges import MinMax
+from onnxq.evidence.ranges import MinMax
 from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare

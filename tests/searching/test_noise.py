@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from timed_models import TARGET, planned, times
 
-from onnxq.calibration.ranges import MinMax
+from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Graph
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan

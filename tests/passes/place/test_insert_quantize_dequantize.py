@@ -23,13 +23,13 @@ from model_zoo import (
 )
 from onnx import ModelProto
 
-from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.statistics import Statistics
+from onnxq.encoding.parameters import activation_parameters
+from onnxq.evidence.ranges import MinMax
+from onnxq.evidence.statistics import Statistics
 from onnxq.graph import Changes, Graph, scopes
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
 from onnxq.onnx_tools import infer_shapes
-from onnxq.parameters import activation_parameters
 from onnxq.passes import InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.planning.plan_file import load_plan, save_plan

@@ -1,1 +1,0 @@
-"""Calibration: samples in, statistics out, ranges from statistics."""

@@ -1,0 +1,81 @@
+"""The range that keeps the most information: least Kullback-Leibler divergence between floats and codes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import SchemeError
+from onnxq.evidence.ranges import histogram_of
+from onnxq.evidence.tensor_statistics import TensorStatistics
+
+_BINS = 2048
+_CANDIDATES = 256
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The magnitude at which to clip so that codes tell most about the magnitudes of the elements.
+
+    For each candidate, the histogram of magnitudes up to it, with all greater ones in its last bin, is compared with
+    the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals.
+
+    Raises:
+        SchemeError: `levels` is not from 2 to 1024.
+    """
+
+    levels: int = 128
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.levels <= _BINS // 2:
+            raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
+
+    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or none was counted.
+        """
+        data = histogram_of(statistics)
+        counts, width = _magnitudes(data)
+        # The spike at zero, which has a code of its own, would decide alone.
+        counts[0] = counts[1]
+        if not counts.any():
+            return data.minimum, data.maximum
+        sizes = np.unique(np.linspace(self.levels, len(counts), _CANDIDATES).astype(int))[::-1]
+        best = min(sizes, key=lambda size: _divergence(counts, int(size), self.levels))
+        limit = float(best) * width
+        low, high = max(data.minimum, -limit), min(data.maximum, limit)
+        # An end beyond the limit on the wrong side of zero keeps its sign.
+        return min(low, data.maximum), max(high, data.minimum)
+
+
+def _magnitudes(data: TensorStatistics) -> tuple[NDArray[np.float64], float]:
+    """Return the histogram of magnitudes in at least 2,048 bins from zero, and the width of a bin."""
+    last = data.first + len(data.counts)
+    size = max(last, -data.first)
+    # Far from zero the bins would outnumber memory; coarser ones keep what a candidate can tell apart.
+    shift = max(0, math.ceil(math.log2(size / (4 * _BINS))))
+    bins = np.arange(data.first, last)
+    counts = np.bincount(np.where(bins < 0, -1 - bins, bins) >> shift, weights=data.counts)
+    fold = max(1, math.ceil(_BINS / len(counts)))
+    return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold
+
+
+def _divergence(counts: NDArray[np.float64], size: int, levels: int) -> float:
+    """Return the divergence of the first bins, coarsened to levels, from those bins with all others in the last."""
+    kept = counts[:size]
+    clipped = kept.copy()
+    clipped[-1] += counts[size:].sum()
+    filled = kept > 0
+    if clipped[-1] > 0 and not filled[-1]:
+        return math.inf
+    starts = np.arange(levels) * size // levels
+    lengths = np.diff(np.append(starts, size))
+    shares = np.add.reduceat(kept, starts) / np.maximum(np.add.reduceat(filled.astype(np.float64), starts), 1)
+    coarse = np.repeat(shares, lengths)[filled]
+    reference = clipped[filled] / clipped.sum()
+    return float(np.sum(reference * np.log(reference * coarse.sum() / coarse)))

@@ -1,0 +1,1 @@
+"""Samples: what people hand us, as dictionaries of arrays that fit the model."""

@@ -1,0 +1,172 @@
+"""What ``--calib`` and ``--data`` accept, as one re-iterable stream of checked samples."""
+
+from __future__ import annotations
+
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+from onnxq.modelfile.publish import staging
+from onnxq.samples.files import Part, npz_part, suffixes, walk
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.inputs import Input, Sample, StoredSample, check_sample, loaded, model_inputs
+
+__all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
+
+MOST_SAMPLES = 1_000_000
+"""How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
+
+
+class Samples:
+    """A re-iterable stream of checked samples; each iteration reads them again, in the same order."""
+
+    def __init__(self, parts: Sequence[Part], inputs: Sequence[Input], limit: int | None) -> None:
+        self._parts = tuple(parts)
+        self._inputs = tuple(inputs)
+        total = sum(part.count for part in parts)
+        self._count = total if limit is None else min(limit, total)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(loaded, self.stored())
+
+    def stored(self) -> Iterator[Sample | StoredSample]:
+        """Yield the samples, those that are whole files as such, not yet read."""
+        return islice(self._all(), self._count)
+
+    def sequences(self) -> Iterator[str]:
+        """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
+        names = (part.where if not part.alone else str(Path(part.where).parent) for part in self._parts)
+        counted = (repeat(name, part.count) for name, part in zip(names, self._parts, strict=True))
+        return islice(chain.from_iterable(counted), self._count)
+
+    def _all(self) -> Iterator[Sample | StoredSample]:
+        for part in self._parts:
+            if part.alone:
+                yield StoredSample(part.alone, self._inputs, part.where)
+                continue
+            seen = 0
+            for sample in islice(part.read(), part.count):
+                check_sample(sample, self._inputs, part.where if part.count == 1 else f"{part.where}, sample {seen}")
+                yield {name: np.asarray(value) for name, value in sample.items()}
+                seen += 1
+            if seen < part.count:
+                raise DataError(
+                    f"{part.where} gave {seen} samples, expected {part.count} as when opened; keep them unchanged"
+                )
+
+
+def open_samples(
+    source: str | Path | Iterable[Mapping[str, NDArray[Any]]],
+    inputs: Sequence[Input],
+    *,
+    images: ImageOptions | None = None,
+    limit: int | None = None,
+) -> Samples:
+    """Open calibration or evaluation samples for a model with `inputs`.
+
+    Accepted files:
+
+    - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
+      input, or when the first dimension of every input is 1, or is called ``batch``, ``batch_size`` or ``N``, and every
+      array has the same N > 1 there.
+    - ``.npy``: for models with one input; stacked in the same way.
+    - ``.png``, ``.jpg``, ``.jpeg``, ``.bmp``: for models with one image input; needs `images` and Pillow.
+
+    Accepted folders, nested at will, read in natural order of the names (``2`` before ``10``), other files ignored:
+
+    - a folder of such files, each holding whole samples;
+    - a folder with ``input_0.pb``, ``input_1.pb``, ... is one sample in ONNX's test data layout: matched by tensor
+      name where all names are inputs of the model, else by position;
+    - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
+      per input.
+
+    An iterable yields one sample per dict. One that can be iterated only once is first written to a temporary folder,
+    removed with the returned object.
+
+    Args:
+        source: A file, a folder or an iterable of dicts from input name to array.
+        inputs: See `model_inputs`.
+        images: How pixels become the input.
+        limit: Use only the first `limit` samples.
+
+    Raises:
+        DataError: Nothing usable was found, or more than `MOST_SAMPLES`, or names, dtypes or shapes in a header do not
+            fit. Values are checked, and samples without headers too, when they are iterated.
+        OutputError: There is no room for the temporary folder.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"Sample limit is {limit}, expected at least 1")
+    if not inputs:
+        raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
+    with ExitStack() as held:
+        if isinstance(source, str | Path):
+            where, parts = str(source), _file_parts(Path(source), inputs, images, limit)
+        elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+            raise DataError(
+                f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
+                "wrap a single sample as [sample]"
+            )
+        elif iter(source) is source:
+            where, parts = "The iterator of samples", _spool(source, inputs, held.enter_context(staging(None)), limit)
+        else:
+            count = len(source) if isinstance(source, Sized) else sum(1 for _ in islice(source, limit))
+            iterable = source
+            where, parts = "The iterable of samples", [Part("samples", count, lambda: iterable)]
+        samples = Samples(parts, inputs, limit)
+        if not len(samples):
+            raise DataError(f"{where} holds no samples, expected at least one; add samples")
+        if len(samples) > MOST_SAMPLES:
+            raise DataError(
+                f"{where} holds {len(samples)} samples, expected at most {MOST_SAMPLES}; check which axis counts the "
+                "samples, or use the first ones, such as --limit 500"
+            )
+        weakref.finalize(samples, held.pop_all().close)
+    return samples
+
+
+def _spool(
+    source: Iterable[Mapping[str, NDArray[Any]]], inputs: Sequence[Input], folder: Path, limit: int | None
+) -> list[Part]:
+    parts = []
+    for index, sample in enumerate(islice(source, limit)):
+        check_sample(sample, inputs, f"samples, sample {index}")
+        path = folder / f"{index}.npz"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, value in sample.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    plain = value.astype(str) if value.dtype.hasobject else value
+                    np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
+        parts.append(npz_part(path, inputs))
+    return parts
+
+
+def _file_parts(path: Path, inputs: Sequence[Input], images: ImageOptions | None, limit: int | None) -> list[Part]:
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
+    parts: list[Part] = []
+    total = 0
+    for part in walk(path, inputs, images):
+        parts.append(part)
+        total += part.count
+        if limit is not None and total >= limit:
+            break
+    if not parts:
+        raise DataError(
+            f"{path} has {suffixes(path)}, expected .npz, .npy, image or input_N.pb files; add samples for the inputs "
+            + ", ".join(str(entry) for entry in inputs)
+        )
+    return parts

@@ -1,0 +1,238 @@
+"""Which files and folders are samples, found in a fixed order and opened by their headers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError, nearest
+from onnxq.samples.arrays import StoredArray, npy_array, npz_arrays, read_tensor
+from onnxq.samples.images import IMAGE_SUFFIXES, ImageOptions, read_image
+from onnxq.samples.inputs import Input, Sample, Shape, check_signature, required
+
+_ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
+_WHOLE = frozenset({".npz"}) | _ONE_ARRAY
+_TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of samples from one origin: a file, a folder that is one sample, or the caller's iterable.
+
+    Attributes:
+        where: the origin, for errors.
+        count: how many samples `read` yields.
+        read: begins again at the first one.
+        alone: reads the sample of a part that is one; another process can call it too.
+    """
+
+    where: str
+    count: int
+    read: Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+    alone: Callable[[], Sample] | None = None
+
+
+def walk(source: Path, inputs: Sequence[Input], images: ImageOptions | None) -> Iterator[Part]:
+    """Yield the parts below `source` in natural order of names; `onnxq.samples.data.open_samples` says which.
+
+    Raises:
+        DataError: A path cannot be listed, or a file does not fit the inputs.
+    """
+    if not source.is_dir():
+        yield _file(source, inputs, images)
+        return
+    pending, visited = [source], set[Path]()
+    while pending:
+        path = pending.pop()
+        if not path.is_dir():
+            yield _file(path, inputs, images)
+            continue
+        real = path.resolve()
+        # A link back to a parent would otherwise repeat its samples for ever.
+        if real in visited:
+            continue
+        visited.add(real)
+        entries = _entries(path)
+        sample = _sample_folder(path, entries, inputs, images)
+        if sample:
+            yield sample
+        else:
+            pending.extend(e for e in reversed(entries) if e.is_dir() or (e.is_file() and _suffix(e) in _WHOLE))
+
+
+def suffixes(folder: Path) -> str:
+    """Return the kinds of files in a folder, for an error: ``.json, .txt``, or ``no files``."""
+    found = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
+    return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
+
+
+def npz_part(path: Path, inputs: Sequence[Input]) -> Part:
+    """Open an ``.npz`` file as one sample or a stack of samples.
+
+    Raises:
+        DataError: The archive is damaged or does not fit the inputs.
+    """
+    return _arrays_part(path, npz_arrays(path), inputs)
+
+
+def _one(path: Path, alone: Callable[[], Sample]) -> Part:
+    return Part(str(path), 1, lambda: [alone()], alone)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=_natural)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror}; check its permissions") from error
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    pieces = re.split(r"([0-9]+)", path.name)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path.name
+
+
+def _suffix(path: Path) -> str:
+    return path.suffix.lower()
+
+
+def _file(path: Path, inputs: Sequence[Input], images: ImageOptions | None) -> Part:
+    suffix = _suffix(path)
+    if suffix == ".npz":
+        return npz_part(path, inputs)
+    if suffix not in _ONE_ARRAY | {".pb"}:
+        raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
+    needed = required(inputs)
+    if len(needed) > 1:
+        names = ", ".join(repr(entry.name) for entry in needed)
+        raise DataError(
+            f"{path} holds one array, expected arrays for {names}; save them in one .npz file or in a folder per sample"
+        )
+    (entry,) = needed
+    if suffix == ".npy":
+        return _arrays_part(path, {entry.name: npy_array(path)}, inputs)
+    if suffix == ".pb":
+        return _one(path, partial(_read_tensor, path, entry))
+    return _one(path, partial(_read_image, path, entry, images))
+
+
+def _sample_folder(
+    folder: Path, entries: Sequence[Path], inputs: Sequence[Input], images: ImageOptions | None
+) -> Part | None:
+    files = [entry for entry in entries if entry.is_file()]
+    tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
+    if tensors:
+        return _one(folder, partial(_read_tensors, folder, tensors, inputs))
+    arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
+    if len(required(inputs)) == 1 or not arrays:
+        return None
+    if mixed := next((path for path in files if _suffix(path) == ".npz"), None):
+        raise DataError(
+            f"{folder} mixes {mixed.name} with files of one input, expected only one kind; move one of them"
+        )
+    return _one(folder, partial(_read_arrays, folder, arrays, inputs, images))
+
+
+def _read_tensor(path: Path, entry: Input) -> Sample:
+    return {entry.name: read_tensor(path)[1]}
+
+
+def _read_image(path: Path, entry: Input, images: ImageOptions | None) -> Sample:
+    return {entry.name: read_image(path, entry, images)}
+
+
+def _read_stored(arrays: Mapping[str, StoredArray]) -> Sample:
+    return {name: array.read() for name, array in arrays.items()}
+
+
+def _read_tensors(folder: Path, tensors: Mapping[int, Path], inputs: Sequence[Input]) -> Sample:
+    named = {index: read_tensor(path) for index, path in tensors.items()}
+    names = [name for name, _ in named.values()]
+    if len(set(names)) == len(names) and set(names) <= {entry.name for entry in inputs}:
+        return dict(named.values())
+    if extra := [index for index in named if index >= len(inputs)]:
+        raise DataError(f"{tensors[extra[0]]} is one input too many, expected {len(inputs)} in {folder}; remove it")
+    return {inputs[index].name: array for index, (_, array) in sorted(named.items())}
+
+
+def _read_arrays(
+    folder: Path, arrays: Mapping[str, Path], inputs: Sequence[Input], images: ImageOptions | None
+) -> Sample:
+    wanted = {entry.name: entry for entry in inputs}
+    for name, path in arrays.items():
+        if name not in wanted:
+            raise DataError(
+                f"{path} stands for no input of the model, expected {', '.join(wanted)}{nearest(name, wanted)}"
+            )
+    return {
+        name: npy_array(path).read() if _suffix(path) == ".npy" else read_image(path, wanted[name], images)
+        for name, path in arrays.items()
+    }
+
+
+def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> Part:
+    typed = _with_extended_types(arrays, inputs)
+    count = _stack_size({name: array.shape for name, array in typed.items()}, inputs)
+    wanted = {entry.name: entry for entry in inputs}
+
+    def read() -> Iterator[Sample]:
+        for rows in zip(*(array.rows() for array in typed.values()), strict=True):
+            yield {name: _as_sample(row, wanted[name]) for name, row in zip(typed, rows, strict=True)}
+
+    check_signature(
+        {name: (array.dtype, _sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
+        inputs,
+        str(path),
+    )
+    return _one(path, partial(_read_stored, typed)) if count is None else Part(str(path), count, read)
+
+
+def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
+    """Numpy saves bfloat16 and float8 as plain bytes; read such bytes as the type that the model wants."""
+    wanted = {entry.name: entry.dtype for entry in inputs}
+    return {
+        name: dataclasses.replace(array, stored=wanted[name])
+        if name in wanted
+        and array.stored.kind == wanted[name].kind == "V"
+        and array.stored.names is None
+        and array.stored.itemsize == wanted[name].itemsize
+        else array
+        for name, array in arrays.items()
+    }
+
+
+def _stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
+    """Return how many samples are stacked in arrays of these shapes, or None for a single sample."""
+    given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
+    if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
+        return None
+    pairs = [(shapes[entry.name], entry.shape or ()) for entry in given]
+    leading = {shape[0] if shape else None for shape, _ in pairs}
+    if len(leading) != 1 or None in leading:
+        return None
+    size = leading.pop()
+    if all(len(shape) == len(wanted) + 1 for shape, wanted in pairs):
+        return size
+    batched = all(len(shape) == len(wanted) and _is_batch(wanted[0]) for shape, wanted in pairs)
+    return size if batched and size != 1 else None
+
+
+def _is_batch(dim: int | str | None) -> bool:
+    """Whether a leading dimension counts samples: it is 1, or is called so; others may be time or anything else."""
+    return dim == 1 or (isinstance(dim, str) and ("batch" in dim.lower() or dim.lower() in ("b", "bs", "n")))
+
+
+def _sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:
+    if count is None or entry is None or entry.shape is None:
+        return shape
+    return shape[1:] if len(shape) > len(entry.shape) else (1, *shape[1:])
+
+
+def _as_sample(row: NDArray[Any], entry: Input) -> NDArray[Any]:
+    return row if entry.shape is None or row.ndim == len(entry.shape) else row[None]

@@ -1,0 +1,144 @@
+"""Image files as samples: decoded, resized and normalised exactly as the options say."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+from onnxq.samples.inputs import Input, is_floating
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp"})
+_MODES = {"RGB": "RGB", "BGR": "RGB", "GRAY": "L"}
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How the pixels of an image become a model input: ``(pixel * scale - mean) / std`` for float inputs.
+
+    Args:
+        size: Height and width in pixels; None takes them from the model's fixed dims.
+        mean: One value, or one per channel, in units after `scale`.
+        std: One value, or one per channel, in units after `scale`.
+        layout: None finds the axis of 1 or 3 channels in the model's shape.
+        channels: Order of the channels that the model was trained with.
+        scale: Factor from pixel values 0..255.
+        fit: ``stretch`` resizes both sides; ``crop`` keeps the aspect ratio and cuts the centre out.
+
+    An integer input takes the pixels 0..255 unchanged and needs the default scale, mean and std.
+
+    Raises:
+        DataError: An option is not one of the values above.
+    """
+
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    layout: Literal["NCHW", "NHWC"] | None = None
+    channels: Literal["RGB", "BGR", "GRAY"] = "RGB"
+    scale: float = 1 / 255
+    fit: Literal["stretch", "crop"] = "stretch"
+
+    def __post_init__(self) -> None:
+        for option, value, choices in (
+            ("layout", self.layout, (None, "NCHW", "NHWC")),
+            ("channels", self.channels, tuple(_MODES)),
+            ("fit", self.fit, ("stretch", "crop")),
+        ):
+            if value not in choices:
+                raise DataError(f"Image option {option} is {value!r}, expected one of {choices}")
+        depth = 1 if self.channels == "GRAY" else 3
+        for option, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, depth) or not np.isfinite(numbers).all():
+                raise DataError(f"Image option {option} is {numbers}, expected 1 or {depth} finite numbers")
+        if min(self.std) <= 0:
+            raise DataError(f"Image option std is {self.std}, expected positive numbers")
+        if not (np.isfinite(self.scale) and self.scale > 0):
+            raise DataError(f"Image option scale is {self.scale}, expected a positive number such as 1/255")
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise DataError(f"Image option size is {self.size}, expected (height, width) in pixels")
+
+
+def read_image(path: Path, entry: Input, options: ImageOptions | None) -> NDArray[Any]:
+    """Decode one image into an array for `entry`, with a batch axis of 1.
+
+    Raises:
+        DataError: Pillow is missing, `options` is None, the input is no image, a dim is unknown, or the file is
+            damaged, a decompression bomb or has more than 8 bits a channel.
+    """
+    if options is None:
+        raise DataError(
+            f"{path} is an image, expected image options as well: say how pixels become {entry} with "
+            "ImageOptions(size, mean, std, ...)"
+        )
+    layout, size = _geometry(entry, options)
+    pixels = _decode(path, size, options)[..., None] if options.channels == "GRAY" else _decode(path, size, options)
+    if options.channels == "BGR":
+        pixels = pixels[..., ::-1]
+    array = _normalise(pixels, entry, options)[None]
+    return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if layout == "NCHW" else array)
+
+
+def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]]:
+    shape = entry.shape
+    if shape is None or len(shape) != 4:
+        raise DataError(f"Input {entry} takes no images, expected rank 4; provide .npz samples instead")
+    layouts = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] in (1, 3)]
+    if options.layout is None and len(layouts) != 1:
+        raise DataError(f"Input {entry} shows no clear channel axis, expected 1 or 3 channels; set the image layout")
+    layout = options.layout or layouts[0]
+    height, width = options.size or (shape[2:] if layout == "NCHW" else shape[1:3])
+    if not isinstance(height, int) or not isinstance(width, int):
+        raise DataError(f"Input {entry} has no fixed height and width; set the image size")
+    return layout, (height, width)
+
+
+def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
+    """Return uint8 pixels of shape (height, width, 3), or (height, width) for gray."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise DataError(
+            f"{path} is an image, expected Pillow to read it; install it with pip install 'onnxq[images]'"
+        ) from error
+    height, width = size
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                _check_depth(path, image)
+                pixels = image.convert(_MODES[options.channels])
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{path} has more pixels than Pillow's limit {Image.MAX_IMAGE_PIXELS}; resize it") from error
+    except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, struct.error) as error:
+        raise DataError(f"{path} cannot be read as an image: {str(error)[:200]}; save it again") from error
+    if options.fit == "crop":
+        return np.asarray(ImageOps.fit(pixels, (width, height), Image.Resampling.BILINEAR))
+    return np.asarray(pixels.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def _check_depth(path: Path, image: Image.Image) -> None:
+    if image.mode.startswith(("I", "F")):
+        raise DataError(
+            f"{path} has more than 8 bits a channel (mode {image.mode}); save it with 8 or use .npz samples"
+        )
+
+
+def _normalise(pixels: NDArray[np.uint8], entry: Input, options: ImageOptions) -> NDArray[Any]:
+    if is_floating(entry.dtype):
+        values = pixels.astype(np.float32) * np.float32(options.scale)
+        normalised = (values - np.asarray(options.mean, np.float32)) / np.asarray(options.std, np.float32)
+        return normalised.astype(entry.dtype)
+    plain = ImageOptions()
+    if (options.mean, options.std, options.scale) != (plain.mean, plain.std, plain.scale):
+        raise DataError(f"Input {entry} takes the pixels unchanged; leave image mean, std and scale at their defaults")
+    return pixels.astype(entry.dtype)

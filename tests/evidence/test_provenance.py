@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.errors import DataError, ModelError
+from onnxq.evidence.provenance import Provenance, external_files, model_digest, sample_digest
+
+ONES = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": ONES.astype(np.float64)},
+        {"x": ONES.reshape(3, 2)},
+        {"y": ONES},
+        {"x": ONES, "y": ONES},
+        {"x": ONES * np.float32(1 + 2**-23)},
+        {"x": np.ones((2, 3), ml_dtypes.bfloat16)},
+        {},
+    ],
+    ids=str,
+)
+def test_samples_of_other_content_have_another_digest(other: dict[str, np.ndarray]) -> None:
+    assert sample_digest(other) != sample_digest({"x": ONES})
+
+
+def test_samples_of_equal_content_have_one_digest() -> None:
+    assert sample_digest({"x": np.asfortranarray(ONES)}) == sample_digest({"x": ONES})
+    assert sample_digest({"a": ONES, "b": ONES[:1]}) == sample_digest({"b": ONES[:1], "a": ONES})
+    texts = {"x": np.array(["a", "bc"])}
+    assert sample_digest(texts) == sample_digest({"x": texts["x"].astype(object)})
+    assert sample_digest(texts) != sample_digest({"x": np.array(["a", "bd"])})
+
+
+def saved(path: Path, weight: float) -> Path:
+    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 64]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="w.data")
+    return path
+
+
+def test_a_model_is_its_file_and_its_external_data(tmp_path: Path) -> None:
+    paths = []
+    for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        paths.append(saved(tmp_path / name / "m.onnx", weight))
+    first, same, other = map(model_digest, paths)
+    assert first == same != other
+    assert paths[0].read_bytes() == paths[2].read_bytes()
+    proto = onnx.load(paths[0], load_external_data=False)
+    assert external_files(proto, tmp_path) == (tmp_path / "w.data",)
+    assert model_digest(proto) == model_digest(onnx.load(paths[1], load_external_data=False))
+
+
+def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", 1.0)
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(ModelError, match=r"w.data cannot be read: No such file"):
+        model_digest(path)
+
+
+def test_merging_unites_the_samples_in_order() -> None:
+    a, b = Provenance("m", ((2, "c"), (4, "e"))), Provenance("m", ((0, "a"), (3, "d")))
+    assert a.merge(b) == b.merge(a) == Provenance("m", ((0, "a"), (2, "c"), (3, "d"), (4, "e")))
+    assert a.merge(Provenance()) == a == Provenance().merge(a)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Provenance("n", ((1, "b"),)), "of model m and of model n cannot be merged"),
+        (Provenance("m", ((1, "b"),), 5), "counted at None and at 5 elements"),
+        (Provenance("m", ((1, "b"),), runtime="r 2"), "Statistics of  and of r 2 cannot be merged"),
+        (Provenance("m", ((1, "b"),), observer="o"), "observers '' and 'o' cannot be merged"),
+        (Provenance("m", ((0, "a"), (1, "b"))), "the same 1 samples, such as sample 0"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_merged(other: Provenance, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Provenance("m", ((0, "a"),)).merge(other)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxq.evidence.observer import observe
+from onnxq.evidence.sentinels import sentinels, without_sentinels
+
+SCORES = np.random.default_rng(0).normal(scale=5, size=4000).astype(np.float32)
+
+
+def with_values(*values: float, count: int = 400, scores: NDArray[np.float32] = SCORES) -> NDArray[np.float32]:
+    return np.concatenate([scores, np.repeat(np.float32(values), count)])
+
+
+@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e9, -np.finfo(np.float32).max, 1e9])
+def test_mask_constants_are_recognised_and_left_out(mask: float) -> None:
+    seen = observe(with_values(mask))
+    assert sentinels(seen) == (np.float32(mask),)
+    assert without_sentinels(seen) == observe(SCORES)
+
+
+def test_scores_added_to_a_mask_are_still_a_mask() -> None:
+    seen = observe(np.concatenate([SCORES, SCORES - np.float32(1e4)]))
+    assert sentinels(seen) == (seen.minimum,)
+    assert without_sentinels(seen) == observe(SCORES)
+
+
+def test_masks_on_both_sides_are_recognised() -> None:
+    assert sentinels(observe(with_values(-1e9, 1e9))) == (-1e9, 1e9)
+
+
+def test_a_single_smallest_float_is_a_mask() -> None:
+    assert sentinels(observe(with_values(-3.4e38, count=1))) == (np.float32(-3.4e38),)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        SCORES,
+        SCORES * 1000,
+        with_values(-1e4, scores=SCORES * 1000),
+        with_values(20_000, count=1, scores=np.tile(SCORES, 3)),
+        np.full(10, -1e4, np.float32),
+        with_values(-1e4, -1e6),
+        with_values(-5000),
+    ],
+    ids=["scores", "wide", "wide with -1e4", "one outlier", "nothing else", "two clusters", "too small"],
+)
+def test_data_is_not_taken_for_a_mask(values: NDArray[np.float32]) -> None:
+    seen = observe(values)
+    assert sentinels(seen) == ()
+    assert without_sentinels(seen) is seen

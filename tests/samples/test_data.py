@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+from onnxq.samples.data import Input, Sample, open_samples
+
+FLOAT = np.dtype(np.float32)
+X = Input("x", FLOAT, ("N", 2))
+SINGLE = (Input("x", FLOAT, (1, 2)),)
+PAIR = (Input("x", FLOAT, ("N", 2)), Input("n", np.dtype(np.int64), ()))
+
+
+def rows(count: int) -> NDArray[np.float32]:
+    return np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+
+
+def dicts(count: int) -> list[Sample]:
+    return [{"x": row[None]} for row in rows(count)]
+
+
+def firsts(samples: object) -> list[float]:
+    return [float(sample["x"].flat[0]) for sample in samples]  # type: ignore[attr-defined]
+
+
+def test_a_list_of_dicts_is_used_as_it_is() -> None:
+    samples = open_samples(dicts(3), SINGLE)
+    assert len(samples) == 3
+    assert firsts(samples) == firsts(samples) == [0, 2, 4]
+
+
+def test_limit_takes_the_first_samples() -> None:
+    samples = open_samples(dicts(3), SINGLE, limit=2)
+    assert (len(samples), firsts(samples)) == (2, [0, 2])
+
+
+def test_a_re_iterable_without_length_is_counted() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Sample]:
+            return iter(dicts(3))
+
+    assert len(open_samples(Loader(), SINGLE)) == 3
+
+
+def test_an_iterable_that_shrinks_is_noticed() -> None:
+    source = dicts(3)
+    samples = open_samples(source, SINGLE)
+    source.pop()
+    with pytest.raises(DataError, match="gave 2 samples, expected 3 as when opened"):
+        list(samples)
+
+
+def test_a_one_shot_iterator_can_be_iterated_again_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    samples = open_samples(iter(dicts(12)), SINGLE)
+    assert firsts(samples) == firsts(samples) == [2 * index for index in range(12)]
+    assert any(tmp_path.iterdir())
+    del samples
+    gc.collect()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_one_shot_iterator_with_a_bad_sample_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(DataError, match="samples, sample 1: input 'x'"):
+        open_samples(iter([*dicts(1), {}]), SINGLE)
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_spooled_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        import os, signal, numpy as np
+        from onnxq.samples.data import Input, open_samples
+        inputs = (Input("x", np.dtype(np.float32), (2,)),)
+        samples = open_samples(iter([{"x": np.ones(2, np.float32)}]), inputs)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    samples = open_samples(iter(dicts(1)), SINGLE)
+    assert not left.exists()
+    assert len(list(samples)) == 1
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16])
+def test_spooled_samples_keep_their_dtype(dtype: type[np.generic]) -> None:
+    inputs = (Input("file", np.dtype(dtype), (2,)),)
+    (sample,) = open_samples(iter([{"file": np.array([1, -2], dtype)}]), inputs)
+    assert sample["file"].dtype == dtype
+    assert sample["file"].astype(np.float32).tolist() == [1, -2]
+
+
+@pytest.mark.parametrize("source", [[], iter([]), ()])
+def test_no_samples_are_an_error(source: object) -> None:
+    with pytest.raises(DataError, match="holds no samples"):
+        open_samples(source, SINGLE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", [dicts(1)[0], 3, None])
+def test_a_source_that_is_no_stream_of_dicts_is_an_error(source: object) -> None:
+    with pytest.raises(DataError, match="expected a path or an iterable of dicts"):
+        open_samples(source, SINGLE)  # type: ignore[arg-type]
+
+
+def test_an_iterable_of_arrays_is_told_to_yield_dicts() -> None:
+    with pytest.raises(DataError, match="sample 0 is ndarray, expected a dict"):
+        list(open_samples(rows(2), SINGLE))  # type: ignore[arg-type]
+
+
+def test_a_limit_below_one_is_an_error() -> None:
+    with pytest.raises(DataError, match="limit is 0"):
+        open_samples(dicts(1), SINGLE, limit=0)
+
+
+def test_a_model_without_inputs_takes_no_samples() -> None:
+    with pytest.raises(DataError, match="has no inputs"):
+        open_samples(dicts(1), ())
+
+
+def test_the_position_of_a_bad_sample_is_named() -> None:
+    source = [*dicts(2), {"x": np.full((1, 2), np.nan, np.float32)}]
+    with pytest.raises(DataError, match="sample 2: 'x' holds 2 NaN"):
+        list(open_samples(source, SINGLE))
+
+
+@pytest.mark.parametrize("dim", ["time", "height", None])
+def test_a_leading_dimension_that_is_no_batch_belongs_to_the_sample(dim: str | None, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=rows(5))
+    (sample,) = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
+    assert sample["x"].shape == (5, 2)
+
+
+@pytest.mark.parametrize("dim", ["batch", "batch_size", "N", "b"])
+def test_a_leading_dimension_that_is_called_batch_counts_samples(dim: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=rows(5))
+    samples = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
+    assert [sample["x"].shape for sample in samples] == [(1, 2)] * 5
+
+
+def test_an_npz_with_one_more_axis_is_a_stack(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3, 2), np.float32), n=np.arange(4))
+    samples = open_samples(tmp_path / "a.npz", PAIR)
+    assert len(samples) == 4
+    assert [(sample["x"].shape, int(sample["n"])) for sample in samples] == [((3, 2), index) for index in range(4)]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_leading_axis_on_a_fixed_batch_of_one_is_a_stack(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    np.save(path, rows(4)) if suffix == "npy" else np.savez(path, x=rows(4))
+    samples = open_samples(path, SINGLE)
+    assert [sample["x"].tolist() for sample in samples] == rows(4)[:, None].tolist()
+
+
+def test_a_stack_with_unequal_counts_is_no_stack(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3, 2), np.float32), n=np.arange(3))
+    with pytest.raises(DataError, match=r"a.npz: 'x' has shape \[4, 3, 2\] of rank 3, expected rank 2"):
+        open_samples(tmp_path / "a.npz", PAIR)
+
+
+def test_headers_are_checked_when_opened(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=rows(1).astype(np.float64))
+    with pytest.raises(DataError, match=r"a.npz: 'x' is float64, expected float32"):
+        open_samples(tmp_path, (X,))
+
+
+def test_a_bad_value_in_a_stack_names_file_and_position(tmp_path: Path) -> None:
+    bad = rows(3)
+    bad[1, 0] = np.inf
+    np.save(tmp_path / "a.npy", bad)
+    with pytest.raises(DataError, match=r"a.npy, sample 1: 'x' holds 1 NaN or infinite values of 2"):
+        list(open_samples(tmp_path, SINGLE))
+
+
+def test_the_limit_opens_no_more_files_than_it_needs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "0.npz", x=rows(3))
+    (tmp_path / "1.npz").write_bytes(b"damaged")
+    assert firsts(open_samples(tmp_path, SINGLE, limit=2)) == [0, 2]
+    with pytest.raises(DataError, match=r"1.npz cannot be read"):
+        open_samples(tmp_path, SINGLE)
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gone cannot be opened: No such file"):
+        open_samples(tmp_path / "gone", SINGLE)
