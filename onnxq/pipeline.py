@@ -10,10 +10,11 @@ from typing import Any
 
 import onnx
 
-from onnxq.encoding.parameters import RangeMethod, corrected_biases
+from onnxq.encoding.parameters import corrected_biases
 from onnxq.errors import OutputError
-from onnxq.evidence.range_table import chosen_methods, needs_histogram, parse_range, range_text
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods, parse_range, range_text
+from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Graph
 from onnxq.lowering import Emit, emit_named
@@ -39,7 +40,7 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Scheme
-from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
+from onnxq.searching.choosing import Chooser, Wish
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.measures import effort_named
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -75,7 +76,7 @@ def quantize(
     target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
     ranges: RangeMethod | None = None,
-    statistics: Statistics | None = None,
+    statistics: Evidence | None = None,
     collection: Collection | None = None,
     costs: str | Path | None = None,
     chain: Mapping[str, str] | None = None,
@@ -167,24 +168,22 @@ def quantize(
         samples = bench.samples(calibration, images, limit, chain or {})
         plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
-        if ranges is not None and not needs_histogram(ranges):
-            collection = replace(collection or Collection(), histogram_elements=0)
-        statistics = statistics or bench.calibrate(plan, samples, progress, collection)
+        if replay is not None and ranges is None:
+            ranges = parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
+        evidence = statistics or bench.calibrate(plan, samples, progress, collection, ranges)
         if replay is None:
-            bench = bench.without_idle_bodies(plan, statistics)
+            bench = bench.without_idle_bodies(plan, evidence)
             plan = bench.plan({})
         else:
-            refuse_idle_bodies(bench.graph, replay, statistics)
+            refuse_idle_bodies(bench.graph, replay, evidence)
         staged = folder / (output.name if output is not None else "model.onnx")
         runnable = replace(bench, emit=Emit.QDQ) if bench.emit is Emit.STRICT else bench
-        chooser = Chooser(runnable, reference, samples, statistics, staged, external > 0, seconds, progress, known)
+        chooser = Chooser(runnable, reference, samples, evidence, staged, external > 0, seconds, progress, known)
         effort = effort_named(search) if replay is None else None
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(
-                    plan, ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]), wish
-                )
+                chosen = chooser.follow(plan, ranges or FIRST_RANGES[0], wish)
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -192,7 +191,7 @@ def quantize(
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, statistics, chosen.ranges, staged, external_data=external > 0)
+            bench.build(outcome.plan, evidence, chosen.ranges, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
@@ -201,7 +200,9 @@ def quantize(
             bytes=stored_bytes(staged, (data_file(staged),)),
             plan=replace(outcome.plan, ranges=range_text(chosen.ranges)),
             ranges=repr(chosen.ranges),
-            range_methods=chosen_methods(chosen.ranges, plan.taps, statistics),
+            range_methods=chosen_methods(
+                chosen.ranges, {one.tensor: one.spec for one in plan.activations if one.fixed_range is None}, evidence
+            ),
             agreement=verification.agreement,
             kernels=verification.kernels,
             latency=verification.latency,
@@ -211,7 +212,7 @@ def quantize(
             regions=outcome.regions,
             scores=chosen.scores,
             loads=loads,
-            corrected_biases=corrected_biases(outcome.plan, statistics),
+            corrected_biases=corrected_biases(outcome.plan, evidence),
             passes=(*applied, *bench.applied),
             metadata_bytes=metadata_bytes(load(staged)),
             samples=len(samples),
@@ -232,12 +233,13 @@ def calibrate(
     scheme: str | Scheme = "int8",
     target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
+    ranges: RangeMethod | None = None,
     collection: Collection | None = None,
     chain: Mapping[str, str] | None = None,
     limit: int | None = None,
     images: ImageOptions | None = None,
     progress: Progress = silent,
-) -> Statistics:
+) -> Evidence:
     """Collect the statistics that quantize() needs, once, to try range methods or fidelities without running again.
 
     Args:
@@ -246,6 +248,7 @@ def calibrate(
         scheme: a preset's name or a Scheme.
         target: a name of TARGETS.
         prepare: passes of your own, the same as quantize() is given.
+        ranges: the range method whose statistics are kept; None keeps those of the ones that quantize() tries.
         collection: where samples run, which earlier statistics are used, and what is kept meanwhile.
         chain: inputs by the output that they take from the sample before, for stateful models.
         limit: most samples to use; None uses all.
@@ -260,7 +263,7 @@ def calibrate(
     with staging(None) as folder:
         bench = open_workbench(graph, scheme, runtime, folder)
         samples = bench.samples(calibration, images, limit, chain or {})
-        return bench.calibrate(bench.plan({}), samples, progress, collection or Collection())
+        return bench.calibrate(bench.plan({}), samples, progress, collection or Collection(), ranges)
 
 
 def plan(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxq.encoding.parameters import RangeMethod
 from onnxq.evaluate import output_names
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import RangeMethod
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, return_memory, run
 from onnxq.samples.inputs import Sample
@@ -23,7 +23,7 @@ class Trials:
 
     Attributes:
         bench: builds the models.
-        statistics: of the plan's activations.
+        evidence: of the plan's activations.
         samples: the samples that every candidate runs.
         names: of the outputs.
         expected: the float model's outputs for each sample.
@@ -31,20 +31,20 @@ class Trials:
     """
 
     bench: Workbench
-    statistics: Statistics
+    evidence: Evidence
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
     measured: dict[object, Trust] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], statistics: Statistics) -> Trials:
+    def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
         """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
         kept = tuple(samples)
         session = open_session(reference)
         names = tuple(output_names(session))
         expected = tuple(tuple(run(session, sample, names)) for sample in kept)
-        return cls(bench, statistics, kept, names, expected)
+        return cls(bench, evidence, kept, names, expected)
 
     def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
@@ -72,5 +72,5 @@ class Trials:
     def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
         """Build a plan's model and return its file, which the next candidate overwrites."""
         path = self.bench.prepared.with_name("candidate.onnx")
-        self.bench.build(plan, self.statistics, ranges, path, external_data=self.bench.is_large)
+        self.bench.build(plan, self.evidence, ranges, path, external_data=self.bench.is_large)
         return path

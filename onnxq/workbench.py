@@ -1,4 +1,4 @@
-"""The prepared float model on disk, and everything that is built from it: plans, statistics, candidate models."""
+"""The prepared float model on disk, and everything that is built from it: plans, evidence, candidate models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.encoding.parameters import RangeMethod, activation_parameters, channel_means
+from onnxq.encoding.parameters import activation_parameters, channel_means, requests_for
 from onnxq.errors import ModelError, SchemeError
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.chain import ChainedSamples, with_optional
 from onnxq.execution.resume import Collection, calibrate_tensors
 from onnxq.execution.runner import collect
@@ -114,9 +116,9 @@ class Workbench:
         """Plan with some nodes taken out of integer arithmetic."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.idle}, self.emit)
 
-    def without_idle_bodies(self, plan: Plan, statistics: Statistics) -> Workbench:
+    def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> Workbench:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
-        return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, statistics)) else self
+        return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
     def samples(
         self,
@@ -131,30 +133,33 @@ class Workbench:
         return ChainedSamples(samples, self.prepared, chain) if chain else samples
 
     def calibrate(
-        self, plan: Plan, samples: SampleSource, progress: Progress, collection: Collection | None = None
-    ) -> Statistics:
-        """Run the float model and collect statistics of every tensor that the plan needs.
+        self,
+        plan: Plan,
+        samples: SampleSource,
+        progress: Progress,
+        collection: Collection | None = None,
+        ranges: RangeMethod | None = None,
+    ) -> Evidence:
+        """Run the float model and observe what the plan needs, for one range method or for those that are tried.
 
-        Told how to collect them, they have a provenance, which takes reading all samples and the model once more.
+        Told how to collect it, the evidence says which model it is of, which takes reading the model once more.
         """
 
         def told(done: int, total: int) -> None:
             progress("calibrate", done, total)
 
+        requests = requests_for(plan, FIRST_RANGES if ranges is None else (ranges,))
         # Means alone would need runs of the float model, which a large one's weights make expensive.
-        means = plan.means if plan.taps or not self.is_large else {}
-        if not plan.taps and not means:
-            return Statistics(0, {})
+        if not requests or (not plan.taps and self.is_large):
+            return Evidence()
         if collection is None:
-            return collect(self.prepared, samples, plan.taps, progress=told, means=means)
-        return calibrate_tensors(self.prepared, samples, plan.taps, collection, progress=told, means=means)
+            return collect(self.prepared, samples, requests, progress=told)
+        return calibrate_tensors(self.prepared, samples, requests, collection, progress=told)
 
-    def build(
-        self, plan: Plan, statistics: Statistics, ranges: RangeMethod, path: Path, *, external_data: bool
-    ) -> Graph:
+    def build(self, plan: Plan, evidence: Evidence, ranges: RangeMethod, path: Path, *, external_data: bool) -> Graph:
         """Write the model that a plan describes to ``path`` and return its graph."""
         graph = load(self._prepared_for(plan))
-        parameters, means = activation_parameters(plan, statistics, ranges), channel_means(plan, statistics)
+        parameters, means = activation_parameters(plan, evidence, ranges), channel_means(plan, evidence)
         pipeline = Pipeline(
             (
                 QuantizeWeights(plan, parameters, means),

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import DataError, ModelError
 from onnxq.evidence.ranges import MinMax, Percentile
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
 from onnxq.execution.runner import collect
 from onnxq.modelfile import load, read_model
 from onnxq.pipeline import plan, quantize

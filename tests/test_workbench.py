@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxq.encoding.parameters import channel_means, corrected_biases
 from onnxq.errors import SchemeError
 from onnxq.evidence.ranges import MinMax
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
 from onnxq.planning.plan import Demotion

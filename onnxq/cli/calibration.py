@@ -41,9 +41,8 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
     "--range",
     "range_method",
     metavar="NAME[:NUMBER]",
-    help="Keep what this range method needs, which costs less for minmax and average.  [default: what all need]",
+    help="Keep what this range method needs, which costs less for minmax.  [default: what all but average need]",
 )
-@click.option("--observer", metavar="NAME", default="", help="An observer that an installed package registers.")
 @collection_options
 @image_options
 def calibrate(
@@ -56,7 +55,6 @@ def calibrate(
     passes: tuple[str, ...],
     limit: int | None,
     range_method: str | None,
-    observer: str,
     collection: Collection | None,
     chain: dict[str, str],
     images: ImageOptions | None,
@@ -67,14 +65,13 @@ def calibrate(
     """
     from onnxq import pipeline
     from onnxq.cli import terminal
-    from onnxq.evidence.range_table import needs_histogram, parse_range
+    from onnxq.evidence.range_table import parse_range
     from onnxq.evidence.storage import save_statistics
     from onnxq.execution.resume import Collection, discard_checkpoints
     from onnxq.modelfile.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model)
-    extremes_only = range_method is not None and not needs_histogram(parse_range(range_method))
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     with terminal.progress_bars() as progress:
         statistics = pipeline.calibrate(
@@ -83,12 +80,8 @@ def calibrate(
             scheme=chosen_scheme(preset, scheme_file),
             target=target,
             prepare=passes,
-            collection=replace(
-                how,
-                checkpoint=chosen,
-                histogram_elements=0 if extremes_only else how.histogram_elements,
-                observer=observer,
-            ),
+            ranges=parse_range(range_method) if range_method is not None else None,
+            collection=replace(how, checkpoint=chosen),
             chain=chain,
             limit=limit,
             images=images,
@@ -120,7 +113,8 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
-    from onnxq.evidence.storage import described, load_statistics
+    from onnxq.evidence.description import described
+    from onnxq.evidence.storage import load_statistics
 
     found = described(load_statistics(file))
     if as_json:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError
-from onnxq.evidence.statistics import Statistics
-from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.evidence.channel_means import ChannelMeans
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import request_for
+from onnxq.evidence.range_table import kinds_read
+from onnxq.evidence.ranges import RangeMethod
+from onnxq.evidence.requests import Request
+from onnxq.evidence.value_range import Range
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, parameters_from_range
 from onnxq.numbers.spec import Method, Spec
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
-from onnxq.planning.plan import Plan
-
-RangeMethod = Callable[[TensorStatistics], tuple[float, float]]
+from onnxq.planning.plan import Activation, Plan
 
 
-def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMethod) -> Mapping[str, Parameters]:
+def requests_for(plan: Plan, methods: Iterable[RangeMethod]) -> tuple[Request, ...]:
+    """Return what must be observed for a plan, so that any of these range methods can be used."""
+    kinds = kinds_read(methods)
+    wanted = (request_for(tensor, kind) for tensor in plan.taps for kind in kinds)
+    return tuple(dict.fromkeys((*plan.requests, *wanted)))
+
+
+def activation_parameters(plan: Plan, evidence: Evidence, method: RangeMethod) -> Mapping[str, Parameters]:
     """Turn what calibration saw into scales and zero points; tensors of one group share them.
 
     Args:
         plan: names the tensors, their specs and their groups.
-        statistics: of at least ``plan.taps``.
+        evidence: of at least ``requests_for(plan, (method,))``.
         method: which range the statistics of a tensor mean.
 
     Returns:
@@ -35,7 +44,7 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
     """
     ranges: dict[str, tuple[float, float]] = {}
     for activation in plan.activations:
-        found = activation.fixed_range or _calibrated_range(activation.tensor, statistics, method)
+        found = activation.fixed_range or _calibrated_range(activation, evidence, method)
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {
@@ -46,19 +55,23 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
     }
 
 
-def channel_means(plan: Plan, statistics: Statistics) -> Mapping[str, NDArray[np.float64]]:
+def channel_means(plan: Plan, evidence: Evidence) -> Mapping[str, NDArray[np.float64]]:
     """Return the mean of each channel of the tensors that a plan's corrections rest on.
 
     Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
     in which another node was the first to read the tensor.
     """
-    known = ((tensor, axis, statistics.tensors.get(tensor)) for tensor, axis in plan.means.items())
-    return {tensor: found.means for tensor, axis, found in known if found and found.axis == axis and len(found.sums)}
+    axes: dict[str, int] = {}
+    for decision in plan.decisions:
+        if decision.mean is not None:
+            axes.setdefault(decision.mean.tensor, decision.mean.axis)
+    found = {tensor: evidence.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
+    return {tensor: one.means for tensor, one in found.items() if one is not None and len(one.sums)}
 
 
-def corrected_biases(plan: Plan, statistics: Statistics) -> int:
+def corrected_biases(plan: Plan, evidence: Evidence) -> int:
     """Return how many nodes of a plan have a bias that makes up for its rounded weight."""
-    known = channel_means(plan, statistics)
+    known = channel_means(plan, evidence)
     return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
 
 
@@ -70,9 +83,7 @@ def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Param
     return parameters_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
 
 
-def _calibrated_range(tensor: str, statistics: Statistics, method: RangeMethod) -> tuple[float, float]:
-    found = statistics.tensors.get(tensor)
-    if found is None or not found.has_range:
-        raise DataError(f"tensor {tensor} has no calibration statistics; calibrate with the plan's taps")
+def _calibrated_range(activation: Activation, evidence: Evidence, method: RangeMethod) -> tuple[float, float]:
+    seen = evidence.of(activation.tensor)
     # A tensor that was empty in every sample has no range; zero width becomes scale 1.
-    return method(found) if found.count else (0.0, 0.0)
+    return method(seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)

@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import SchemeError
-from onnxq.evidence.ranges import histogram_of
-from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.evidence.evidence import TensorEvidence
+from onnxq.evidence.histogram import Bins
+from onnxq.evidence.ranges import bins_of_data
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.spec import Spec
 
 _BINS = 2048
 _CANDIDATES = 256
@@ -23,43 +26,48 @@ class Entropy:
     For each candidate, the histogram of magnitudes up to it, with all greater ones in its last bin, is compared with
     the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals.
 
+    Args:
+        levels: For magnitudes; None takes half of the spec's codes, and at most 1024.
+
     Raises:
         SchemeError: `levels` is not from 2 to 1024.
     """
 
-    levels: int = 128
+    levels: int | None = None
 
     def __post_init__(self) -> None:
-        if not 2 <= self.levels <= _BINS // 2:
+        if self.levels is not None and not 2 <= self.levels <= _BINS // 2:
             raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
 
-    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
             DataError: No element was seen, or none was counted.
         """
-        data = histogram_of(statistics)
+        data, format = bins_of_data(seen), format_named(spec.format)
+        levels = self.levels or min(int(format.maximum - format.minimum + 1) // 2, _BINS // 2)
         counts, width = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
         counts[0] = counts[1]
         if not counts.any():
             return data.minimum, data.maximum
-        sizes = np.unique(np.linspace(self.levels, len(counts), _CANDIDATES).astype(int))[::-1]
-        best = min(sizes, key=lambda size: _divergence(counts, int(size), self.levels))
+        sizes = np.unique(np.linspace(levels, len(counts), _CANDIDATES).astype(int))[::-1]
+        best = min(sizes, key=lambda size: _divergence(counts, int(size), levels))
         limit = float(best) * width
         low, high = max(data.minimum, -limit), min(data.maximum, limit)
         # An end beyond the limit on the wrong side of zero keeps its sign.
         return min(low, data.maximum), max(high, data.minimum)
 
 
-def _magnitudes(data: TensorStatistics) -> tuple[NDArray[np.float64], float]:
+def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float]:
     """Return the histogram of magnitudes in at least 2,048 bins from zero, and the width of a bin."""
-    last = data.first + len(data.counts)
-    size = max(last, -data.first)
+    first = data.first
+    last = first + len(data.counts)
+    size = max(last, -first)
     # Far from zero the bins would outnumber memory; coarser ones keep what a candidate can tell apart.
     shift = max(0, math.ceil(math.log2(size / (4 * _BINS))))
-    bins = np.arange(data.first, last)
+    bins = np.arange(first, last)
     counts = np.bincount(np.where(bins < 0, -1 - bins, bins) >> shift, weights=data.counts)
     fold = max(1, math.ceil(_BINS / len(counts)))
     return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold

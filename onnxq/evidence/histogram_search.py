@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import SchemeError
-from onnxq.evidence.ranges import histogram_of
-from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.evidence.evidence import TensorEvidence
+from onnxq.evidence.ranges import bins_of_data
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.spec import Spec
 
 _STEP = 1e-5
 
@@ -18,26 +20,29 @@ _STEP = 1e-5
 class HistogramSearch:
     """The search of PyTorch's HistogramObserver on the bins of the statistics.
 
+    Args:
+        levels: Number of codes; None takes all of the type's, as PyTorch does even where half of them are used.
+
     Raises:
         SchemeError: `levels` is below 2.
     """
 
-    levels: int = 256
+    levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels < 2:
+        if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
             DataError: No element was seen, or none was counted.
         """
-        data = histogram_of(statistics)
+        data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
         magnitude = max(-data.minimum, data.maximum) or 1.0
         edges = data.edges / magnitude
-        low, high = searched_range(data.counts, edges[0], edges[-1], self.levels)
+        low, high = searched_range(data.counts, edges[0], edges[-1], levels)
         low, high = (min(max(end * magnitude, data.minimum), data.maximum) for end in (low, high))
         return low, high
 

@@ -1,10 +1,10 @@
-"""What statistics are of: the content of the model and of each sample, as digests."""
+"""What evidence is of: the content of the model and of each sample, as digests."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,35 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Provenance:
-    """The content that statistics were taken from; empty where nobody asked.
+    """The model that evidence was taken from, and what ran it; empty where nobody asked.
 
     Args:
         model: Digest of the float model, see `model_digest`; empty when not known.
-        samples: Index and digest of each sample, see `sample_digest`, in rising order.
-        histogram_elements: How many elements of a tensor each sample counts into its histogram; None counts all.
         runtime: What ran the model, as `onnxq.runtime.runtime_version` gives it: others round otherwise.
-        observer: Name of the observer that another package registers; empty for the one of onnxq.
     """
 
     model: str = ""
-    samples: tuple[tuple[int, str], ...] = ()
-    histogram_elements: int | None = None
     runtime: str = ""
-    observer: str = ""
 
     def merge(self, other: Provenance) -> Provenance:
-        """Return the provenance of the samples of both.
+        """Return the provenance of what is of both.
 
         Raises:
-            DataError: The models or ways of counting differ, or a sample is in both.
+            DataError: The models or runtimes differ.
         """
-        if not self.samples or not other.samples:
-            return self if self.samples else other
+        if self == Provenance() or other == Provenance():
+            return self if other == Provenance() else other
         if self.model != other.model:
             raise DataError(
                 f"Statistics of model {self.model[:12]} and of model {other.model[:12]} cannot be merged, expected one "
                 "model; calibrate both shards on the same file"
-            )
-        if self.histogram_elements != other.histogram_elements:
-            raise DataError(
-                f"Statistics counted at {self.histogram_elements} and at {other.histogram_elements} elements cannot be "
-                "merged, expected one number; calibrate both shards in the same way"
             )
         if self.runtime != other.runtime:
             raise DataError(
                 f"Statistics of {self.runtime} and of {other.runtime} cannot be merged, expected one version; "
                 "calibrate both shards with the same"
             )
-        if self.observer != other.observer:
-            raise DataError(
-                f"Statistics of observers {self.observer!r} and {other.observer!r} cannot be merged, expected one; "
-                "calibrate both shards with the same"
-            )
-        if twice := set(self.samples) & set(other.samples):
-            raise DataError(
-                f"Both statistics hold the same {len(twice)} samples, such as sample {min(twice)[0]}, expected each "
-                "sample once; merge shards of different samples"
-            )
-        return replace(self, samples=tuple(sorted((*self.samples, *other.samples))))
+        return self
 
 
 def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:

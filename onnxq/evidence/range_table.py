@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -12,65 +14,71 @@ import numpy as np
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.evidence.entropy import Entropy
+from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.histogram_search import HistogramSearch
 from onnxq.evidence.ranges import (
     Fixed,
-    MeanSquaredError,
     MinMax,
     MovingAverage,
     Percentile,
     RangeMethod,
-    expected_errors,
-    histogram_of,
+    bins_of_data,
 )
-from onnxq.evidence.statistics import Statistics
-from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
+from onnxq.evidence.value_range import Range
 from onnxq.extensions import registered, registered_names
+from onnxq.numbers.spec import Spec
 
 ENTRY_POINTS = "onnxq.ranges"
 """Group of entry points; each names a class or function that makes a `RangeMethod`."""
 
+FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
+"""The range methods that are tried when the user names none; the first is taken where nothing is measured."""
+
 _CANDIDATES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), Percentile(99.9), Entropy(), MeanSquaredError())
+_KINDS = ("range", "histogram")
 # A method that clips must be better than this share of the error of one before it.
 _WORTH = 0.95
 
 
 @dataclass(frozen=True)
 class Auto:
-    """For each tensor the method of least expected quantization error with `levels` codes, min-max unless it pays.
+    """For each tensor the method of least expected quantization error, min-max unless it pays.
+
+    Args:
+        levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
 
     Raises:
         SchemeError: `levels` is below 2.
     """
 
-    levels: int = 256
+    levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels < 2:
+        if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Auto levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def choose(self, statistics: TensorStatistics) -> RangeMethod:
+    def choose(self, seen: TensorEvidence, spec: Spec) -> RangeMethod:
         """Return the method for a tensor.
 
         Raises:
             DataError: No element was seen.
         """
-        data = histogram_of(statistics)
-        lows, highs = np.array([method(data) for method in _CANDIDATES]).T
-        errors = expected_errors(data, lows, highs, self.levels)
+        lows, highs = np.array([method(seen, spec) for method in _CANDIDATES]).T
+        errors = expected_errors(bins_of_data(seen), lows, highs, Grid.of(spec, self.levels))
         chosen = 0
         for index in range(1, len(errors)):
             if errors[index] < errors[chosen] * _WORTH:
                 chosen = index
         return _CANDIDATES[chosen]
 
-    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) of the chosen method.
 
         Raises:
             DataError: No element was seen.
         """
-        return self.choose(statistics)(statistics)
+        return self.choose(seen, spec)(seen, spec)
 
 
 RANGES: Mapping[str, Callable[..., RangeMethod]] = MappingProxyType(
@@ -107,7 +115,8 @@ def parse_range(text: str) -> RangeMethod:
     options = _options(make)
     if separator and name in RANGES and not options:
         raise SchemeError(f"Range method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
-    whole = bool(options) and isinstance(options[0].default, int)
+    # What may be left out is a number of codes.
+    whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
         given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
         return make(*given)
@@ -119,29 +128,42 @@ def parse_range(text: str) -> RangeMethod:
 
 
 def range_text(method: object) -> str:
-    """Return what `parse_range` makes a method of the table from; an empty string for any other.
+    """Return what `parse_range` makes an equal method from; an empty string for one that has no name.
 
-    >>> range_text(Percentile(99.99)), range_text(MinMax())
-    ('percentile:99.99', 'minmax')
+    >>> range_text(Percentile(99.9999999)), range_text(MinMax()), range_text(MeanSquaredError(16))
+    ('percentile:99.9999999', 'minmax', 'mse:16')
     """
-    for name, make in RANGES.items():
+    for name, make in chain(RANGES.items(), _packaged()):
         if type(method) is make:
-            numbers = ",".join(f"{getattr(method, field.name):g}" for field in _options(make))
+            given = [getattr(method, field.name) for field in _options(make)]
+            numbers = ",".join(_number_text(number) for number in given if number is not None)
             return f"{name}:{numbers}" if numbers else name
     return ""
 
 
-def needs_histogram(method: object) -> bool:
-    """Return whether a method reads more than the extremes, as it does unless it has ``histogram = False``."""
-    return bool(getattr(method, "histogram", True))
+def _packaged() -> Iterator[tuple[str, object]]:
+    """Yield what installed packages register and can be loaded, by name."""
+    for name in registered_names(ENTRY_POINTS):
+        with suppress(SchemeError):
+            yield name, registered(ENTRY_POINTS, name, "Range method")
 
 
-def chosen_methods(method: object, tensors: Iterable[str], statistics: Statistics) -> dict[str, str]:
+def _number_text(number: float) -> str:
+    """Return a number with all of its digits."""
+    return str(int(number)) if float(number).is_integer() and abs(number) < 2**53 else repr(float(number))
+
+
+def kinds_read(methods: Iterable[object]) -> tuple[str, ...]:
+    """Return the kinds of statistics that range methods read, each once."""
+    return tuple(dict.fromkeys(kind for method in methods for kind in getattr(method, "kinds", _KINDS)))
+
+
+def chosen_methods(method: object, specs: Mapping[str, Spec], evidence: Evidence) -> dict[str, str]:
     """Return which method a method that chooses has chosen for each tensor; nothing for one that does not."""
     if not isinstance(method, Auto):
         return {}
-    seen = {name: statistics.tensors[name] for name in tensors}
-    return {name: repr(method.choose(one)) for name, one in seen.items() if one.count}
+    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    return {name: repr(method.choose(one, specs[name])) for name, one in seen.items() if one.need(Range).count}
 
 
 def _options(make: object) -> tuple[dataclasses.Field[Any], ...]:
@@ -149,6 +171,8 @@ def _options(make: object) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
+    if options and options[0].default is None:
+        return f"a number as in '{name}:256'"
     if options and options[0].default is not dataclasses.MISSING:
         return f"a number as in '{name}:{options[0].default}'"
     return f"numbers as in '{name}:-1,1'"

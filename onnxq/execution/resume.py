@@ -1,22 +1,24 @@
-"""Calibration that starts from what is known: statistics of an earlier run, or of one that was interrupted."""
+"""Calibration that starts from what is known: evidence of an earlier run, or of one that was interrupted."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 
 import onnx
 
 from onnxq.errors import DataError
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest, sample_digest
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.requests import Request
 from onnxq.evidence.storage import discard, load_statistics, save_statistics
 from onnxq.execution.budget import largest_segment, peak_memory, tap_passes, tap_sizes
-from onnxq.execution.runner import HISTOGRAM_ELEMENTS, SHARD_BYTES, Ledger, collect
+from onnxq.execution.runner import SHARD_BYTES, Ledger, collect
 from onnxq.execution.segments import segments
 from onnxq.execution.shards import Workers
 from onnxq.execution.workers import Threads, available_cores
@@ -38,9 +40,6 @@ class Collection:
         memory: bytes that this process may take; tensors of a segment that do not fit at once are tapped in several
             passes.
         notice: told in a sentence what of a file was not used.
-        histogram_elements: see `collect`. With 0, statistics that have a histogram fit too, and what they lack is
-            counted as they were.
-        observer: see `collect`; the empty name takes that of the statistics to reuse.
     """
 
     workers: Workers | None = None
@@ -49,30 +48,26 @@ class Collection:
     seconds: float = 2.0
     memory: int | None = None
     notice: Notice = lambda sentence: None
-    histogram_elements: int | None = HISTOGRAM_ELEMENTS
-    observer: str = ""
 
 
 def calibrate_tensors(
     model: Path,
     samples: SampleSource,
-    tensors: Sequence[str],
+    requests: Sequence[Request],
     collection: Collection,
     *,
     progress: Callable[[int, int], None] | None = None,
-    axes: Mapping[str, int] | None = None,
-    means: Mapping[str, int] | None = None,
-) -> Statistics:
-    """Return the statistics of the named tensors in all samples, with their provenance, running only what is missing.
+    digest: str = "",
+) -> Evidence:
+    """Return what is requested of tensors in all samples, with its provenance, running only what is missing.
 
     Args:
         model: The float model.
         samples: Checked samples.
-        tensors: Float tensors of the main graph whose range is wanted.
+        requests: See `collect`.
         collection: Where and from what it starts.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
-        axes: See `collect`.
-        means: See `collect`.
+        digest: Of the model's content, see `model_digest`; found out where it is empty.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
@@ -81,41 +76,29 @@ def calibrate_tensors(
         OutputError: A checkpoint cannot be written.
         SchemeError: The workers cannot be had.
     """
-    axes, means = axes or {}, means or {}
-    names = tuple(dict.fromkeys((*tensors, *means)))
-    digest = model_digest(model)
-    known = _Known(digest, collection, samples, frozenset(tensors), axes, means)
-    earlier = known.fitting(collection.reuse, names) if collection.reuse else Statistics()
-    workers, passes = _passes(model, samples, names, earlier, collection)
-    kept = tuple(name for name in names if name in earlier.tensors)
-    groups = [(kept, earlier), *((group, Statistics()) for group in passes)]
+    requests = tuple(dict.fromkeys(requests))
+    names = tuple(dict.fromkeys(request.tensor for request in requests))
+    digest = digest or model_digest(model)
+    known = _Known(digest, samples, collection.notice)
+    earlier = known.fitting(collection.reuse, requests) if collection.reuse else Evidence()
+    if len(earlier.samples) > len(samples):
+        return earlier
+    workers, passes = _passes(model, samples, requests, earlier, collection)
+    groups = [(tuple(earlier.statistics), earlier), *((group, Evidence()) for group in passes)]
     found = []
     for group, base in groups:
         if not group:
             continue
-        computed = names, sorted(set(tensors)), sorted(axes.items()), sorted(means.items())
-        partial = _partial(collection.checkpoint, group, computed)
+        partial = _partial(collection.checkpoint, group, requests)
         if partial and partial.exists():
             base = known.continued(partial, group, base)
-        if base.samples < len(samples):
+        if len(base.samples) < len(samples):
             ledger = Ledger(digest, base, _keeper(partial, base, collection.seconds))
-            base = collect(
-                model,
-                samples,
-                [name for name in group if name in known.ranges],
-                progress=progress,
-                workers=workers,
-                histogram_elements=known.elements,
-                observer=known.observer,
-                axes=axes,
-                means={name: means[name] for name in group if name in means},
-                others=names,
-                ledger=ledger,
-            )
+            base = collect(model, samples, group, progress=progress, workers=workers, others=names, ledger=ledger)
             if partial:
                 save_statistics(base, partial)
         found.append(base)
-    return reduce(Statistics.join, found).select(names) if found else Statistics()
+    return reduce(Evidence.join, found).select(requests) if found else Evidence()
 
 
 def discard_checkpoints(checkpoint: Path) -> None:
@@ -125,10 +108,11 @@ def discard_checkpoints(checkpoint: Path) -> None:
 
 
 def _passes(
-    model: Path, samples: SampleSource, names: Sequence[str], earlier: Statistics, collection: Collection
-) -> tuple[Workers | None, tuple[tuple[str, ...], ...]]:
-    """Return the workers to use and the tensors of each pass."""
-    missing = tuple(name for name in names if name not in earlier.tensors)
+    model: Path, samples: SampleSource, requests: Sequence[Request], earlier: Evidence, collection: Collection
+) -> tuple[Workers | None, tuple[tuple[Request, ...], ...]]:
+    """Return the workers to use and the requests of each pass."""
+    names = tuple(dict.fromkeys(request.tensor for request in requests))
+    missing = tuple(request for request in requests if request not in earlier.statistics)
     if collection.memory is None or not missing:
         return collection.workers, (missing,)
     sample = next(iter(samples))
@@ -141,17 +125,20 @@ def _passes(
         return Threads(cores), (missing,)
     # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
     limit = 1 << (left.bit_length() - 1) if left > 0 else 0
-    return collection.workers or Threads(1), tap_passes(parts, sizes, missing, limit)
+    passes = tap_passes(parts, sizes, tuple(dict.fromkeys(request.tensor for request in missing)), limit)
+    return collection.workers or Threads(1), tuple(
+        tuple(request for request in missing if request.tensor in group) for group in passes
+    )
 
 
-def _keeper(partial: Path | None, base: Statistics, seconds: float) -> Callable[[Callable[[], Statistics]], None]:
+def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Callable[[], Evidence]], None]:
     """Return a function that writes statistics when it is time to; a place that cannot be written shows at once."""
     if partial is None:
         return lambda total: None
     save_statistics(base, partial)
     written = time.monotonic()
 
-    def keep(total: Callable[[], Statistics]) -> None:
+    def keep(total: Callable[[], Evidence]) -> None:
         nonlocal written
         if time.monotonic() - written >= seconds:
             save_statistics(total(), partial)
@@ -160,7 +147,7 @@ def _keeper(partial: Path | None, base: Statistics, seconds: float) -> Callable[
     return keep
 
 
-def _partial(checkpoint: Path | None, observed: Sequence[str], computed: object) -> Path | None:
+def _partial(checkpoint: Path | None, observed: Sequence[Request], computed: Sequence[Request]) -> Path | None:
     if checkpoint is None:
         return None
     tag = hashlib.blake2b(repr((observed, computed)).encode(), digest_size=4).hexdigest()
@@ -176,84 +163,62 @@ def _beside(checkpoint: Path) -> Iterator[Path]:
 
 
 class _Known:
-    """What statistics must be of to be used; the samples are only read for it when there is a file to compare."""
+    """What evidence must be of to be used; the samples are only read for it when there is a file to compare."""
 
-    def __init__(
-        self,
-        model: str,
-        collection: Collection,
-        samples: SampleSource,
-        ranges: frozenset[str],
-        axes: Mapping[str, int],
-        means: Mapping[str, int],
-    ) -> None:
-        self.elements = collection.histogram_elements
-        self.observer = collection.observer
-        self.ranges = ranges
+    def __init__(self, model: str, samples: SampleSource, notice: Notice) -> None:
         self._model = model
         self._source = samples
-        self._notice = collection.notice
-        self._axes, self._means = axes, means
-        self._digests: frozenset[tuple[int, str]] | None = None
+        self._notice = notice
 
-    def fitting(self, path: Path, names: Sequence[str]) -> Statistics:
-        """Return what a file holds of the named tensors in these samples; nothing when it is of anything else."""
+    @cached_property
+    def _digests(self) -> tuple[str, ...]:
+        return tuple(sample_digest(sample) for sample in self._source)
+
+    def fitting(self, path: Path, requests: Sequence[Request]) -> Evidence:
+        """Return what a file holds for these requests from these samples; nothing when it is of anything else."""
         found = load_statistics(path)
-        if self.elements == 0 and found.provenance.samples:
-            self.elements = found.provenance.histogram_elements
-        self.observer = self.observer or found.provenance.observer
-        if problem := self._misfit(found):
+        there = [request for request in requests if request in found.statistics]
+        if problem := self._misfit(found, whole=len(there) == len(requests)):
             self._notice(f"{path} {problem}; nothing of it is used")
-            return Statistics()
-        there = [name for name in names if self._has(found, name)]
-        if missing := [name for name in names if name not in there]:
+            return Evidence()
+        missing = tuple(dict.fromkeys(request.tensor for request in requests if request not in found.statistics))
+        if missing:
+            tensors = len({request.tensor for request in requests})
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-            self._notice(f"{path} lacks {len(missing)} of {len(names)} tensors ({shown}); they are calibrated now")
-        if found.samples < len(self._source):
-            self._notice(
-                f"{path} lacks {len(self._source) - found.samples} of {len(self._source)} samples; they are run now"
-            )
-        return found.select(there) if there else Statistics()
+            self._notice(f"{path} lacks {len(missing)} of {tensors} tensors ({shown}); they are calibrated now")
+        if lacking := found.lacks(self._digests):
+            self._notice(f"{path} lacks {lacking} of {len(self._digests)} samples; they are run now")
+        if more := len(found.samples) - len(self._digests) + lacking:
+            self._notice(f"{path} holds {more} samples besides these; it is used as it is")
+        return found.select(there) if there else Evidence()
 
-    def continued(self, path: Path, names: Sequence[str], base: Statistics) -> Statistics:
+    def continued(self, path: Path, requests: Sequence[Request], base: Evidence) -> Evidence:
         """Return what an interrupted run kept, or `base` where that is more or all that can be used."""
         try:
             found = load_statistics(path)
         except DataError as error:
             self._notice(str(error))
             return base
-        if found.samples <= base.samples or self._misfit(found) or not set(names) <= set(found.tensors):
+        fewer = len(found.samples) <= len(base.samples)
+        if fewer or self._misfit(found, whole=False) or not set(requests) <= set(found.statistics):
             return base
-        self._notice(f"{path} holds {found.samples} of {len(self._source)} samples of an interrupted run; it goes on")
-        return found.select(names)
+        count = len(found.samples)
+        self._notice(f"{path} holds {count} of {len(self._source)} samples of an interrupted run; it goes on")
+        return found.select(requests)
 
-    def _has(self, found: Statistics, name: str) -> bool:
-        tensor = found.tensors.get(name)
-        if tensor is None or not tensor.count:
-            return tensor is not None
-        return not (
-            (name in self.ranges and not tensor.has_range)
-            or (name in self._axes and not len(tensor.channels))
-            or (name in self._means and tensor.axis != self._means[name])
-        )
+    def _misfit(self, found: Evidence, *, whole: bool) -> str:
+        """Say what evidence is not of, or nothing when it fits.
 
-    def _misfit(self, found: Statistics) -> str:
-        """Say what statistics are not of, or nothing when they fit."""
+        Evidence of more samples than these cannot be completed, so it must be whole.
+        """
         provenance = found.provenance
-        if not provenance.samples:
-            return "does not say which samples it is of"
+        if not provenance.model:
+            return "does not say which model it is of"
         if provenance.model != self._model:
             return "is of another model, or of one prepared by another version of onnxq"
         if provenance.runtime != runtime_version():
             return f"is of {provenance.runtime} and not {runtime_version()}"
-        if provenance.observer != self.observer:
-            return f"is of observer {provenance.observer!r} and not {self.observer!r}"
-        if provenance.histogram_elements == 0 and self.elements != 0:
-            return "holds extremes and no histogram, which is wanted"
-        if provenance.histogram_elements != self.elements:
-            return f"counts {provenance.histogram_elements} elements of a tensor and not {self.elements}"
-        if self._digests is None:
-            self._digests = frozenset((index, sample_digest(sample)) for index, sample in enumerate(self._source))
-        if other := set(provenance.samples) - self._digests:
-            return f"has {len(other)} of {len(provenance.samples)} samples that are not among these"
+        others = (Counter(found.samples) - Counter(self._digests)).total()
+        if others and (found.lacks(self._digests) or not whole):
+            return f"has {others} of {len(found.samples)} samples that are not among these"
         return ""

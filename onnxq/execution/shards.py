@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
@@ -15,13 +16,13 @@ from typing import Protocol, cast
 import numpy as np
 
 from onnxq.errors import DataError
-from onnxq.evidence.channel_sums import ChannelSums, OnlySums
-from onnxq.evidence.observer import Observer, observer_named
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.observing import Observers
 from onnxq.evidence.provenance import Provenance, sample_digest
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.requests import Request
 from onnxq.execution.segments import Segment
 from onnxq.modelfile.publish import staging
-from onnxq.runtime import Array, Session, open_session, release_shared_memory, run
+from onnxq.runtime import Array, Session, open_session, release_shared_memory, run, runtime_version
 from onnxq.samples.inputs import Sample, StoredSample, loaded
 
 _FRUITLESS = 3
@@ -38,28 +39,18 @@ class Tapped:
         key: unequal for unequal models and taps.
         segments: the model, in the order in which its parts run.
         folder: where its external data lies; None when it has none, or brings it along.
-        observed: names of the observed tensors: inputs, and outputs of segments.
-        histogram_elements: see `observe`.
-        observer: see `observer_named`.
-        axes: the axis of its channels, for tensors of which their extremes are kept.
-        means: the axis of its channels, for tensors of which their sums are kept.
-        only_means: those of them of which nothing else is kept.
+        requests: what is observed, of inputs and of outputs of segments.
         mapped: see `open_session`.
-        origin: the provenance of statistics but for their samples; None where nobody asked.
+        model: the digest of the model; empty where nobody asked.
         weights: the external data by file name, where a worker may not see the folder.
     """
 
     key: str
     segments: tuple[Segment, ...]
     folder: Path | None
-    observed: tuple[str, ...]
-    histogram_elements: int | None
-    observer: str = ""
-    axes: Mapping[str, int] = field(default_factory=dict)
-    means: Mapping[str, int] = field(default_factory=dict)
-    only_means: frozenset[str] = frozenset()
+    requests: tuple[Request, ...]
     mapped: bool = False
-    origin: Provenance | None = None
+    model: str = ""
     weights: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -95,35 +86,27 @@ class Workers(Protocol):
         ...
 
 
-def observe_shard(tapped: Tapped, shard: Shard) -> Statistics:
-    """Run the samples of a shard and return their statistics. This is what a worker does.
+def observe_shard(tapped: Tapped, shard: Shard) -> Evidence:
+    """Run the samples of a shard and return what they show. This is what a worker does.
 
     Raises:
         ModelError: The model does not load.
         DataError: A sample cannot be read or does not run, or a tensor is not float, or holds NaN or infinite values.
     """
     opened = _opened(tapped)
-    observers = {name: _observer(tapped, name) for name in tapped.observed}
+    observers = Observers(tapped.requests)
     digests = []
     for index in sorted(shard.samples):
         sample = loaded(shard.samples[index])
-        if tapped.origin:
-            digests.append((index, sample_digest(sample)))
+        digests.append(sample_digest(sample))
         with opened.turn():
-            opened.observe(observers, index, sample)
-    provenance = replace(tapped.origin, samples=tuple(digests)) if tapped.origin else Provenance()
-    return Statistics(len(shard.samples), {name: one.statistics() for name, one in observers.items()}, provenance)
+            opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
+    provenance = Provenance(tapped.model, runtime_version())
+    return Evidence(tuple(sorted(digests)), observers.statistics(), provenance)
 
 
-def _observer(tapped: Tapped, name: str) -> Observer:
-    if name in tapped.only_means:
-        return OnlySums(name, tapped.means[name])
-    observer = observer_named(tapped.observer)(name, tapped.histogram_elements, tapped.axes.get(name))
-    return ChannelSums(observer, name, tapped.means[name]) if name in tapped.means else observer
-
-
-def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Iterator[tuple[Shard, Statistics]]:
-    """Yield each shard with its statistics, in the order in which they are finished.
+def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Iterator[tuple[Shard, Evidence]]:
+    """Yield each shard with what it shows, in the order in which they are finished.
 
     Few more shards than there are workers are in memory at a time. When workers die, new ones are started and run the
     shards that were lost.
@@ -133,7 +116,7 @@ def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Ite
         ModelError: What `observe_shard` raises.
     """
     source, waiting, fruitless = iter(shards), deque[Shard](), 0
-    pending: dict[Future[Statistics], Shard] = {}
+    pending: dict[Future[Evidence], Shard] = {}
     waiting.extend(islice(source, 1))
     while waiting:
         try:
@@ -170,19 +153,19 @@ def carrying_weights(tapped: Tapped, files: Iterable[Path]) -> Tapped:
     return replace(tapped, folder=None, weights=tuple((path.name, path.read_bytes()) for path in files))
 
 
-def _submitted(pool: Pool, shard: Shard) -> Future[Statistics]:
+def _submitted(pool: Pool, shard: Shard) -> Future[Evidence]:
     if not pool.sees_files:
         shard = Shard({index: loaded(sample) for index, sample in shard.samples.items()})
     # Some executors replace their own references to values by the values.
     return pool.executor.submit(observe_shard, cast("Tapped", pool.tapped), shard)
 
 
-def _finished(pending: dict[Future[Statistics], Shard]) -> Iterator[tuple[Shard, Statistics]]:
+def _finished(pending: dict[Future[Evidence], Shard]) -> Iterator[tuple[Shard, Evidence]]:
     done, _ = wait(pending, return_when=FIRST_COMPLETED)
     # What is finished is taken before an error is raised; a lost shard stays pending, so that it is known.
     for future in sorted(done, key=lambda future: future.exception() is not None):
-        statistics = future.result()
-        yield pending.pop(future), statistics
+        evidence = future.result()
+        yield pending.pop(future), evidence
 
 
 class _Opened:
@@ -200,28 +183,26 @@ class _Opened:
         with self._lock if self._alone else nullcontext():
             yield
 
-    def observe(self, observers: Mapping[str, Observer], index: int, sample: Sample) -> None:
-        """Run one sample and show each tensor to its observer as soon as its segment has run."""
+    def observe(self, sample: Sample, show: Callable[[str, Array], None], index: int) -> None:
+        """Run one sample and show each tensor as soon as its segment has run."""
         live = {name: np.asarray(array) for name, array in sample.items()}
         for name, array in live.items():
-            if name in observers:
-                observers[name].add(array, index)
+            show(name, array)
         largest = 0
         for segment, session in self._segments:
-            live, taken = _run_segment(segment, session, live, observers, index)
+            live, taken = _run_segment(segment, session, live, show, index)
             largest = max(largest, taken)
         self._alone = largest > _LARGE
 
 
 def _run_segment(
-    segment: Segment, session: Session, live: Mapping[str, Array], observers: Mapping[str, Observer], index: int
+    segment: Segment, session: Session, live: Mapping[str, Array], show: Callable[[str, Array], None], index: int
 ) -> tuple[dict[str, Array], int]:
     """Return what later segments are fed, and the bytes of all outputs; the others are given back at once."""
     feeds = {name: live[name] for name in segment.inputs if name in live}
     arrays = dict(zip(segment.outputs, run(session, feeds, segment.outputs, index=index), strict=True))
     for name, array in arrays.items():
-        if name in observers:
-            observers[name].add(array, index)
+        show(name, array)
     kept = {name: array for name, array in (*live.items(), *arrays.items()) if name in segment.kept}
     return kept, sum(array.nbytes for array in arrays.values())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from onnxq.errors import DataError
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.value_range import Range
 from onnxq.execution.body_taps import CARRYING
 from onnxq.graph import Graph, Node, scopes
 from onnxq.planning.plan import Demotion, Plan
@@ -30,7 +31,7 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     return reasons
 
 
-def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[str, Demotion]:
+def leave_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str, Demotion]:
     """Return what takes the static nodes out of bodies that did not run in calibration, which says nothing of them.
 
     A body ran when any of its own tensors was seen. One in which nothing has to be calibrated, because its static nodes
@@ -39,9 +40,10 @@ def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[
     Args:
         graph: the prepared graph.
         plan: whose nodes are static where they can be.
-        statistics: of the plan's taps.
+        evidence: of the plan's taps.
     """
-    unseen = {name for name in plan.taps if name in statistics.tensors and not statistics.tensors[name].count}
+    ranges = {name: evidence.of(name).find(Range) for name in plan.taps}
+    unseen = {name for name, found in ranges.items() if found is not None and not found.count}
     found: dict[str, Demotion] = {}
     idle: set[Graph] = set()
     for scope in scopes(graph) if unseen else ():
@@ -56,18 +58,18 @@ def leave_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> dict[
     return found
 
 
-def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: Statistics) -> None:
+def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> None:
     """Refuse a plan to be carried out as it is that has static nodes in bodies of which calibration says nothing.
 
     Args:
         graph: the prepared graph.
         plan: what is to be carried out.
-        statistics: of the plan's taps.
+        evidence: of the plan's taps.
 
     Raises:
         DataError: it has; the message names the first.
     """
-    for name in leave_idle_bodies(graph, plan, statistics):
+    for name in leave_idle_bodies(graph, plan, evidence):
         raise DataError(
             f"node {name!r} is static in the plan, but {_IDLE}, expected values to set its scales by; give samples "
             "that run it, or make the nodes of the body storage"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from onnxq.evidence.kinds import request_for
+from onnxq.evidence.requests import Request
 from onnxq.scheme import Mode, Spec
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
@@ -163,13 +165,14 @@ class Plan:
         return tuple(activation.tensor for activation in self.activations if activation.fixed_range is None)
 
     @property
-    def means(self) -> Mapping[str, int]:
-        """The axis of the channels by the tensor of which their means must be calibrated."""
-        found: dict[str, int] = {}
-        for decision in self.decisions:
-            if decision.mean is not None:
-                found.setdefault(decision.mean.tensor, decision.mean.axis)
-        return found
+    def requests(self) -> tuple[Request, ...]:
+        """What must be observed whatever the range method: ranges, and means that biases are corrected by."""
+        means = (decision.mean for decision in self.decisions if decision.mean is not None)
+        wanted = [
+            *(request_for(tensor, "range") for tensor in self.taps),
+            *(request_for(mean.tensor, "channel-means", mean.axis) for mean in means),
+        ]
+        return tuple(dict.fromkeys(wanted))
 
     def left_in_float(self) -> tuple[tuple[str, int], ...]:
         """The reasons why nodes do not run as integer kernels, with how many nodes each holds, most first."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from onnxq.encoding.parameters import RangeMethod
-from onnxq.evidence.ranges import MeanSquaredError, MinMax, Percentile
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.evidence.ranges import RangeMethod
 from onnxq.metrics import Metric, score
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
@@ -23,9 +23,6 @@ from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
 from onnxq.verify import Verification, evenly, verify
 from onnxq.workbench import Workbench
-
-FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
-"""The range methods that are tried when the user names none; the first is taken where nothing is measured."""
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.0
@@ -87,13 +84,13 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Chooser:
-    """What it takes to choose, build and verify once the statistics are there.
+    """What it takes to choose, build and verify once the evidence is there.
 
     Attributes:
         bench: plans and builds.
         reference: file of the float model.
         samples: the data.
-        statistics: of the plan's activations.
+        evidence: of the plan's activations.
         staged: where the model is built.
         external_data: whether its weights lie beside it.
         seconds: time to spend on comparing latency; 0 leaves it out.
@@ -104,7 +101,7 @@ class Chooser:
     bench: Workbench
     reference: Path
     samples: SampleSource
-    statistics: Statistics
+    evidence: Evidence
     staged: Path
     external_data: bool
     seconds: float
@@ -127,7 +124,7 @@ class Chooser:
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         """
         kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
-        trials = Trials.of(self.bench, self.reference, kept, self.statistics)
+        trials = Trials.of(self.bench, self.reference, kept, self.evidence)
         method = ranges or _best_range(trials, plan)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
@@ -170,7 +167,7 @@ class Chooser:
         return leave_what_hurts(planner, measure, goal, self.progress, alone=not self.bench.is_large)
 
     def _built(self, outcome: Outcome, ranges: RangeMethod) -> Verification:
-        self.bench.build(outcome.plan, self.statistics, ranges, self.staged, external_data=self.external_data)
+        self.bench.build(outcome.plan, self.evidence, ranges, self.staged, external_data=self.external_data)
         self.progress("verify", 0, 0)
         return verify(self.reference, self.staged, self.samples, seconds=self.seconds)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.encoding.parameters import RangeMethod
 from onnxq.evidence.provenance import model_digest, sample_digest
+from onnxq.evidence.ranges import RangeMethod
 from onnxq.latency import measure_latency
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent

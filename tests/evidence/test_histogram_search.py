@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from observations import AFFINE, seen
 
 from onnxq.evidence.histogram_search import HistogramSearch, searched_range
-from onnxq.evidence.observer import observe
+from onnxq.numbers.spec import Method, Spec
 
 
 def outlier() -> np.ndarray:
@@ -36,7 +37,7 @@ def test_an_even_distribution_is_kept() -> None:
 
 
 def test_our_own_bins_serve_as_well() -> None:
-    low, high = HistogramSearch()(observe(outlier()))
+    low, high = HistogramSearch()(seen(outlier()), AFFINE)
     assert low == pytest.approx(-3.046143, abs=0.1)
     assert high == pytest.approx(11.99, abs=0.1)
 
@@ -44,5 +45,11 @@ def test_our_own_bins_serve_as_well() -> None:
 @pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-300, 1e300])
 def test_magnitudes_beyond_float32_do_not_matter(scale: float) -> None:
     values = outlier().astype(np.float64)
-    found = HistogramSearch()(observe(values * scale))
-    assert found == pytest.approx(np.multiply(HistogramSearch()(observe(values)), scale), rel=0.01)
+    found = HistogramSearch()(seen(values * scale), AFFINE)
+    assert found == pytest.approx(np.multiply(HistogramSearch()(seen(values), AFFINE), scale), rel=0.01)
+
+
+def test_levels_are_all_of_the_type_though_half_are_used() -> None:
+    tensor, half = seen(outlier()), Spec("uint8-7bit", symmetric=False, method=Method.TORCH)
+    assert HistogramSearch()(tensor, half) == HistogramSearch(256)(tensor, AFFINE)
+    assert HistogramSearch(8)(tensor, half) != HistogramSearch(256)(tensor, AFFINE)

@@ -1,40 +1,37 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
 import pytest
+from observations import AFFINE, evidence, seen
 
 from onnxq import extensions
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.histogram_search import HistogramSearch
-from onnxq.evidence.observer import observe
-from onnxq.evidence.range_table import ENTRY_POINTS, RANGES, Auto, needs_histogram, parse_range
-from onnxq.evidence.ranges import (
-    Fixed,
-    MeanSquaredError,
-    MinMax,
-    MovingAverage,
-    Percentile,
-    RangeMethod,
-    expected_errors,
-)
-from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.evidence.evidence import TensorEvidence
+from onnxq.evidence.range_table import ENTRY_POINTS, FIRST_RANGES, RANGES, Auto, chosen_methods, kinds_read, parse_range, range_text
+from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
+from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
+from onnxq.evidence.value_range import Range
+from onnxq.numbers.spec import Spec
 
 
+@dataclass(frozen=True)
 class Half:
     """A method of somebody else: a share of the extremes."""
 
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
+    share: float = 0.5
 
-    def __call__(self, statistics: TensorStatistics) -> tuple[float, float]:
-        return statistics.minimum * self.share, statistics.maximum * self.share
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        found = seen.need(Range)
+        return found.minimum * self.share, found.maximum * self.share
 
 
 def doubled() -> RangeMethod:
-    return lambda statistics: (2 * statistics.minimum, 2 * statistics.maximum)
+    return lambda seen, spec: (2 * seen.need(Range).minimum, 2 * seen.need(Range).maximum)
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("text", "expected"), [("half", (-1, 2)), ("half:0.25", (-0.5, 1)), ("doubled", (-4, 8))])
 def test_a_method_of_an_installed_package_is_found_by_its_name(text: str, expected: tuple[float, float]) -> None:
-    assert parse_range(text)(observe(np.float32([-2, 4]))) == expected
+    assert parse_range(text)(seen([-2.0, 4.0]), AFFINE) == expected
 
 
 @pytest.mark.usefixtures("installed")
@@ -60,7 +57,7 @@ def test_a_method_of_an_installed_package_is_found_by_its_name(text: str, expect
         ("hlf", "did you mean 'half'"),
         ("broken", "'broken' of .*:Nothing cannot be loaded"),
         ("doubled:3", "'doubled:3' has '3' for its options"),
-        ("half:much", "'much' for its options"),
+        ("half:much", "'much' for share"),
     ],
 )
 def test_a_wrong_method_of_an_installed_package_is_told_why(text: str, message: str) -> None:
@@ -69,12 +66,12 @@ def test_a_wrong_method_of_an_installed_package_is_told_why(text: str, message: 
 
 
 def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None:
-    assert Auto().choose(observe(np.linspace(-1, 1, 50_001))) == MinMax()
-    tailed = observe(np.random.default_rng(0).standard_t(2, size=100_000))
-    chosen = Auto().choose(tailed)
+    assert Auto().choose(seen(np.linspace(-1, 1, 50_001)), AFFINE) == MinMax()
+    tailed = seen(np.random.default_rng(0).standard_t(2, size=100_000))
+    chosen = Auto().choose(tailed, AFFINE)
     assert chosen != MinMax()
-    ends = np.array([MinMax()(tailed), chosen(tailed)]).T
-    before, after = expected_errors(tailed, *ends, 256)
+    ends = np.array([MinMax()(tailed, AFFINE), chosen(tailed, AFFINE)]).T
+    before, after = expected_errors(bins_of_data(tailed), *ends, Grid(256))
     assert after < 0.9 * before
 
 
@@ -84,12 +81,12 @@ def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None
         ("minmax", MinMax()),
         ("percentile", Percentile(99.99)),
         ("percentile:99.9", Percentile(99.9)),
-        ("mse", MeanSquaredError(256)),
+        ("mse", MeanSquaredError()),
         ("mse:16", MeanSquaredError(16)),
         ("average", MovingAverage()),
         ("average:0.1", MovingAverage(0.1)),
-        ("entropy", Entropy(128)),
-        ("histogram", HistogramSearch(256)),
+        ("entropy", Entropy()),
+        ("histogram", HistogramSearch()),
         ("fixed:-1,2.5", Fixed(-1, 2.5)),
         ("auto:16", Auto(16)),
     ],
@@ -114,7 +111,7 @@ def test_every_method_is_parsed_by_its_name(name: str) -> None:
         ("percentile:nan", "Percentile is nan"),
         ("percentile:101", "Percentile is 101.0"),
         ("mse:1", "MSE levels are 1, expected at least 2"),
-        ("mse:2.5", "'2.5' for levels"),
+        ("mse:2.5", "'2.5' for levels, expected a number as in 'mse:256'"),
         ("mse:2,3", "'2,3' for levels"),
         ("average:0", "Averaging constant is 0.0"),
         ("entropy:1", "Entropy levels are 1"),
@@ -130,16 +127,37 @@ def test_a_wrong_method_is_told_why(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))
-def test_a_method_says_whether_it_reads_a_histogram(name: str) -> None:
+def test_a_method_reads_the_kinds_that_it_says(name: str) -> None:
     method = parse_range(name if name != "fixed" else "fixed:-1,1")
     values = np.concatenate([np.random.default_rng(0).normal(size=1000), [-1e4] * 500]).astype(np.float32)
-    full, extremes = observe(values, sample=0), observe(values, sample=0, histogram_elements=0)
-    if not needs_histogram(method):
-        assert method(extremes) == method(full)
-    else:
-        with pytest.raises(DataError, match="hold extremes and no histogram"):
-            method(extremes)
+    kinds = kinds_read([method])
+    assert method(seen(values, *kinds), AFFINE) == method(seen(values), AFFINE)
+    for missing in set(kinds) - {"range"}:
+        with pytest.raises(DataError, match=f"statistics of tensor 't' hold no {missing}, expected one; calibrate"):
+            method(seen(values, *(kind for kind in kinds if kind != missing)), AFFINE)
 
 
 def test_a_method_that_says_nothing_is_given_a_histogram() -> None:
-    assert needs_histogram(Half())
+    assert kinds_read([Half()]) == ("range", "histogram")
+    assert kinds_read([MinMax()]) == ("range",)
+    assert kinds_read(FIRST_RANGES) == ("range", "histogram")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "method",
+    [*FIRST_RANGES, Percentile(99.99999), Fixed(-0.1, 1 / 3), MovingAverage(1e-9), MeanSquaredError(16), Half(0.3)],
+    ids=repr,
+)
+def test_the_text_of_a_method_makes_an_equal_one(method: RangeMethod) -> None:
+    assert parse_range(range_text(method)) == method
+
+
+def test_a_method_without_a_name_has_no_text() -> None:
+    assert range_text(doubled()) == ""
+
+
+def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
+    found = evidence({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
+    assert chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
+    assert chosen_methods(MinMax(), {"a": AFFINE}, found) == {}

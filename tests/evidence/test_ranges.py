@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,24 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from observations import AFFINE, evidence, seen
 
 from onnxq.errors import DataError
 from onnxq.evidence.entropy import Entropy
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.histogram_search import HistogramSearch
-from onnxq.evidence.observer import observe
 from onnxq.evidence.range_table import Auto
-from onnxq.evidence.ranges import (
-    Fixed,
-    MeanSquaredError,
-    MinMax,
-    MovingAverage,
-    Percentile,
-    RangeMethod,
-    expected_errors,
-)
-from onnxq.evidence.tensor_statistics import EMPTY, merge
+from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod
+from onnxq.evidence.squared_error import MeanSquaredError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)
+WIDTH = 2**-8
 FLOATS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 METHODS: list[RangeMethod] = [
     MinMax(),
@@ -42,27 +37,19 @@ METHODS: list[RangeMethod] = [
 ]
 
 
-def squared_error(values: NDArray[np.float64], low: float, high: float, levels: int) -> float:
-    low, high = min(low, 0.0), max(high, 0.0)
-    scale = (high - low) / (levels - 1)
-    zero = np.rint(-low / scale)
-    codes = np.clip(np.rint(values / scale) + zero, 0, levels - 1)
-    return float(np.mean(((codes - zero) * scale - values) ** 2))
-
-
 @settings(max_examples=60)
 @given(FLOATS, st.sampled_from(METHODS))
 def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float32], method: RangeMethod) -> None:
-    seen = observe(values, sample=0)
-    low, high = method(seen)
-    inner = MinMax()(seen)
+    tensor = seen(values)
+    low, high = method(tensor, AFFINE)
+    inner = MinMax()(tensor, AFFINE)
     assert inner[0] <= low <= high <= inner[1]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_constant_is_its_own_range(method: RangeMethod) -> None:
-    assert method(observe(np.zeros(5), sample=0)) == (0, 0)
-    low, high = method(observe(np.full(5, 3.0), sample=0))
+    assert method(seen(np.zeros(5)), AFFINE) == (0, 0)
+    low, high = method(seen(np.full(5, 3.0)), AFFINE)
     assert high == 3.0
     assert low == 3.0
 
@@ -70,56 +57,34 @@ def test_a_constant_is_its_own_range(method: RangeMethod) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_no_elements_have_no_range(method: RangeMethod) -> None:
     with pytest.raises(DataError, match="no elements in any sample"):
-        method(EMPTY)
+        method(seen([0.0][:0]), AFFINE)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_mask_constants_do_not_widen_a_range(method: RangeMethod) -> None:
     masked = np.concatenate([NORMAL, np.full(50_000, -3.4e38)])
-    assert method(observe(masked, sample=0)) == method(observe(NORMAL, sample=0))
+    assert method(seen(masked), AFFINE) == method(seen(NORMAL), AFFINE)
 
 
 def test_min_max_is_exact() -> None:
-    assert MinMax()(observe(NORMAL)) == (NORMAL.min(), NORMAL.max())
+    assert MinMax()(seen(NORMAL, "range", "histogram"), AFFINE) == (NORMAL.min(), NORMAL.max())
 
 
 @pytest.mark.parametrize("percent", [50.0, 90.0, 99.0, 99.9])
 def test_a_percentile_cuts_half_of_the_rest_on_either_side(percent: float) -> None:
-    low, high = Percentile(percent)(observe(NORMAL))
+    low, high = Percentile(percent)(seen(NORMAL, "range", "histogram"), AFFINE)
     tail = (100 - percent) / 2
-    assert (low, high) == pytest.approx(np.percentile(NORMAL, [tail, 100 - tail]), abs=2 * observe(NORMAL).width)
+    assert (low, high) == pytest.approx(np.percentile(NORMAL, [tail, 100 - tail]), abs=2 * WIDTH)
 
 
 def test_the_whole_is_min_max() -> None:
-    assert Percentile(100)(observe(NORMAL)) == MinMax()(observe(NORMAL))
+    assert Percentile(100)(seen(NORMAL, "range", "histogram"), AFFINE) == MinMax()(seen(NORMAL, "range", "histogram"), AFFINE)
 
 
 def test_a_percentile_is_interpolated_inside_a_bin() -> None:
-    seen = observe(np.repeat([0.0, 1024.0], [900, 100]))
-    low, high = Percentile(80)(seen)
-    assert low == pytest.approx(seen.width / 9)
+    low, high = Percentile(80)(seen(np.repeat([0.0, 1024.0], [900, 100])), AFFINE)
+    assert low == pytest.approx(0.5 / 9)
     assert high == 1024.0
-
-
-@pytest.mark.parametrize("levels", [16, 256])
-def test_mse_clips_a_heavy_tail_and_lowers_the_error(levels: int) -> None:
-    values = np.random.default_rng(1).standard_t(3, size=100_000)
-    low, high = MeanSquaredError(levels)(observe(values))
-    assert high < values.max()
-    assert squared_error(values, low, high, levels) < 0.8 * squared_error(values, values.min(), values.max(), levels)
-
-
-def test_mse_is_close_to_the_best_of_a_fine_search() -> None:
-    values = np.abs(NORMAL)
-    low, high = MeanSquaredError(16)(observe(values))
-    best = min(squared_error(values, 0, end, 16) for end in np.linspace(1, values.max(), 400))
-    assert squared_error(values, low, high, 16) <= 1.02 * best
-
-
-def test_mse_keeps_the_ends_of_a_uniform_distribution() -> None:
-    values = np.linspace(-1, 1, 50_001)
-    low, high = MeanSquaredError()(observe(values))
-    assert (low, high) == pytest.approx((-1, 1), abs=1 / 64)
 
 
 PUBLISHED = [
@@ -132,37 +97,35 @@ PUBLISHED = [
 ]
 
 
+def averaged(values: list[Any], order: list[int], constant: float) -> tuple[float, float]:
+    """Return the moving average of samples whose digests are their places, when they come in some order."""
+    kinds = ("range", "sample-extremes")
+    parts = [evidence({"t": values[index]}, *kinds, sample=f"{index:016x}") for index in order]
+    return MovingAverage(constant)(reduce(Evidence.merge, parts).of("t"), AFFINE)
+
+
 def test_a_moving_average_is_that_of_pytorch_on_its_published_example() -> None:
-    seen = reduce(merge, (observe(np.float32(values), sample=index) for index, values in enumerate(PUBLISHED)))
-    low, high = MovingAverage()(seen)
+    low, high = averaged([np.float32(values) for values in PUBLISHED], [0, 1], 0.01)
     assert (high - low) / 255 == pytest.approx(0.010064372792840004, rel=1e-6)
     assert round(-low / ((high - low) / 255)) == 139
 
 
 @given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=8), st.randoms())
-def test_a_moving_average_goes_by_the_index_of_the_samples_and_not_by_their_arrival(
-    values: list[float], order: random.Random
+def test_a_moving_average_goes_by_the_digests_of_the_samples_and_not_by_their_arrival(
+    values: list[float], random: random.Random
 ) -> None:
-    parts = [observe(np.float32([value, 0]), sample=index) for index, value in enumerate(values)]
     expected = np.float64([min(values[0], 0), max(values[0], 0)])
     for value in values[1:]:
         expected += 0.5 * (np.float64([min(value, 0), max(value, 0)]) - expected)
-    order.shuffle(parts)
-    assert MovingAverage(0.5)(reduce(merge, parts)) == tuple(expected)
+    order = list(range(len(values)))
+    random.shuffle(order)
+    assert averaged([np.float32([value, 0]) for value in values], order, 0.5) == tuple(expected)
 
 
 def test_a_moving_average_needs_to_tell_samples_apart() -> None:
-    with pytest.raises(DataError, match="do not tell samples apart"):
-        MovingAverage()(observe(NORMAL))
+    with pytest.raises(DataError, match="hold no sample-extremes"):
+        MovingAverage()(seen(NORMAL, "range", "histogram"), AFFINE)
 
 
 def test_a_fixed_range_asks_nobody() -> None:
-    assert Fixed(-1, 2)(EMPTY) == (-1, 2)
-
-
-@pytest.mark.parametrize("levels", [16, 256])
-def test_expected_errors_are_close_to_those_of_the_elements(levels: int) -> None:
-    ends = np.array([1.0, 2.5, 4.0])
-    seen = observe(NORMAL)
-    found = expected_errors(seen, -ends, ends, levels) * max(-seen.minimum, seen.maximum) ** 2
-    assert found == pytest.approx([squared_error(NORMAL, -end, end, levels) for end in ends], rel=0.02)
+    assert Fixed(-1, 2)(seen([0.0]), AFFINE) == (-1, 2)

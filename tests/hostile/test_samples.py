@@ -19,8 +19,8 @@ from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from onnxq.errors import DataError
-from onnxq.evidence.observer import observe
-from onnxq.evidence.statistics import Statistics
+from observations import evidence
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.samples.data import ImageOptions, Input, open_samples
 

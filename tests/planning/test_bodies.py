@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.evidence.observer import observe
-from onnxq.evidence.statistics import Statistics
+from observations import evidence
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.tensor_statistics import EMPTY
 from onnxq.modelfile import read_model
 from onnxq.planning.bodies import leave_idle_bodies

@@ -25,7 +25,7 @@ from onnx import ModelProto
 
 from onnxq.encoding.parameters import activation_parameters
 from onnxq.evidence.ranges import MinMax
-from onnxq.evidence.statistics import Statistics
+from onnxq.evidence.evidence import Evidence
 from onnxq.graph import Changes, Graph, scopes
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters

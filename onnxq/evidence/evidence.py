@@ -1,0 +1,145 @@
+"""Evidence: what samples have shown of tensors, by request, which merges; and where it comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from types import MappingProxyType
+from typing import TypeVar
+
+from onnxq.errors import DataError
+from onnxq.evidence.provenance import Provenance
+from onnxq.evidence.requests import Request
+from onnxq.evidence.statistic import Statistic
+
+# Up to so many samples, what grows with them is small beside the histograms.
+_LEVEL = 1024
+
+Wanted = TypeVar("Wanted", bound=Statistic)
+
+
+@dataclass(frozen=True)
+class TensorEvidence:
+    """What is known of one tensor.
+
+    Args:
+        tensor: Its name.
+        statistics: By request.
+    """
+
+    tensor: str
+    statistics: Mapping[Request, Statistic]
+
+    def find(self, kind: type[Wanted], axis: int | None = None) -> Wanted | None:
+        """Return the statistic of a kind, along an axis where the kind has one; None where it was not requested."""
+        for request, statistic in self.statistics.items():
+            if isinstance(statistic, kind) and request.axis == axis:
+                return statistic
+        return None
+
+    def need(self, kind: type[Wanted], axis: int | None = None) -> Wanted:
+        """Return the statistic of a kind.
+
+        Raises:
+            DataError: It was not requested.
+        """
+        found = self.find(kind, axis)
+        if found is None:
+            raise DataError(
+                f"The statistics of tensor {self.tensor!r} hold no {kind.kind}, expected one; calibrate again for it"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What samples have shown of tensors.
+
+    Args:
+        samples: The digest of each sample, see `sample_digest`, in rising order; equal samples are there as often as
+            they were run.
+        statistics: By request.
+        provenance: What ran which model, where that is known; evidence is equal without it.
+    """
+
+    samples: tuple[str, ...] = ()
+    statistics: Mapping[Request, Statistic] = field(default_factory=lambda: MappingProxyType({}))
+    provenance: Provenance = field(default_factory=Provenance, compare=False)
+
+    def of(self, tensor: str) -> TensorEvidence:
+        """Return what is known of a tensor."""
+        return TensorEvidence(tensor, self.by_tensor.get(tensor, {}))
+
+    @cached_property
+    def by_tensor(self) -> Mapping[str, Mapping[Request, Statistic]]:
+        """The statistics by tensor, and of each by request."""
+        found: dict[str, dict[Request, Statistic]] = {}
+        for request, statistic in self.statistics.items():
+            found.setdefault(request.tensor, {})[request] = statistic
+        return found
+
+    def merge(self, other: Evidence) -> Evidence:
+        """Return the evidence of the samples of both; statistics that only one has are kept.
+
+        Raises:
+            DataError: Both are known to be of different models or runtimes, or hold the same sample.
+        """
+        if twice := set(self.samples) & set(other.samples):
+            raise DataError(
+                f"Both hold the same {len(twice)} samples, such as {min(twice)[:12]!r}, expected each sample once; "
+                "merge statistics of different samples"
+            )
+        return self.plus(other)
+
+    def plus(self, other: Evidence) -> Evidence:
+        """Return the evidence of the samples of both, of which some may be equal.
+
+        Raises:
+            DataError: Both are known to be of different models or runtimes.
+        """
+        merged = dict(self.statistics)
+        for request, statistic in other.statistics.items():
+            merged[request] = merged[request].merge(statistic) if request in merged else statistic
+        samples = tuple(sorted((*self.samples, *other.samples)))
+        return Evidence(samples, MappingProxyType(merged), self.provenance.merge(other.provenance))
+
+    def select(self, requests: Iterable[Request]) -> Evidence:
+        """Return the statistics of these requests only, in that order."""
+        return replace(self, statistics=MappingProxyType({one: self.statistics[one] for one in requests}))
+
+    def join(self, other: Evidence) -> Evidence:
+        """Return the statistics of both, which saw the same samples; what both have is taken from `self`."""
+        assert self.samples == other.samples, "only evidence of the same samples can be joined"
+        return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
+
+    def lacks(self, samples: Iterable[str]) -> int:
+        """Return how many of these samples, equal ones counted as often as they are given, it does not hold."""
+        return (Counter(samples) - Counter(self.samples)).total()
+
+
+class Accumulation:
+    """A sum of evidence that grows; merging equals in size keeps the work close to linear in the samples."""
+
+    def __init__(self) -> None:
+        self._latest = Evidence()
+        self._levels: list[Evidence | None] = []
+
+    def add(self, part: Evidence) -> None:
+        """Add the evidence of further samples."""
+        self._latest = self._latest.plus(part)
+        if len(self._latest.samples) < _LEVEL:
+            return
+        carried, self._latest = self._latest, Evidence()
+        for level, held in enumerate(self._levels):
+            if held is None:
+                self._levels[level] = carried
+                return
+            carried, self._levels[level] = held.plus(carried), None
+        self._levels.append(carried)
+
+    def total(self) -> Evidence:
+        """Return the evidence of all that was added."""
+        held = (level for level in self._levels if level is not None)
+        return reduce(Evidence.plus, held, self._latest)

@@ -1,0 +1,71 @@
+"""Observing: arrays go in, statistics come out, each array looked at once for all that is wanted of its tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import kind_named
+from onnxq.evidence.requests import Request
+from onnxq.evidence.statistic import Observer, Seen, Statistic
+
+
+class Observers:
+    """What is shown the tensors of samples, and turns them into the statistics that are requested.
+
+    Args:
+        requests: Of any tensors.
+
+    Raises:
+        SchemeError: A kind is unknown.
+    """
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._observers: dict[str, list[tuple[Request, Observer]]] = {}
+        for request in requests:
+            observer = kind_named(request.kind).observer(request)
+            self._observers.setdefault(request.tensor, []).append((request, observer))
+
+    def add(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
+        """Show one array; nothing happens where nothing is wanted of its tensor, or it is empty.
+
+        Args:
+            tensor: Its name.
+            array: Of any shape.
+            sample: The digest of the sample.
+            index: Its place among the samples, for errors.
+
+        Raises:
+            DataError: The array is not what a kind that is wanted is for.
+        """
+        if tensor not in self._observers or not array.size:
+            return
+        seen = Seen(tensor, array, sample, index)
+        for _, observer in self._observers[tensor]:
+            observer.add(seen)
+
+    def statistics(self) -> dict[Request, Statistic]:
+        """Return the statistics of all that was added."""
+        pairs = (pair for group in self._observers.values() for pair in group)
+        return {request: observer.statistic() for request, observer in pairs}
+
+
+def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> Evidence:
+    """Return the evidence of one sample.
+
+    Args:
+        arrays: By tensor.
+        requests: What is wanted of them.
+        sample: The digest of the sample.
+
+    Raises:
+        DataError: An array is not what a kind that is wanted is for.
+        SchemeError: A kind is unknown.
+    """
+    observers = Observers(requests)
+    for tensor, array in arrays.items():
+        observers.add(tensor, array, sample)
+    return Evidence((sample,), observers.statistics())

@@ -1,0 +1,46 @@
+"""What tests observe: evidence of one tensor `t`, by the kinds that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.evidence.evidence import Evidence, TensorEvidence
+from onnxq.evidence.observing import Observers, observe
+from onnxq.evidence.requests import Option, Request
+from onnxq.evidence.statistic import Statistic
+from onnxq.numbers.spec import Spec
+
+AFFINE = Spec("uint8", symmetric=False)
+"""What data gets by default."""
+KINDS = ("range", "histogram", "sample-extremes")
+
+
+def seen(values: Any, *kinds: str, sample: str = "", elements: int = 0) -> TensorEvidence:
+    """Return what kinds say of the values, all of which are counted unless told otherwise."""
+    requests = [Request.of("t", kind, elements=elements) for kind in kinds or KINDS]
+    return observe({"t": np.asarray(values)}, requests, sample).of("t")
+
+
+def statistic(values: Any, kind: str, axis: int | None = None, sample: str = "", **options: Option) -> Statistic:
+    """Return what one kind says of the values."""
+    request = Request.of("t", kind, axis, **options)
+    return observe({"t": np.asarray(values)}, [request], sample).statistics[request]
+
+
+def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = None, **options: Option) -> Statistic:
+    """Return what one observer says of arrays that are shown to it one after the other, each of its own sample."""
+    request = Request.of("t", kind, axis, **options)
+    observers = Observers([request])
+    for index, array in enumerate(arrays):
+        observers.add("t", array, f"{index:032x}", index)
+    return observers.statistics()[request]
+
+
+def evidence(values: Mapping[str, Any], *kinds: str, sample: str = "") -> Evidence:
+    """Return the evidence of one sample of several tensors."""
+    arrays = {name: np.asarray(one) for name, one in values.items()}
+    return observe(arrays, [Request.of(name, kind) for name in arrays for kind in kinds or KINDS], sample)
