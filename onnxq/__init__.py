@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
     from onnxq.evaluate import compare_files
-    from onnxq.evidence.ranges import MeanSquaredError, MinMax, Percentile
+    from onnxq.evidence.ranges import MinMax, Percentile
+    from onnxq.evidence.squared_error import MeanSquaredError
     from onnxq.evidence.storage import load_statistics, save_statistics
     from onnxq.graph import (
         Call,
@@ -79,7 +80,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "onnxq.evidence.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
+    "onnxq.evidence.ranges": ("MinMax", "Percentile"),
+    "onnxq.evidence.squared_error": ("MeanSquaredError",),
     "onnxq.evidence.storage": ("load_statistics", "save_statistics"),
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),

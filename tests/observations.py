@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.evidence.evidence import Evidence, TensorEvidence
+from onnxq.evidence.histogram import HISTOGRAM_ELEMENTS
 from onnxq.evidence.observing import Observers, observe
 from onnxq.evidence.requests import Option, Request
 from onnxq.evidence.statistic import Statistic
@@ -17,6 +18,12 @@ from onnxq.numbers.spec import Spec
 AFFINE = Spec("uint8", symmetric=False)
 """What data gets by default."""
 KINDS = ("range", "histogram", "sample-extremes")
+
+
+def wanted(tensors: Iterable[str], *kinds: str, elements: int = HISTOGRAM_ELEMENTS) -> list[Request]:
+    """Return requests for kinds of tensors."""
+    options = {"histogram": {"elements": elements}}
+    return [Request.of(name, kind, **options.get(kind, {})) for name in tensors for kind in kinds or KINDS]
 
 
 def seen(values: Any, *kinds: str, sample: str = "", elements: int = 0) -> TensorEvidence:

@@ -14,6 +14,7 @@ from onnx import parser
 
 from onnxq.errors import DataError
 from onnxq.evidence.storage import load_statistics, save_statistics
+from onnxq.evidence.value_range import Range
 from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import Report
@@ -251,7 +252,8 @@ def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_p
     seen = calibrate(branches, samples)
     save_statistics(seen, tmp_path / "s.npz")
     assert load_statistics(tmp_path / "s.npz") == seen
-    assert seen.tensors["q"].count == seen.tensors["r"].count == seen.tensors["a"].count // 2
+    counts = {name: seen.of(name).need(Range).count for name in "qra"}
+    assert counts["q"] == counts["r"] == counts["a"] // 2
     quantized = quantize(branches, samples, statistics=seen, search="off", seconds=0)
     assert quantized.report.kernels.heavy_float == 0
 
@@ -304,8 +306,8 @@ def test_branches_that_name_their_tensors_alike_are_integer(merged, quantize_to,
 
 def test_each_of_two_alike_branches_is_calibrated_by_the_samples_that_run_it(merged: onnx.ModelProto) -> None:
     samples = varied((4, 32), {"c": [True, True, False]})
-    seen = calibrate(merged, samples).tensors
-    assert {name: seen[name].count // (4 * 32) for name in ("h", "r", "k", "a", "k.1")} == {
+    seen = calibrate(merged, samples)
+    assert {name: seen.of(name).need(Range).count // (4 * 32) for name in ("h", "r", "k", "a", "k.1")} == {
         "h": 3, "r": 2, "k": 2, "a": 1, "k.1": 1
     }  # fmt: skip
 

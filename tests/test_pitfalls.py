@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from observations import AFFINE, wanted
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.execution.runner import collect
 from onnxq.modelfile import load, read_model
 from onnxq.pipeline import plan, quantize
@@ -49,24 +50,25 @@ def activation_parameters(path: Path) -> dict[str, tuple[float, int]]:
 def test_an_outlier_counts_in_whichever_sample_it_is(place: int, build) -> None:
     model = build("(float[4] x) => (float[4] y) { h = Neg(x) y = Neg(h) }")
     samples = [{"x": np.full(4, 100.0 if index == place else 1.0, np.float32)} for index in range(9)]
-    assert MinMax()(collect(model, samples, ["h"]).tensors["h"]) == (-100.0, -1.0)
+    found = collect(model, samples, wanted(["h"], "range"))
+    assert MinMax()(found.of("h"), AFFINE) == (-100.0, -1.0)
 
 
 def test_shards_of_samples_merge_to_the_same_statistics(build, samples_for) -> None:
     model = build("(float[4,50] x) => (float[4,50] y) { h = Exp(x) y = Neg(h) }")
     samples = samples_for(model, 9)
-    merged = Statistics()
+    merged = Evidence()
     for start in range(0, 9, 3):
-        merged = merged.merge(collect(model, samples[start : start + 3], ["h"], first=start))
-    assert merged == collect(model, samples, ["h"])
+        merged = merged.merge(collect(model, samples[start : start + 3], wanted(["h"])))
+    assert merged == collect(model, samples, wanted(["h"]))
 
 
 def test_ranges_of_a_heavy_tail_differ_between_methods(build) -> None:
     model = build("(float[1000] x) => (float[1000] y) { h = Neg(x) y = Neg(h) }")
     values = np.random.default_rng(0).standard_t(2, 1000).astype(np.float32)
-    seen = collect(model, [{"x": values}], ["h"]).tensors["h"]
-    low, high = MinMax()(seen)
-    tight = Percentile(99.0)(seen)
+    found = collect(model, [{"x": values}], wanted(["h"])).of("h")
+    low, high = MinMax()(found, AFFINE)
+    tight = Percentile(99.0)(found, AFFINE)
     assert low < tight[0] < tight[1] < high
 
 

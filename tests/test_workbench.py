@@ -11,8 +11,10 @@ from onnx import ModelProto
 
 from onnxq.encoding.parameters import channel_means, corrected_biases
 from onnxq.errors import SchemeError
-from onnxq.evidence.ranges import MinMax
+from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import MinMax
+from onnxq.evidence.requests import Request
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
 from onnxq.planning.plan import Demotion
@@ -40,7 +42,7 @@ def test_building_does_not_change_the_prepared_model(bench: Workbench, tmp_path:
     before = bench.prepared.read_bytes()
     plan = bench.plan({})
     statistics = bench.calibrate(plan, SAMPLES, silent)
-    assert set(plan.taps) == set(statistics.tensors)
+    assert {request.tensor for request in plan.requests} == set(statistics.by_tensor)
     bench.build(plan, statistics, MinMax(), tmp_path / "a.onnx", external_data=False)
     bench.build(plan, statistics, MinMax(), tmp_path / "b.onnx", external_data=False)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
@@ -83,7 +85,7 @@ def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decode
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
     bench = Workbench(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
     plan = bench.plan({})
-    built = bench.build(plan, Statistics(0, {}), MinMax(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, Evidence(), MinMax(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
 
 
@@ -170,16 +172,18 @@ def test_means_along_another_axis_than_the_plans_correct_nothing(
     bench = bench_of(model, "int8", tmp_path)
     x = np.random.default_rng(0).normal(1, 1, (2, 32, 32)).astype(np.float32)
     first, other = bench.plan({}), bench.plan({"conv": Demotion(Mode.STORAGE, "too small to be stored")})
-    assert (first.means, other.means) == ({"x": 1}, {"x": -1})
+    means = [[one for one in plan.requests if one.kind == "channel-means"] for plan in (first, other)]
+    assert means == [[Request("x", "channel-means", 1), Request("x", "channel-means", -1)], [means[0][1]]]
     statistics, fitting = (bench.calibrate(plan, [{"x": x}], silent) for plan in (first, other))
-    bare = {name: replace(one, sums=one.sums[:0], axis=None) for name, one in statistics.tensors.items()}
+    bare = statistics.select(one for one in statistics.statistics if one.kind != "channel-means")
+    whole = statistics.select(one for one in statistics.statistics if one not in means[1])
 
-    def built(found: Statistics) -> np.ndarray:
+    def built(found: Evidence) -> np.ndarray:
         bench.build(other, found, MinMax(), tmp_path / "q.onnx", external_data=False)
         return np.asarray(run(open_session(tmp_path / "q.onnx"), {"x": x}, ("z",))[0])
 
-    np.testing.assert_array_equal(built(statistics), built(Statistics(1, bare)))
-    assert np.abs(built(fitting) - built(statistics)).max() > 1e-4
+    np.testing.assert_array_equal(built(whole), built(bare))
+    assert np.abs(built(fitting) - built(whole)).max() > 1e-4
 
 
 def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
@@ -188,19 +192,18 @@ def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
     text = "(float[4,64] x) => (float[4,64] y) { l = Log(x) p = MatMul(l, w) s = Add(p, b) y = Sigmoid(s) }"
     bench = bench_of(build(text, w=(64, 64), b=(64,)), "int4-block32", tmp_path)
     plan = bench.plan({})
-    assert (plan.taps, plan.means) == ((), {"l": -1})
+    assert plan.requests == (Request("l", "channel-means", -1),)
     statistics = bench.calibrate(plan, [{"x": np.zeros((4, 64), np.float32)}], silent)
-    assert len(statistics.tensors["l"].means) == 0
+    assert len(statistics.of("l").need(ChannelMeans, -1).means) == 0
     bench.build(plan, statistics, MinMax(), tmp_path / "q.onnx", external_data=False)
 
 
 def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: Workbench) -> None:
     storage = replace(bench, scheme=PRESETS["int8-storage"])
     plan = storage.plan({})
-    seen = storage.calibrate(plan, SAMPLES, silent).tensors
-    assert set(seen) == set(plan.means)
-    assert not any(one.has_range or len(one.counts) for one in seen.values())
-    assert all(len(one.means) for one in seen.values())
+    seen = storage.calibrate(plan, SAMPLES, silent).statistics
+    assert set(seen) == set(plan.requests)
+    assert all(isinstance(one, ChannelMeans) and len(one.means) for one in seen.values())
 
 
 @pytest.mark.parametrize(("scheme", "kept"), [("int8", True), ("int8-storage", False)])
@@ -212,7 +215,7 @@ def test_means_of_a_large_model_are_kept_where_it_runs_anyway(
     plan = large.plan({})
     found = channel_means(plan, large.calibrate(plan, SAMPLES, silent))
     assert bool(found) == kept
-    assert set(found) == (set(plan.means) if kept else set())
+    assert set(found) == ({one.tensor for one in plan.requests if one.kind == "channel-means"} if kept else set())
 
 
 @pytest.mark.parametrize("bias", [(64,), (1, 64)])

@@ -62,7 +62,9 @@ def load_statistics(path: Path) -> Evidence:
             raise DataError(f"{path} has format {header['format']!r}, expected {_FORMAT!r}; calibrate again")
         provenance = Provenance(*(str(header["provenance"][name]) for name in ("model", "runtime")))
         samples = tuple(str(digest) for digest in header["samples"])
-        return Evidence(tuple(sorted(samples)), MappingProxyType(dict(_restored(header["statistics"], stored))), provenance)
+        return Evidence(
+            tuple(sorted(samples)), MappingProxyType(dict(_restored(header["statistics"], stored))), provenance
+        )
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} does not hold calibration statistics ({error}), expected a file of onnxq; calibrate again"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from observations import evidence
 
-from onnxq.encoding.parameters import activation_parameters, channel_means
+from onnxq.encoding.parameters import activation_parameters, channel_means, requests_for
 from onnxq.errors import DataError
-from onnxq.evidence.observer import observe
-from onnxq.evidence.ranges import MinMax
-from onnxq.evidence.statistics import Statistics
-from onnxq.evidence.tensor_statistics import EMPTY, only_sums
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.observing import observe
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.evidence.ranges import MinMax, MovingAverage
+from onnxq.evidence.requests import Request
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Decision, Mean, Plan
 from onnxq.scheme import Method, Mode, Spec
@@ -22,8 +24,8 @@ def plan(*activations: Activation) -> Plan:
     return Plan((), activations, "int8", "onnxruntime-cpu")
 
 
-def statistics(**values: list[float]) -> Statistics:
-    return Statistics(1, {name: observe(np.array(one, np.float32)) for name, one in values.items()})
+def statistics(**values: list[float]) -> Evidence:
+    return evidence({name: np.array(one, np.float32) for name, one in values.items()}, "range")
 
 
 def test_each_tensor_has_the_scale_of_its_range() -> None:
@@ -57,18 +59,18 @@ def test_a_fixed_range_needs_no_statistics_and_widens_its_group() -> None:
 
 
 def test_a_tensor_that_was_never_seen_is_told() -> None:
-    with pytest.raises(DataError, match=r"^tensor a has no calibration statistics; calibrate with the plan's taps$"):
+    with pytest.raises(DataError, match=r"^The statistics of tensor 'a' hold no range, expected one; calibrate again"):
         activation_parameters(plan(Activation("a", AFFINE, "a")), statistics(b=[1.0]), MinMax())
 
 
 def test_a_tensor_that_was_always_empty_has_scale_one() -> None:
-    found = activation_parameters(plan(Activation("a", AFFINE, "a")), Statistics(1, {"a": EMPTY}), MinMax())
+    found = activation_parameters(plan(Activation("a", AFFINE, "a")), statistics(a=[]), MinMax())
     assert found["a"].scale == 1.0
 
 
 def test_the_range_method_decides() -> None:
     seen = statistics(a=[-10.0, 10.0])
-    found = activation_parameters(plan(Activation("a", Spec("int8-narrow"), "a")), seen, lambda one: (-1.0, 1.0))
+    found = activation_parameters(plan(Activation("a", Spec("int8-narrow"), "a")), seen, lambda one, spec: (-1.0, 1.0))
     assert found["a"].scale == np.float32(1 / 127)
 
 
@@ -101,14 +103,23 @@ def test_pytorch_gives_fixed_ranges_all_codes() -> None:
 
 
 def test_no_range_is_asked_of_what_has_only_sums() -> None:
-    seen = Statistics(1, {"a": only_sums(4, np.ones((2, 2), np.int64), 1)})
-    with pytest.raises(DataError, match="tensor a has no calibration statistics"):
+    seen = observe({"a": np.ones((2, 2), np.float32)}, [Request("a", "channel-means", 1)])
+    with pytest.raises(DataError, match="statistics of tensor 'a' hold no range"):
         activation_parameters(plan(Activation("a", AFFINE, "a")), seen, MinMax())
 
 
-@pytest.mark.parametrize(("axis", "known"), [(1, []), (-1, ["x"]), (None, [])])
-def test_means_are_given_along_the_axis_of_the_plan_only(axis: int | None, known: list[str]) -> None:
+@pytest.mark.parametrize(("axis", "known"), [(1, []), (-1, ["x"]), (0, [])])
+def test_means_are_given_along_the_axis_of_the_plan_only(axis: int, known: list[str]) -> None:
     decision = Decision("n", "MatMul", Mode.STORAGE, "", mean=Mean("x", -1))
-    sums = np.array([[6, 0], [2, 0]][: 2 if axis is not None else 0], np.int64).reshape(-1, 2)
-    found = channel_means(Plan((decision,), (), "s", "t"), Statistics(1, {"x": only_sums(4, sums, axis)}))
+    seen = observe({"x": np.float32([[2, 1], [4, 1]])}, [Request("x", "channel-means", axis)])
+    found = channel_means(Plan((decision,), (), "s", "t"), seen)
     assert {name: means.tolist() for name, means in found.items()} == {name: [3, 1] for name in known}
+
+
+def test_what_is_requested_is_what_the_range_methods_read() -> None:
+    decision = Decision("n", "MatMul", Mode.STATIC, "", mean=Mean("a", -1))
+    found = Plan((decision,), (Activation("a", AFFINE, "a"), Activation("f", AFFINE, "f", (0.0, 1.0))), "s", "t")
+    ranges, means = Request("a", "range"), Request("a", "channel-means", -1)
+    assert requests_for(found, [MinMax()]) == (ranges, means)
+    assert requests_for(found, FIRST_RANGES) == (ranges, means, Request.of("a", "histogram", elements=8192))
+    assert requests_for(found, [MovingAverage()]) == (ranges, means, Request("a", "sample-extremes"))

@@ -4,33 +4,63 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from observations import evidence
 
-from onnxq.evidence.observer import observe
-from onnxq.evidence.statistics import Accumulation, Statistics
-
-
-def statistics(samples: int, **tensors: list[float]) -> Statistics:
-    return Statistics(samples, {name: observe(np.array(values, np.float64)) for name, values in tensors.items()})
-
-
-def test_statistics_merge_by_tensor_name() -> None:
-    merged = statistics(1, a=[1], b=[2]).merge(statistics(2, b=[4], c=[5]))
-    assert merged == statistics(3, a=[1], b=[2, 4], c=[5])
+from onnxq.errors import DataError
+from onnxq.evidence.channel_means import ChannelMeans
+from onnxq.evidence.evidence import Accumulation, Evidence
+from onnxq.evidence.histogram import Histogram
+from onnxq.evidence.observing import observe
+from onnxq.evidence.requests import Request
+from onnxq.evidence.value_range import Range
 
 
-def test_joining_keeps_the_tensors_of_both() -> None:
-    joined = statistics(2, a=[1]).join(statistics(2, b=[2]))
-    assert joined == statistics(2, a=[1], b=[2])
-    assert joined.select(["b"]) == statistics(2, b=[2])
+def sample(digest: str, **tensors: list[float]) -> Evidence:
+    return evidence({name: np.float64(values) for name, values in tensors.items()}, sample=digest)
+
+
+def test_evidence_merges_by_request_and_keeps_its_samples_in_order() -> None:
+    a, b = sample("b", a=[1.0], b=[2.0]), sample("a", b=[4.0], c=[5.0])
+    merged = a.merge(b)
+    assert merged == b.merge(a)
+    assert merged.samples == ("a", "b")
+    assert (merged.of("b").need(Range).minimum, merged.of("b").need(Range).maximum) == (2, 4)
+    assert merged.of("c") == b.of("c")
+
+
+def test_the_same_sample_is_not_merged_twice_but_may_be_run_twice() -> None:
+    one = sample("a", x=[1.0])
+    with pytest.raises(DataError, match="Both hold the same 1 samples, such as 'a', expected each sample once"):
+        one.merge(one)
+    twice = one.plus(one)
+    assert (twice.samples, twice.of("x").need(Range).count) == (("a", "a"), 2)
+    assert (twice.lacks(["a", "a", "b"]), one.lacks(["a", "a", "b"])) == (1, 2)
+
+
+def test_joining_keeps_the_statistics_of_both() -> None:
+    joined = sample("5", a=[1.0]).join(sample("5", b=[2.0]))
+    assert joined == sample("5", a=[1.0], b=[2.0])
+    assert joined.select(one for one in joined.statistics if one.tensor == "b") == sample("5", b=[2.0])
+
+
+def test_what_is_known_of_a_tensor_is_found_by_its_kind_and_axis() -> None:
+    found = observe({"x": np.float32([[1, 2]])}, [Request("x", "range"), Request("x", "channel-means", 1)]).of("x")
+    assert found.need(Range).maximum == 2
+    assert found.find(ChannelMeans, 0) is None
+    assert found.need(ChannelMeans, 1).means.tolist() == [1, 2]
+    with pytest.raises(DataError, match="statistics of tensor 'x' hold no histogram, expected one; calibrate again"):
+        found.need(Histogram)
+    with pytest.raises(DataError, match="statistics of tensor 'y' hold no range"):
+        Evidence().of("y").need(Range)
 
 
 @pytest.mark.parametrize("level", [1, 3, 1024])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 13])
 def test_accumulating_is_merging_one_by_one(count: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.evidence.statistics._LEVEL", level)
-    parts = [statistics(1, a=[float(index)], b=[-1.0, index / 3]) for index in range(count)]
+    monkeypatch.setattr("onnxq.evidence.evidence._LEVEL", level)
+    parts = [sample(f"{index:02}", a=[float(index)], b=[-1.0, index / 3]) for index in range(count)]
     sum_of_parts = Accumulation()
     for index, part in enumerate(parts):
         sum_of_parts.add(part)
-        assert sum_of_parts.total() == reduce(Statistics.merge, parts[: index + 1])
-    assert sum_of_parts.total().samples == count
+        assert sum_of_parts.total() == reduce(Evidence.merge, parts[: index + 1])
+    assert len(sum_of_parts.total().samples) == count

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-import dataclasses
-import math
 from functools import reduce
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from observations import one_by_one, statistic
 
-from onnxq.errors import DataError
 from onnxq.evidence.bins import BINS
-from onnxq.evidence.observer import observe
-from onnxq.evidence.tensor_statistics import EMPTY, TensorStatistics, merge
+from onnxq.evidence.histogram import Bins, Histogram
 
 
 def floats(dtype: type[np.floating]) -> st.SearchStrategy[NDArray[np.floating]]:
@@ -30,7 +26,13 @@ def floats(dtype: type[np.floating]) -> st.SearchStrategy[NDArray[np.floating]]:
 ANY_FLOATS = st.one_of(floats(np.float16), floats(np.float32), floats(np.float64))
 
 
-def exact_counts(values: NDArray[np.floating], seen: TensorStatistics) -> list[int]:
+def observe(values: NDArray[np.floating], elements: int = 0) -> Histogram:
+    found = statistic(values, "histogram", elements=elements)
+    assert isinstance(found, Histogram)
+    return found
+
+
+def exact_counts(values: NDArray[np.floating], seen: Bins) -> list[int]:
     """Count with integer arithmetic on fractions: the definition of a bin, without any rounding."""
     counts = [0] * len(seen.counts)
     for numerator, denominator in (float(value).as_integer_ratio() for value in values.ravel()):
@@ -42,8 +44,8 @@ def exact_counts(values: NDArray[np.floating], seen: TensorStatistics) -> list[i
 
 @given(ANY_FLOATS)
 def test_every_element_is_counted_in_its_bin(values: NDArray[np.floating]) -> None:
-    seen = observe(values)
-    assert seen.count == values.size
+    seen = observe(values).whole
+    assert seen.counts.sum() == values.size
     assert seen.counts.tolist() == exact_counts(values, seen)
     assert len(seen.counts) <= BINS
     if values.size:
@@ -57,24 +59,25 @@ def test_any_split_in_any_order_gives_what_one_observation_gives(
     flat = values.ravel()
     owners = data.draw(hnp.arrays(np.int64, flat.size, elements=st.integers(0, 3)))
     parts = data.draw(st.permutations([flat[owners == owner] for owner in range(4)]))
-    assert reduce(merge, map(observe, parts)) == observe(values)
+    assert reduce(Histogram.merge, map(observe, parts)) == observe(values)
 
 
 @given(ANY_FLOATS, ANY_FLOATS)
 def test_merging_is_commutative(a: NDArray[np.floating], b: NDArray[np.floating]) -> None:
-    assert merge(observe(a), observe(b)) == merge(observe(b), observe(a))
+    assert observe(a).merge(observe(b)) == observe(b).merge(observe(a))
 
 
 @given(ANY_FLOATS, ANY_FLOATS, ANY_FLOATS)
 def test_merging_is_associative(a: NDArray[np.floating], b: NDArray[np.floating], c: NDArray[np.floating]) -> None:
     x, y, z = map(observe, (a, b, c))
-    assert merge(merge(x, y), z) == merge(x, merge(y, z))
+    assert x.merge(y).merge(z) == x.merge(y.merge(z))
 
 
 @given(ANY_FLOATS)
 def test_nothing_is_the_neutral_element(values: NDArray[np.floating]) -> None:
     seen = observe(values)
-    assert merge(seen, EMPTY) == seen == merge(EMPTY, seen)
+    assert seen.merge(Histogram()) == seen == Histogram().merge(seen)
+    assert Histogram.restored(seen.arrays()) == seen
 
 
 @given(floats(np.float32))
@@ -83,7 +86,7 @@ def test_float64_holding_float32_values_is_the_same(values: NDArray[np.floating]
 
 
 def test_bins_are_as_fine_as_the_limit_allows() -> None:
-    seen = observe(np.linspace(-1, 1, 10_000, dtype=np.float32))
+    seen = observe(np.linspace(-1, 1, 10_000, dtype=np.float32)).whole
     assert seen.width == 2**-10
     assert BINS / 2 < len(seen.counts) <= BINS
     assert seen.edges[0] <= seen.minimum < seen.edges[1]
@@ -109,87 +112,59 @@ def test_bins_are_as_fine_as_the_limit_allows() -> None:
 )
 def test_extreme_ranges_are_counted_exactly(values: list[float]) -> None:
     array = np.array(values)
-    seen = observe(array)
+    seen = observe(array).whole
     assert (seen.minimum, seen.maximum) == (min(values), max(values))
     assert seen.counts.tolist() == exact_counts(array, seen)
-    assert reduce(merge, (observe(array[i : i + 1]) for i in range(len(values)))) == seen
-
-
-def test_the_sign_of_a_zero_extreme_does_not_depend_on_the_order() -> None:
-    for values in ([0.0, -0.0], [-0.0, 0.0], [-0.0]):
-        assert math.copysign(1, observe(np.array(values)).minimum) == 1
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32, np.float64])
-def test_every_float_type_is_observed(dtype: type[np.generic]) -> None:
-    seen = observe(np.array([[-1.5, 0], [2, 2]], dtype))
-    assert (seen.count, seen.minimum, seen.maximum) == (4, -1.5, 2)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
-def test_other_types_are_an_error(dtype: type[np.generic]) -> None:
-    with pytest.raises(DataError, match=r"Tensor 'ids' is .* expected a float type"):
-        observe(np.zeros(2, dtype), name="ids")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_name_tensor_and_sample(bad: float) -> None:
-    with pytest.raises(DataError, match="Tensor 'scores' holds 1 NaN or infinite values of 3 in sample 7"):
-        observe(np.float32([1, bad, 2]), name="scores", sample=7)
-
-
-def test_a_scalar_and_a_strided_view_are_observed() -> None:
-    assert observe(np.float32(2).reshape(())).count == 1
-    assert observe(np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]).counts.sum() == 6
+    assert (
+        reduce(Histogram.merge, (observe(array[i : i + 1]) for i in range(len(values)))).whole.counts.tolist()
+        == seen.counts.tolist()
+    )
 
 
 def test_blocks_do_not_show() -> None:
     values = np.random.default_rng(0).normal(size=200_000).astype(np.float32)
-    seen = observe(values)
+    seen = observe(values).whole
     assert seen.counts.tolist() == exact_counts(values, seen)
 
 
 def test_mask_constants_leave_a_fine_histogram_of_the_rest() -> None:
     scores = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     seen = observe(np.concatenate([scores, np.full(500, -3.4028235e38, np.float32)]))
-    assert seen.core == observe(scores)
+    assert seen.core is not None
+    assert Histogram(seen.core) == observe(scores)
     assert observe(scores).core is None
 
 
-def test_a_limited_histogram_keeps_count_and_extremes_exact() -> None:
+def test_a_limited_histogram_keeps_its_bins() -> None:
     values = np.random.default_rng(0).normal(size=(8, 32, 28, 28)).astype(np.float32)
-    full, limited = observe(values), observe(values, histogram_elements=1000)
-    assert (limited.count, limited.minimum, limited.maximum) == (full.count, full.minimum, full.maximum)
-    assert (limited.exponent, limited.first) == (full.exponent, full.first)
+    full, limited = observe(values).whole, observe(values, 1000).whole
+    assert (limited.minimum, limited.maximum) == (full.minimum, full.maximum)
+    assert len(limited.counts) == len(full.counts)
     assert 900 <= limited.counts.sum() <= 1000
-    assert observe(values[0, 0, 0], histogram_elements=1000) == observe(values[0, 0, 0])
+    assert observe(values[0, 0, 0], 1000) == observe(values[0, 0, 0])
 
 
 def test_a_limited_histogram_sees_every_channel() -> None:
     channels = np.broadcast_to(np.arange(8, dtype=np.float32), (64, 64, 8))
-    limited = observe(channels, histogram_elements=512)
+    limited = observe(channels, 512).whole
     assert len(limited.counts[limited.counts > 0]) == 8
 
 
-def test_equality_looks_at_every_field() -> None:
-    seen = observe(np.float32([1, 2, 9000]))
-    for field in ("count", "minimum", "maximum", "exponent", "first"):
-        assert seen != dataclasses.replace(seen, **{field: getattr(seen, field) + 1})
-    assert seen != dataclasses.replace(seen, counts=seen.counts + 1)
-    assert seen != dataclasses.replace(seen, core=None)
-    assert seen != "seen"
+@given(st.lists(ANY_FLOATS, max_size=4), st.sampled_from([0, 5]))
+def test_adding_arrays_is_merging_their_histograms(arrays: list[NDArray[np.floating]], elements: int) -> None:
+    parts = [
+        statistic(array, "histogram", sample=f"{index:032x}", elements=elements) for index, array in enumerate(arrays)
+    ]
+    assert one_by_one(arrays, "histogram", elements=elements) == reduce(Histogram.merge, parts, Histogram())  # type: ignore[arg-type]
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), floats(np.float32)), max_size=8), st.data())
-def test_extremes_of_samples_do_not_depend_on_the_order(
-    seen: list[tuple[int, NDArray[np.floating]]], data: st.DataObject
-) -> None:
-    shuffled = data.draw(st.permutations(seen))
-    merged, again = (
-        reduce(merge, (observe(values, sample=index) for index, values in parts), EMPTY) for parts in (seen, shuffled)
-    )
-    assert merged == again
-    for index, (low, high) in zip(merged.samples, merged.extremes, strict=True):
-        values = np.concatenate([part.ravel() for at, part in seen if at == index])
-        assert (low, high) == (values.min(), values.max())
-    assert set(merged.samples) == {index for index, values in seen if values.size}
+@pytest.mark.parametrize(
+    "changes",
+    [{"sizes": [5]}, {"ends": [[0, 9]]}, {"counts": [-1, 2]}, {"ends": [[0, 1], [0, 1]]}, {"sizes": []}],
+    ids=str,
+)
+def test_contradictions_are_refused(changes: dict[str, list[object]]) -> None:
+    arrays = dict(observe(np.float32([1, 1])).arrays())
+    arrays |= {name: np.array(value, arrays[name].dtype) for name, value in changes.items()}
+    with pytest.raises(ValueError, match=r"contradict|do not fit"):
+        Histogram.restored(arrays)

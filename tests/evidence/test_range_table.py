@@ -10,9 +10,18 @@ from observations import AFFINE, evidence, seen
 from onnxq import extensions
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.entropy import Entropy
-from onnxq.evidence.histogram_search import HistogramSearch
 from onnxq.evidence.evidence import TensorEvidence
-from onnxq.evidence.range_table import ENTRY_POINTS, FIRST_RANGES, RANGES, Auto, chosen_methods, kinds_read, parse_range, range_text
+from onnxq.evidence.histogram_search import HistogramSearch
+from onnxq.evidence.range_table import (
+    ENTRY_POINTS,
+    FIRST_RANGES,
+    RANGES,
+    Auto,
+    chosen_methods,
+    kinds_read,
+    parse_range,
+    range_text,
+)
 from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
 from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.evidence.value_range import Range

@@ -3,11 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from observations import seen
 
-from onnxq.evidence.observer import observe
-from onnxq.evidence.sentinels import sentinels, without_sentinels
+from onnxq.evidence.sentinels import data_range, sentinels
+from onnxq.evidence.value_range import Range
 
 SCORES = np.random.default_rng(0).normal(scale=5, size=4000).astype(np.float32)
+
+
+def observe(values: NDArray[np.float32]) -> Range:
+    return seen(values, "range").need(Range)
 
 
 def with_values(*values: float, count: int = 400, scores: NDArray[np.float32] = SCORES) -> NDArray[np.float32]:
@@ -16,15 +21,15 @@ def with_values(*values: float, count: int = 400, scores: NDArray[np.float32] = 
 
 @pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e9, -np.finfo(np.float32).max, 1e9])
 def test_mask_constants_are_recognised_and_left_out(mask: float) -> None:
-    seen = observe(with_values(mask))
-    assert sentinels(seen) == (np.float32(mask),)
-    assert without_sentinels(seen) == observe(SCORES)
+    found = observe(with_values(mask))
+    assert sentinels(found) == (np.float32(mask),)
+    assert data_range(found) == (SCORES.min(), SCORES.max())
 
 
 def test_scores_added_to_a_mask_are_still_a_mask() -> None:
-    seen = observe(np.concatenate([SCORES, SCORES - np.float32(1e4)]))
-    assert sentinels(seen) == (seen.minimum,)
-    assert without_sentinels(seen) == observe(SCORES)
+    found = observe(np.concatenate([SCORES, SCORES - np.float32(1e4)]))
+    assert sentinels(found) == (found.minimum,)
+    assert data_range(found) == (SCORES.min(), SCORES.max())
 
 
 def test_masks_on_both_sides_are_recognised() -> None:
@@ -49,6 +54,6 @@ def test_a_single_smallest_float_is_a_mask() -> None:
     ids=["scores", "wide", "wide with -1e4", "one outlier", "nothing else", "two clusters", "too small"],
 )
 def test_data_is_not_taken_for_a_mask(values: NDArray[np.float32]) -> None:
-    seen = observe(values)
-    assert sentinels(seen) == ()
-    assert without_sentinels(seen) is seen
+    found = observe(values)
+    assert sentinels(found) == ()
+    assert data_range(found) == (values.min(), values.max())

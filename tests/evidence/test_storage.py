@@ -2,89 +2,119 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from observations import evidence
 
 from onnxq.errors import DataError, OutputError
-from onnxq.evidence.observer import observe
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import KINDS
+from onnxq.evidence.observing import observe
 from onnxq.evidence.provenance import Provenance
-from onnxq.evidence.statistics import Statistics
-from onnxq.evidence.storage import load_statistics, save_statistics
+from onnxq.evidence.requests import Request
+from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
 
-PROVENANCE = Provenance("model", ((0, "a"), (3, "b")), 100, "onnxruntime 1.2.3")
-
-
-def statistics(samples: int, **tensors: list[float]) -> Statistics:
-    seen = {name: observe(np.array(values, np.float64), sample=3) for name, values in tensors.items()}
-    return Statistics(samples, seen, PROVENANCE)
+PROVENANCE = Provenance("model", "onnxruntime 1.2.3")
 
 
+def saved(sample: str = "ab", **tensors: list[float]) -> Evidence:
+    return replace(
+        evidence({name: np.float64(one) for name, one in tensors.items()}, sample=sample), provenance=PROVENANCE
+    )
+
+
+EVERY_KIND = observe(
+    {"x": np.random.default_rng(0).normal(size=(2, 3, 4)), "y": np.zeros((0, 3))},
+    [Request.of(tensor, kind, 1) for tensor in "xy" for kind in KINDS],
+    "cd",
+)
 CASES = [
-    Statistics(),
-    statistics(3, a=[0.1, 1e-300, -7], b=[], c=[-1e4, -9e9, 1], d=[1e30]),
-    Statistics(1, {"a": observe(np.arange(5000, dtype=np.float32), histogram_elements=100)}),
-    Statistics(2, {"a": observe(np.float32([1]), sample=4), "b": observe(np.float32([1]))}),
+    Evidence(),
+    saved(a=[0.1, 1e-300, -7], b=[], c=[-1e4, -9e9, 1], d=[1e30]),
+    saved("3", a=[1]).merge(saved("4", a=[2])),
+    EVERY_KIND,
 ]
 
 
-@pytest.mark.parametrize("saved", CASES)
-def test_statistics_survive_a_file_exactly(saved: Statistics, tmp_path: Path) -> None:
-    save_statistics(saved, tmp_path / "s.npz")
+@pytest.mark.parametrize("case", CASES)
+def test_evidence_survives_a_file_exactly(case: Evidence, tmp_path: Path) -> None:
+    save_statistics(case, tmp_path / "s.npz")
     loaded = load_statistics(tmp_path / "s.npz")
-    assert loaded == saved
-    assert loaded.provenance == saved.provenance
+    assert loaded == case
+    assert loaded.provenance == case.provenance
     assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
 
 
-def test_equal_statistics_are_equal_bytes_whatever_the_order_of_their_tensors(
+def test_equal_evidence_is_equal_bytes_whatever_the_order_of_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_statistics(statistics(1, a=[1], b=[2]), tmp_path / "a.npz")
+    save_statistics(saved(a=[1], b=[2]), tmp_path / "a.npz")
     monkeypatch.setattr("time.time", lambda: 4e9)
-    save_statistics(statistics(1, b=[2], a=[1]), tmp_path / "b.npz")
+    save_statistics(saved(b=[2], a=[1]), tmp_path / "b.npz")
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
 def test_numpy_reads_the_file_without_pickles(tmp_path: Path) -> None:
-    save_statistics(statistics(1, a=[1, 2]), tmp_path / "s.npz")
+    save_statistics(saved(a=[1, 2]), tmp_path / "s.npz")
     with np.load(tmp_path / "s.npz", allow_pickle=False) as arrays:
         header = json.loads(arrays["header"].tobytes())
-        assert arrays["counts"].sum() == 2
-    assert header["data"] == [[0, "a"], [3, "b"]]
+        assert arrays["histogram.counts"].sum() == 2
+    assert header["samples"] == ["ab"]
 
 
 def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"s.npz cannot be written: No such file"):
-        save_statistics(Statistics(), tmp_path / "gone" / "s.npz")
+        save_statistics(Evidence(), tmp_path / "gone" / "s.npz")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
-    save_statistics(statistics(1, a=[1]), path)
+    save_statistics(saved(a=[1]), path)
     (tmp_path / f".s.npz.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(OutputError, match=r"s.npz cannot be written: No space left on device; free space"):
-        save_statistics(statistics(1, a=[2]), path)
-    assert load_statistics(path) == statistics(1, a=[1])
+        save_statistics(saved(a=[2]), path)
+    assert load_statistics(path) == saved(a=[1])
     assert [entry.name for entry in tmp_path.iterdir()] == ["s.npz"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "onnxq statistics 3"}, "has format 'onnxq statistics 3', expected 'onnxq statistics 5'"),
-        ({"tensors": {"a": [[2, 1.0, 3.0, 2, 1]]}}, "does not hold calibration statistics"),
-        ({"tensors": {"a": [[2, 5.0, 2.0, 2, 1]]}}, "does not hold calibration statistics"),
-        ({"data": 7}, "does not hold calibration statistics"),
+        (
+            lambda header: header | {"format": "onnxq statistics 5"},
+            "'onnxq statistics 5', expected 'onnxq statistics 6'",
+        ),
+        (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than what they hold"),
+        (lambda header: header | {"statistics": header["statistics"] * 2}, "does not hold calibration statistics"),
+        (lambda header: header | {"samples": 7}, "does not hold calibration statistics"),
+        (lambda header: header | {"provenance": {}}, "does not hold calibration statistics"),
     ],
+    ids=["format", "less", "more", "samples", "provenance"],
 )
-def test_a_header_that_is_not_ours_is_one_sentence(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_header_that_is_not_ours_is_one_sentence(
+    change: Callable[[dict[str, list[object]]], dict[str, object]], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "s.npz"
-    save_statistics(statistics(1, a=[1, 2]), path)
+    save_statistics(saved(a=[1, 2], b=[1]), path)
     with np.load(path) as arrays:
-        content = {**arrays, "header": json.loads(arrays["header"].tobytes()) | change}
-    np.savez(path, **(content | {"header": np.frombuffer(json.dumps(content["header"]).encode(), np.uint8)}))
+        content = dict(arrays)
+    header = change(json.loads(content["header"].tobytes()))
+    np.savez(path, **(content | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}))
     with pytest.raises(DataError, match=message):
         load_statistics(path)
+
+
+def test_files_merge_in_any_order_and_are_checked(tmp_path: Path) -> None:
+    for name, one in (("a", saved("1", x=[1])), ("b", saved("2", x=[2])), ("c", saved("3", y=[3]))):
+        save_statistics(one, tmp_path / name)
+    a, b, c = (tmp_path / name for name in "abc")
+    assert merged_files([a, b]) == merged_files([b, a]) == saved("1", x=[1]).merge(saved("2", x=[2]))
+    with pytest.raises(DataError, match="c and the files before it differ in 6 statistics, such as histogram of 'x'"):
+        merged_files([a, c])
+    with pytest.raises(DataError, match="a: Both hold the same 1 samples"):
+        merged_files([a, a])

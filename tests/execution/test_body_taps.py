@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from observations import wanted
 from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.errors import ModelError
+from onnxq.evidence.value_range import Range
 from onnxq.execution.body_taps import with_body_sizes, with_body_taps
 from onnxq.execution.budget import tap_sizes
 from onnxq.execution.resume import Collection, calibrate_tensors
@@ -321,8 +323,9 @@ def carried_values(made: ModelProto) -> list[onnx.ValueInfoProto]:
 
 def test_statistics_of_bodies_are_those_of_their_values() -> None:
     samples = [{"x": X * scale, "n": np.array(count)} for scale, count in ((1, 3), (2, 0), (-1, 1))]
-    seen = collect(model(IF_IN_LOOP, go=True, zero=0), samples, ["y", "a", "b"]).tensors
-    assert {name: (one.count, one.minimum, one.maximum) for name, one in seen.items()} == {
+    seen = collect(model(IF_IN_LOOP, go=True, zero=0), samples, wanted(["y", "a", "b"]))
+    ranges = {name: seen.of(name).need(Range) for name in seen.by_tensor}
+    assert {name: (one.count, one.minimum, one.maximum) for name, one in ranges.items()} == {
         "y": (9, 1, 6),
         "a": (6, -3, 3),
         "b": (6, -3, 6),
@@ -330,8 +333,8 @@ def test_statistics_of_bodies_are_those_of_their_values() -> None:
 
 
 def test_a_body_that_never_ran_has_seen_nothing() -> None:
-    seen = collect(model(BRANCHES), [{"x": X, "c": np.array(True)}], ["a", "b"]).tensors
-    assert (seen["a"].count, seen["b"].count) == (3, 0)
+    seen = collect(model(BRANCHES), [{"x": X, "c": np.array(True)}], wanted(["a", "b"]))
+    assert [seen.of(name).need(Range).count for name in "ab"] == [3, 0]
 
 
 def test_a_tapped_tensor_that_is_nowhere_is_told() -> None:
@@ -344,6 +347,6 @@ def test_a_memory_budget_takes_passes_over_bodies_too(tmp_path) -> None:
     onnx.save(model(LOOP, go=True), path)
     samples = [{"x": X * scale, "n": np.array(4)} for scale in (1, 2)]
     assert tap_sizes(path, samples[0], ["s", "a", "y"]) == {"s": 48, "a": 48, "y": 0}
-    whole = calibrate_tensors(path, samples, ["s", "a"], Collection())
-    alone = [calibrate_tensors(path, samples, [name], Collection()) for name in ("s", "a")]
-    assert whole == alone[0].join(alone[1]).select(["s", "a"])
+    whole = calibrate_tensors(path, samples, wanted(["s", "a"]), Collection())
+    alone = [calibrate_tensors(path, samples, wanted([name]), Collection()) for name in ("s", "a")]
+    assert whole == alone[0].join(alone[1]).select(wanted(["s", "a"]))

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from observations import wanted
 
 from onnxq.errors import DataError
+from onnxq.evidence.value_range import Range
 from onnxq.execution.budget import largest_segment, peak_memory, tap_groups, tap_passes, tap_sizes
 from onnxq.execution.runner import collect
 from onnxq.execution.segments import Segment
@@ -20,8 +22,8 @@ def test_sizes_are_those_of_the_tensors() -> None:
     graph = onnx.load(MODEL).graph
     names = [node.output[0] for node in graph.node if node.op_type == "Conv"]
     sizes = tap_sizes(MODEL, SAMPLE, [*names, "image", graph.output[0].name])
-    seen = collect(MODEL, [SAMPLE], names)
-    assert {name: sizes[name] for name in names} == {name: 4 * seen.tensors[name].count for name in names}
+    seen = collect(MODEL, [SAMPLE], wanted(names))
+    assert {name: sizes[name] for name in names} == {name: 4 * seen.of(name).need(Range).count for name in names}
     assert sizes["image"] == sizes[graph.output[0].name] == 0
 
 

@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import observations
 import onnx
 import pytest
+from observations import wanted
 from onnx import TensorProto, helper
 
 from onnxq.errors import SchemeError
-from onnxq.evidence.observer import observe
+from onnxq.evidence.histogram import Histogram
+from onnxq.evidence.value_range import Range
 from onnxq.execution.chain import ChainedSamples, parse_chain, with_optional
 from onnxq.execution.runner import collect
 from onnxq.samples.data import open_samples
@@ -47,9 +50,10 @@ def test_the_first_sample_may_bring_its_state() -> None:
 
 def test_statistics_are_those_of_the_stream() -> None:
     samples = ChainedSamples(ROWS, running_sum(), CHAIN)
-    seen = collect(running_sum(), samples, ["total"]).tensors["total"]
-    assert (seen.minimum, seen.maximum) == (-20, 30)
-    assert seen.counts.tolist() == observe(np.float32([1, 10, 3, 30, 7, -20])).counts.tolist()
+    seen = collect(running_sum(), samples, wanted(["total"])).of("total")
+    assert (seen.need(Range).minimum, seen.need(Range).maximum) == (-20, 30)
+    totals = observations.seen(np.float32([1, 10, 3, 30, 7, -20]))
+    assert seen.need(Histogram) == totals.need(Histogram)
 
 
 def test_each_folder_and_each_file_of_several_samples_starts_anew(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from observations import wanted
 
 from onnxq.errors import DataError, OutputError
-from onnxq.evidence.statistics import Statistics
-from onnxq.evidence.storage import load_statistics, save_statistics
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.provenance import sample_digest
+from onnxq.evidence.sample_extremes import SampleExtremes
+from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
 from onnxq.execution import resume
 from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
 from onnxq.execution.runner import collect
@@ -49,28 +52,28 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Note how many samples and tensors each call of `collect` has to run."""
     seen: list[tuple[int, int]] = []
 
-    def noted(model, samples, tensors, *, ledger, **options):  # type: ignore[no-untyped-def]
-        seen.append((len(samples) - ledger.earlier.samples, len(tensors)))
-        return collect(model, samples, tensors, ledger=ledger, **options)
+    def noted(model, samples, requests, *, ledger, **options):  # type: ignore[no-untyped-def]
+        seen.append((len(samples) - len(ledger.earlier.samples), len({one.tensor for one in requests})))
+        return collect(model, samples, requests, ledger=ledger, **options)
 
     monkeypatch.setattr(resume, "collect", noted)
     return seen
 
 
-def whole(taps: list[str] = TAPS, samples: list[Sample] = SAMPLES) -> Statistics:
-    return calibrate_tensors(MODEL, samples, taps, Collection())
+def whole(taps: list[str] = TAPS, samples: list[Sample] = SAMPLES) -> Evidence:
+    return calibrate_tensors(MODEL, samples, wanted(taps), Collection())
 
 
-def reused(path: Path, notices: list[str], **changes: object) -> Statistics:
-    given = {"samples": SAMPLES, "tensors": TAPS, "model": MODEL, "collection": Collection()} | changes
+def reused(path: Path, notices: list[str], **changes: object) -> Evidence:
+    given = {"samples": SAMPLES, "requests": wanted(TAPS), "model": MODEL, "collection": Collection()} | changes
     given["collection"] = dataclasses.replace(given["collection"], reuse=path, notice=notices.append)  # type: ignore[type-var]
     return calibrate_tensors(**given)  # type: ignore[arg-type]
 
 
 def test_statistics_say_what_they_are_of() -> None:
     found = whole()
-    assert found == collect(MODEL, SAMPLES, TAPS)
-    assert [index for index, _ in found.provenance.samples] == list(range(len(SAMPLES)))
+    assert found == collect(MODEL, SAMPLES, wanted(TAPS))
+    assert found.samples == tuple(sorted(map(sample_digest, SAMPLES)))
 
 
 def test_what_matches_is_not_run_again(tmp_path: Path, notices: list[str], runs: list[tuple[int, int]]) -> None:
@@ -101,22 +104,24 @@ def test_missing_tensors_are_run_and_told(tmp_path: Path, notices: list[str], ru
         f"{len(TAPS) - 2} of {len(TAPS)} tensors",
         "40 of 48 samples; they are run now",
     ]
-    assert list(found.tensors) == TAPS
+    assert list(found.statistics) == wanted(TAPS)
     assert found.provenance == expected.provenance
-    assert found.select(TAPS[:3] + TAPS[5:]) == expected.select(TAPS[:3] + TAPS[5:])
+    assert found.select(wanted(TAPS[:3] + TAPS[5:])) == expected.select(wanted(TAPS[:3] + TAPS[5:]))
     # Fewer taps leave more to be fused, which rounds otherwise.
     for name in TAPS[3:5]:
-        assert found.tensors[name].extremes == pytest.approx(expected.tensors[name].extremes, rel=1e-5, abs=1e-5)
+        ends, exact = (one.of(name).need(SampleExtremes).ends for one in (found, expected))
+        assert ends == pytest.approx(exact, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"samples": [{"image": SAMPLES[0]["image"] + 1}, *SAMPLES[1:]]}, "has 1 of 48 samples that are not among"),
-        ({"samples": SAMPLES[:10]}, "has 38 of 48 samples that are not among these"),
-        ({"samples": SAMPLES[::-1]}, "samples that are not among these; nothing of it is used"),
+        (
+            {"samples": SAMPLES[:10], "requests": wanted([*TAPS, "logits"])},
+            "has 38 of 48 samples that are not among these",
+        ),
         ({"model": MODEL.with_name("resnet-other.onnx")}, "is of another model"),
-        ({"collection": Collection(histogram_elements=100)}, "counts 8192 elements of a tensor and not 100"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -132,15 +137,49 @@ def test_what_is_of_something_else_is_not_used(
     found = reused(tmp_path / "s.npz", notices, **changes)
     assert len(notices) == 1
     assert message in notices[0]
-    given = {"samples": SAMPLES, "tensors": TAPS, "model": MODEL, "collection": Collection()} | changes
+    given = {"samples": SAMPLES, "requests": wanted(TAPS), "model": MODEL, "collection": Collection()} | changes
     assert found == calibrate_tensors(**given)  # type: ignore[arg-type]
 
 
-def test_extremes_alone_are_not_used_where_a_histogram_is_wanted(tmp_path: Path, notices: list[str]) -> None:
-    bare = calibrate_tensors(MODEL, SAMPLES, TAPS, Collection(histogram_elements=0))
-    save_statistics(bare, tmp_path / "s.npz")
+@pytest.mark.parametrize("samples", [SAMPLES[::-1], SAMPLES[7:] + SAMPLES[:7]], ids=["backwards", "from the middle"])
+def test_the_order_of_samples_does_not_matter(
+    samples: list[Sample], tmp_path: Path, notices: list[str], runs: list[object]
+) -> None:
+    save_statistics(whole(), tmp_path / "s.npz")
+    runs.clear()
+    assert reused(tmp_path / "s.npz", notices, samples=samples) == whole(samples=samples) == whole()
+    assert (runs[:-2], notices) == ([], [])
+
+
+def test_a_sample_added_in_front_is_run_alone(tmp_path: Path, notices: list[str], runs: list[tuple[int, int]]) -> None:
+    save_statistics(whole(samples=SAMPLES[1:]), tmp_path / "s.npz")
+    runs.clear()
     assert reused(tmp_path / "s.npz", notices) == whole()
-    assert notices == [f"{tmp_path / 's.npz'} holds extremes and no histogram, which is wanted; nothing of it is used"]
+    assert runs[0] == (1, len(TAPS))
+    assert notices == [f"{tmp_path / 's.npz'} lacks 1 of 48 samples; they are run now"]
+
+
+def test_files_of_two_folders_are_those_of_one_run_and_taken_whole(
+    tmp_path: Path, notices: list[str], runs: list[object]
+) -> None:
+    for name, samples in (("a", SAMPLES[:20]), ("b", SAMPLES[20:])):
+        save_statistics(whole(samples=samples), tmp_path / name)
+    merged = merged_files([tmp_path / "b", tmp_path / "a"])
+    assert merged == whole()
+    save_statistics(merged, tmp_path / "s.npz")
+    runs.clear()
+    assert reused(tmp_path / "s.npz", notices) == merged
+    assert reused(tmp_path / "s.npz", notices, samples=SAMPLES[:20]) == merged
+    assert (runs, notices) == ([], [f"{tmp_path / 's.npz'} holds 28 samples besides these; it is used as it is"])
+
+
+def test_what_is_counted_otherwise_is_lacking(tmp_path: Path, notices: list[str], runs: list[tuple[int, int]]) -> None:
+    save_statistics(calibrate_tensors(MODEL, SAMPLES, wanted(TAPS, elements=100), Collection()), tmp_path / "s.npz")
+    runs.clear()
+    found = reused(tmp_path / "s.npz", notices)
+    assert found == whole()
+    assert runs[0] == (48, len(TAPS))
+    assert [f"s.npz lacks {len(TAPS)} of {len(TAPS)} tensors ({TAPS[0]}, " in notice for notice in notices] == [True]
 
 
 def test_statistics_of_another_runtime_are_not_used(tmp_path: Path, notices: list[str]) -> None:
@@ -152,9 +191,9 @@ def test_statistics_of_another_runtime_are_not_used(tmp_path: Path, notices: lis
 
 
 def test_statistics_without_provenance_are_not_used(tmp_path: Path, notices: list[str]) -> None:
-    save_statistics(collect(MODEL, SAMPLES, TAPS), tmp_path / "s.npz")
+    save_statistics(collect(MODEL, SAMPLES, wanted(TAPS)), tmp_path / "s.npz")
     assert reused(tmp_path / "s.npz", notices) == whole()
-    assert notices == [f"{tmp_path / 's.npz'} does not say which samples it is of; nothing of it is used"]
+    assert notices == [f"{tmp_path / 's.npz'} does not say which model it is of; nothing of it is used"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
@@ -162,11 +201,11 @@ def test_an_interrupted_run_goes_on_where_it_was(
 ) -> None:
     collection = Collection(checkpoint=tmp_path / "s.npz", seconds=0, notice=notices.append)
     with pytest.raises(ReadingFailedError):
-        calibrate_tensors(MODEL, Failing(SAMPLES), TAPS, collection)
+        calibrate_tensors(MODEL, Failing(SAMPLES), wanted(TAPS), collection)
     (partial,) = tmp_path.iterdir()
-    kept = load_statistics(partial).samples
+    kept = len(load_statistics(partial).samples)
     assert 0 < kept <= INTERRUPTED
-    assert calibrate_tensors(MODEL, SAMPLES, TAPS, collection) == whole()
+    assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()
     assert runs[1] == (len(SAMPLES) - kept, len(TAPS))
     assert notices == [f"{partial} holds {kept} of 48 samples of an interrupted run; it goes on"]
     discard_checkpoints(tmp_path / "s.npz")
@@ -175,17 +214,17 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
 def test_a_damaged_checkpoint_is_told_and_left(tmp_path: Path, notices: list[str]) -> None:
     collection = Collection(checkpoint=tmp_path / "s.npz", notice=notices.append)
-    calibrate_tensors(MODEL, SAMPLES, TAPS, collection)
+    calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection)
     (partial,) = tmp_path.iterdir()
     partial.write_bytes(partial.read_bytes()[:1000])
-    assert calibrate_tensors(MODEL, SAMPLES, TAPS, collection) == whole()
+    assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()
     assert "cannot be read" in notices[0]
 
 
 def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: Path, runs: list[object]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"partial cannot be written: Not a directory; free space or choose"):
-        calibrate_tensors(MODEL, SAMPLES, TAPS, Collection(checkpoint=tmp_path / "file" / "s.npz"))
+        calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), Collection(checkpoint=tmp_path / "file" / "s.npz"))
     assert runs == []
 
 
@@ -198,27 +237,32 @@ def test_a_memory_budget_splits_the_taps_and_does_not_show(
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)
     ahead = 2 * resume.available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
     collection = Collection(memory=1_000_000 + ahead + max(sizes.values()) * 8, checkpoint=tmp_path / "s.npz")
-    assert calibrate_tensors(MODEL, SAMPLES, TAPS, collection) == whole()
+    assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()
     assert runs[:-1] == [(48, 11), (48, 13)]
     with pytest.raises(DataError, match="that the memory budget leaves beside the model"):
-        calibrate_tensors(MODEL, SAMPLES, TAPS, dataclasses.replace(collection, memory=1_000_100 + ahead))
+        calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), dataclasses.replace(collection, memory=1_000_100 + ahead))
 
 
 PROGRAM = """
 import os, random, signal, sys, time
 from pathlib import Path
 import onnxruntime
+from observations import wanted
 from test_resume import MODEL, SAMPLES, TAPS
 from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.provenance import sample_digest
+from onnxq.evidence.sample_extremes import SampleExtremes
 from onnxq.evidence.storage import save_statistics
 
 whole, output = map(Path, sys.argv[1:])
 moments, kills, finished, kept = random.Random(0), 0, 0, 0
+how = Collection(checkpoint=output, seconds=0)
 while kills < 20 or not finished:
     kept += any(output.parent.iterdir())
     child = os.fork()
     if not child:
-        save_statistics(calibrate_tensors(MODEL, SAMPLES, TAPS, Collection(checkpoint=output, seconds=0)), output)
+        save_statistics(calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), how), output)
         discard_checkpoints(output)
         os._exit(0)
     time.sleep(moments.uniform(0, 0.3))
@@ -239,7 +283,9 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
     (tmp_path / "output").mkdir()
     save_statistics(whole(), tmp_path / "whole.npz")
     arguments = [tmp_path / "program.py", tmp_path / "whole.npz", tmp_path / "output" / "s.npz"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent), *sys.path])
+    }
     run = subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
     )
@@ -248,32 +294,3 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
     assert kills >= 20
     assert finished >= 1
     assert kept >= 1
-
-
-@pytest.mark.parametrize(
-    ("kept", "wanted", "again"),
-    [
-        (((), {TAPS[0]: 1}), ((), {TAPS[0]: 1}), 0),
-        ((TAPS[:1], {TAPS[0]: 1}), ((), {TAPS[0]: 1}), 0),
-        ((TAPS[:1], {TAPS[0]: 1}), (TAPS[:1], {}), 0),
-        (((), {TAPS[0]: 1}), ((), {TAPS[0]: -1}), 1),
-        (((), {TAPS[0]: 1}), (TAPS[:1], {TAPS[0]: 1}), 1),
-        ((TAPS[:1], {}), ((), {TAPS[0]: 1}), 1),
-    ],
-)
-def test_means_are_used_where_they_are_along_the_wanted_axis_and_ranges_where_they_were_kept(
-    kept: tuple[list[str], dict[str, int]],
-    wanted: tuple[list[str], dict[str, int]],
-    again: int,
-    tmp_path: Path,
-    notices: list[str],
-) -> None:
-    def calibrated(tensors: tuple[list[str], dict[str, int]], collection: Collection) -> Statistics:
-        return calibrate_tensors(MODEL, SAMPLES[:2], tensors[0], collection, means=tensors[1])
-
-    save_statistics(calibrated(kept, Collection()), tmp_path / "a.npz")
-    found = calibrated(wanted, Collection(reuse=tmp_path / "a.npz", notice=notices.append))
-    assert len(notices) == again, notices
-    fresh, one = (statistics.tensors[TAPS[0]] for statistics in (calibrated(wanted, Collection()), found))
-    assert one.has_range >= fresh.has_range
-    np.testing.assert_array_equal(one.sums if wanted[1] else fresh.sums, fresh.sums)

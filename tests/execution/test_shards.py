@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from observations import wanted
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import DataError
@@ -28,7 +29,7 @@ def model(path: Path) -> Path:
 
 @pytest.fixture
 def tapped(tmp_path: Path) -> Tapped:
-    return tap(model(tmp_path / "m.onnx"), ["h", "x"], None)
+    return tap(model(tmp_path / "m.onnx"), wanted(["h", "x"]))
 
 
 def shards(count: int) -> list[Shard]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from observations import wanted
 
 from onnxq.errors import DataError, SchemeError
 from onnxq.execution.runner import collect
@@ -21,7 +22,7 @@ from onnxq.samples.inputs import StoredSample, model_inputs
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = ["image", "logits"]
+TAPS = wanted(["image", "logits"])
 
 
 class Slowly:

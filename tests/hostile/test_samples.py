@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from observations import evidence
 from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from onnxq.errors import DataError
-from observations import evidence
-from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.samples.data import ImageOptions, Input, open_samples
 
@@ -295,22 +294,22 @@ def test_changed_bytes_give_samples_or_a_data_error(
 @pytest.mark.parametrize("damage", ["counts", "extremes", "format", "header", "missing", "floats", "infinite"])
 def test_damaged_statistics_are_refused(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
-    save_statistics(Statistics(1, {"a": observe(np.float32([1, 2, 3]))}), path)
+    save_statistics(evidence({"a": np.float32([1, 2, 3])}), path)
     with np.load(path) as saved:
         arrays = dict(saved)
     header = json.loads(arrays["header"].tobytes())
     if damage == "counts":
-        arrays["counts"] = arrays["counts"][:-1]
+        arrays["histogram.counts"] = arrays["histogram.counts"][:-1]
     elif damage == "floats":
-        arrays["counts"] = arrays["counts"].astype(np.float64)
+        arrays["histogram.counts"] = arrays["histogram.counts"].astype(np.float64)
     elif damage == "extremes":
-        header["tensors"]["a"][0][2] = 1e30
+        arrays["range.ends"][1] = -1e30
     elif damage == "infinite":
-        header["tensors"]["a"][0][2] = float("nan")
+        arrays["range.ends"][1] = float("nan")
     elif damage == "format":
-        header["format"] = "onnxq statistics 0"
+        header["format"] = "onnxq statistics 5"
     elif damage == "missing":
-        del header["tensors"]
+        del header["statistics"]
     arrays["header"] = np.frombuffer(json.dumps([] if damage == "header" else header).encode(), np.uint8)
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=r"s.npz"):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from observations import evidence
 from onnx import ModelProto
 
-from observations import evidence
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.tensor_statistics import EMPTY
 from onnxq.modelfile import read_model
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import Plan
@@ -82,9 +80,8 @@ def planned(model: ModelProto, seen: set[str]) -> tuple[Plan, dict[str, Mode]]:
     """Return the plan, and the modes that idle nodes get when calibration saw these tensors."""
     graph = prepare(read_model(model))
     plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    one = observe(np.float32([1, 2]))
-    statistics = Statistics(1, {name: one if name in seen else EMPTY for name in plan.taps})
-    idle = leave_idle_bodies(graph, plan, statistics)
+    found = evidence({name: np.float32([1, 2] if name in seen else []) for name in plan.taps}, "range")
+    idle = leave_idle_bodies(graph, plan, found)
     assert {demotion.reason for demotion in idle.values()} <= {"its body did not run on any sample"}
     again = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"], idle)
     assert set(again.taps) <= set(plan.taps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxq.evidence.requests import Request
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.scheme import Mode, Spec
 
@@ -34,6 +35,7 @@ def test_nodes_are_counted_by_mode() -> None:
 
 def test_only_ranges_that_are_not_fixed_are_calibrated() -> None:
     assert PLAN.taps == ("x", "y")
+    assert PLAN.requests == (Request("x", "range"), Request("y", "range"))
 
 
 def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:

@@ -24,8 +24,8 @@ from model_zoo import (
 from onnx import ModelProto
 
 from onnxq.encoding.parameters import activation_parameters
-from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Changes, Graph, scopes
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
@@ -332,7 +332,7 @@ def test_a_constant_operand_becomes_codes_for_static_nodes_only() -> None:
     )
     graph = as_graph(made)
     found = plan([replace(activation("k"), fixed_range=(0.3, 0.3))], ["n", "clip"])
-    given = activation_parameters(found, Statistics(0, {}), MinMax())
+    given = activation_parameters(found, Evidence(), MinMax())
     assert InsertQuantizeDequantize(found, given).apply(graph) == Changes(("k",))
     assert [node.op for node in graph.nodes] == ["DequantizeLinear", "Mul", "Clip", "Mul"]
     decoder = nodes(graph, "DequantizeLinear")[0]
