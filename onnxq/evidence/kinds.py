@@ -8,6 +8,7 @@ from types import MappingProxyType
 from onnxq.errors import SchemeError, nearest
 from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.channel_ranges import ChannelRanges
+from onnxq.evidence.gram import Gram
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.requests import Request
 from onnxq.evidence.sample_extremes import SampleExtremes
@@ -25,6 +26,7 @@ KINDS: Mapping[str, type[Statistic]] = MappingProxyType(
         "channel-means": ChannelMeans,
         "channel-ranges": ChannelRanges,
         "sample-extremes": SampleExtremes,
+        "gram": Gram,
     }
 )
 
