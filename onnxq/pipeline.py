@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from onnxq.encoding.parameters import RangeMethod, corrected_biases
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
 from onnxq.evidence.range_table import chosen_methods, needs_histogram, parse_range, range_text
 from onnxq.evidence.statistics import Statistics
@@ -183,7 +184,7 @@ def quantize(
         try:
             if effort is None:
                 chosen = chooser.follow(
-                    plan, ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]), wish
+                    plan, Recipe(ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0])), wish
                 )
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
@@ -192,16 +193,16 @@ def quantize(
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, statistics, chosen.ranges, staged, external_data=external > 0)
+            bench.build(outcome.plan, statistics, chosen.recipe, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            plan=replace(outcome.plan, ranges=range_text(chosen.ranges)),
-            ranges=repr(chosen.ranges),
-            range_methods=chosen_methods(chosen.ranges, plan.taps, statistics),
+            plan=replace(outcome.plan, ranges=range_text(chosen.recipe.ranges)),
+            ranges=repr(chosen.recipe.ranges),
+            range_methods=chosen_methods(chosen.recipe.ranges, plan.taps, statistics),
             agreement=verification.agreement,
             kernels=verification.kernels,
             latency=verification.latency,
