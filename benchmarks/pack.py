@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.numbers.formats import FORMATS, Format
 from onnxq.numbers.kernel_blobs import pack_matmul_nbits
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.packing import pack
 from onnxq.numbers.spec import Spec
-from onnxq.numbers.weights import encode
 
 Weight = npt.NDArray[np.float32]
 Work = Callable[[], object]
@@ -73,7 +73,7 @@ def row(format: Format, weight: Weight, block: int, repeat: int) -> str:
 
 def encoded(weight: Weight, format: Format, block: int) -> QTensor:
     spec = Spec(format.name, per=(block,), symmetric=format.signed)
-    return encode(weight, spec, channel_axis=1, reduction_axis=0)
+    return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
 def packed(weight: Weight, format: Format, block: int) -> object:

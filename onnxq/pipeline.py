@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from onnxq.encoding.parameters import corrected_biases
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods, parse_range, range_text
@@ -183,7 +184,7 @@ def quantize(
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(plan, ranges or FIRST_RANGES[0], wish)
+                chosen = chooser.follow(plan, Recipe(ranges or FIRST_RANGES[0]), wish)
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -191,17 +192,19 @@ def quantize(
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, evidence, chosen.ranges, staged, external_data=external > 0)
+            bench.build(outcome.plan, evidence, chosen.recipe, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            plan=replace(outcome.plan, ranges=range_text(chosen.ranges)),
-            ranges=repr(chosen.ranges),
+            plan=replace(outcome.plan, ranges=range_text(chosen.recipe.ranges)),
+            ranges=repr(chosen.recipe.ranges),
             range_methods=chosen_methods(
-                chosen.ranges, {one.tensor: one.spec for one in plan.activations if one.fixed_range is None}, evidence
+                chosen.recipe.ranges,
+                {one.tensor: one.spec for one in plan.activations if one.fixed_range is None},
+                evidence,
             ),
             agreement=verification.agreement,
             kernels=verification.kernels,

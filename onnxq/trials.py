@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnxq.encoding.recipe import Recipe
 from onnxq.evaluate import output_names
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.ranges import RangeMethod
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, return_memory, run
 from onnxq.samples.inputs import Sample
@@ -46,22 +46,22 @@ class Trials:
         expected = tuple(tuple(run(session, sample, names)) for sample in kept)
         return cls(bench, evidence, kept, names, expected)
 
-    def sqnr(self, plan: Plan, ranges: RangeMethod) -> float:
+    def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
-        return self.trust(plan, ranges).sqnr
+        return self.trust(plan, recipe).sqnr
 
-    def trust(self, plan: Plan, ranges: RangeMethod) -> Trust:
+    def trust(self, plan: Plan, recipe: Recipe) -> Trust:
         """Build and run a plan's model; what was measured before is remembered."""
-        key = plan.effect, repr(ranges)
+        key = plan.effect, recipe.key
         if key not in self.measured:
-            self.measured[key] = trust(self._outputs(plan, ranges))
+            self.measured[key] = trust(self._outputs(plan, recipe))
         return self.measured[key]
 
-    def _outputs(self, plan: Plan, ranges: RangeMethod) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    def _outputs(self, plan: Plan, recipe: Recipe) -> list[tuple[tuple[Any, ...], list[Any]]]:
         """Build a plan's model and return the float model's outputs and its own for each sample."""
         # What an optimised session makes of the weights of a large model would all be in memory.
         large = self.bench.is_large
-        session = open_session(self.candidate(plan, ranges), optimize=not large, mapped=large)
+        session = open_session(self.candidate(plan, recipe), optimize=not large, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
         outputs = [(expected, run(session, sample, self.names)) for sample, expected in pairs]
         if large:
@@ -69,8 +69,8 @@ class Trials:
             return_memory()
         return outputs
 
-    def candidate(self, plan: Plan, ranges: RangeMethod) -> Path:
+    def candidate(self, plan: Plan, recipe: Recipe) -> Path:
         """Build a plan's model and return its file, which the next candidate overwrites."""
         path = self.bench.prepared.with_name("candidate.onnx")
-        self.bench.build(plan, self.evidence, ranges, path, external_data=self.bench.is_large)
+        self.bench.build(plan, self.evidence, recipe, path, external_data=self.bench.is_large)
         return path

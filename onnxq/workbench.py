@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxq.encoding.parameters import activation_parameters, channel_means, requests_for
+from onnxq.encoding.cache import CodesCache
+from onnxq.encoding.codes import Codes, encode
+from onnxq.encoding.parameters import requests_for
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -82,6 +85,7 @@ class Workbench:
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
         steps: what follows the canonical form to make it one that integer kernels are known for.
         origins: the nodes of the user's model that those of the prepared one stand for, by the names of the latter.
+        codes: what was encoded for the models built so far.
     """
 
     prepared: Path
@@ -94,6 +98,7 @@ class Workbench:
     half: int = 0
     steps: tuple[Pass, ...] = ()
     origins: Mapping[str, Origins] = field(default_factory=dict)
+    codes: CodesCache = field(default_factory=CodesCache, compare=False)
 
     @cached_property
     def graph(self) -> Graph:
@@ -156,21 +161,31 @@ class Workbench:
             return collect(self.prepared, samples, requests, progress=told)
         return calibrate_tensors(self.prepared, samples, requests, collection, progress=told)
 
-    def build(self, plan: Plan, evidence: Evidence, ranges: RangeMethod, path: Path, *, external_data: bool) -> Graph:
-        """Write the model that a plan describes to ``path`` and return its graph."""
-        graph = load(self._prepared_for(plan))
-        parameters, means = activation_parameters(plan, evidence, ranges), channel_means(plan, evidence)
-        pipeline = Pipeline(
+    def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
+        """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
+        # The codes of a large model wait in a file to be written, and are not kept for others.
+        with spilling(path.parent) if self.is_large else nullcontext():
+            graph = load(self._prepared_for(plan))
+            codes = encode(plan, graph, evidence, recipe, CodesCache() if self.is_large else self.codes)
+            self._placed(plan, codes).apply(graph)
+        graph.set_metadata(METADATA_KEY, plan.scheme)
+        forget_types(graph, self._declared)
+        save(graph, path, external_data=external_data)
+        return graph
+
+    def _placed(self, plan: Plan, codes: Codes) -> Pipeline:
+        """Return the passes that put codes into a graph of the prepared model."""
+        return Pipeline(
             (
-                QuantizeWeights(plan, parameters, means),
-                InsertQuantizeDequantize(plan, parameters, copies=self.target.workarounds),
+                QuantizeWeights(plan, codes),
+                InsertQuantizeDequantize(plan, codes, copies=self.target.workarounds),
                 AddToCodes(plan),
-                QuantizeDynamically(plan, means),
-                QuantizeRecurrentCells(plan),
-                *((ReplaceWithContrib(plan, means),) if self.emit is Emit.ORT else ()),
+                QuantizeDynamically(plan, codes),
+                QuantizeRecurrentCells(plan, codes),
+                *((ReplaceWithContrib(plan, codes),) if self.emit is Emit.ORT else ()),
                 # Before additions of biases become what no bias is found in.
-                DecodeWeights(plan, self.emit, means),
-                StoreWeights(plan, self.emit, means),
+                DecodeWeights(plan, codes, self.emit),
+                StoreWeights(plan, codes, self.emit),
                 *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
@@ -178,12 +193,6 @@ class Workbench:
                 RemoveUnused(),
             )
         )
-        with spilling(path.parent) if self.is_large else nullcontext():
-            pipeline.apply(graph)
-        graph.set_metadata(METADATA_KEY, plan.scheme)
-        forget_types(graph, self._declared)
-        save(graph, path, external_data=external_data)
-        return graph
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a plan's model can be built: at the opset that is there, or at a later one that it fits as well."""

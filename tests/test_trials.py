@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.evidence.ranges import MinMax
+from onnxq.encoding.recipe import Recipe
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
@@ -31,6 +31,6 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     def demoted(mode: Mode) -> Plan:
         return bench.plan({one.node: Demotion(mode, "for the test") for one in plan.decisions if one.weights})
 
-    static, stored, left = (trials.sqnr(one, MinMax()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
+    static, stored, left = (trials.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
     assert 15 < static < stored < 60
     assert left > 100

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.numbers import burn, torch_observers
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
@@ -23,7 +24,6 @@ from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Rounding, Spec
 from onnxq.numbers.torch_observers import Engine, Observer
-from onnxq.numbers.weights import encode
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 ELEMENTS = {
@@ -92,7 +92,7 @@ def test_burn_symmetric(value: str) -> None:
 def test_a_spec_of_method_burn_gives_the_codes_of_burn(value: str) -> None:
     vector = VECTORS[f"burn_{value}"]
     spec = Spec(BURN_VALUES[value], method=Method.BURN)
-    assert encode(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).codes.tolist() == vector["q"]
+    assert encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).codes.tolist() == vector["q"]
 
 
 @pytest.mark.parametrize("name", AFFINE)
@@ -133,7 +133,7 @@ def test_burn_two_levels() -> None:
     values = np.zeros((4, 4), np.float32)
     values[:, 1] = vector["block_max"]
     spec = Spec("int8-narrow", per=(4,), scale="ue4m3", two_level=True)
-    for tensor in (burn.encode(values, spec), encode(values, spec, channel_axis=0, reduction_axis=1)):
+    for tensor in (burn.encode(values, spec), encode_array(values, spec, channel_axis=0, reduction_axis=1)):
         assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
         assert tensor.parameters.scale.ravel().tolist() == vector["stored_ue4m3"]
     np.testing.assert_array_equal(
@@ -155,7 +155,7 @@ def test_microscaling(name: str) -> None:
     if mode in ("floor", "rceil"):
         rounding = Rounding.FLOOR if mode == "floor" else Rounding.UP
         spec = Spec(format.name, per=(32,), scale="e8m0", scale_rounding=rounding)
-        tensor = encode(values, spec, channel_axis=0, reduction_axis=1)
+        tensor = encode_array(values, spec, channel_axis=0, reduction_axis=1)
     else:
         tensor = quantize(values, Parameters(single([[power]]), None), format)
     assert tensor.parameters.scale.tolist() == [[power]]
@@ -170,7 +170,7 @@ def test_microscaling(name: str) -> None:
 def test_nvfp4(rounding: Rounding) -> None:
     vector = VECTORS["nvfp4"]
     spec = Spec("float4e2m1", per=(16,), scale="ue4m3", scale_rounding=rounding, two_level=True)
-    tensor = encode(single(vector["x"]), spec, channel_axis=0, reduction_axis=1)
+    tensor = encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=1)
     assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
     assert tensor.parameters.scale.ravel().tolist() == vector["block_scales"]
     stored = tensor.parameters.scale.astype(SCALE_FORMATS["ue4m3"].dtype).view(np.uint8)

@@ -10,10 +10,10 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.encoding.parameters import channel_means, corrected_biases
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import SchemeError
 from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.requests import Request
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
@@ -43,8 +43,8 @@ def test_building_does_not_change_the_prepared_model(bench: Workbench, tmp_path:
     plan = bench.plan({})
     statistics = bench.calibrate(plan, SAMPLES, silent)
     assert {request.tensor for request in plan.requests} == set(statistics.by_tensor)
-    bench.build(plan, statistics, MinMax(), tmp_path / "a.onnx", external_data=False)
-    bench.build(plan, statistics, MinMax(), tmp_path / "b.onnx", external_data=False)
+    bench.build(plan, statistics, Recipe(), tmp_path / "a.onnx", external_data=False)
+    bench.build(plan, statistics, Recipe(), tmp_path / "b.onnx", external_data=False)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert bench.prepared.read_bytes() == before
 
@@ -69,7 +69,7 @@ def test_nodes_that_were_fused_are_still_selected_by_name(opset: int, build, qua
 
 def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: Workbench) -> None:
     storage = Workbench(bench.prepared, replace(PRESETS["int8-storage"], correct_biases=False), bench.target)
-    assert storage.calibrate(storage.plan({}), SAMPLES, silent).samples == 0
+    assert storage.calibrate(storage.plan({}), SAMPLES, silent) == Evidence()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decode
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
     bench = Workbench(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
     plan = bench.plan({})
-    built = bench.build(plan, Evidence(), MinMax(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, Evidence(), Recipe(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
 
 
@@ -103,7 +103,7 @@ def test_only_a_model_with_blocks_of_codes_gets_the_opset_that_they_need(
     statistics = bench.calibrate(bench.plan({}), samples, silent)
     for plan, opset in ((bench.plan({}), 17), (bench.plan({"first": CODES}), 21), (bench.plan({}), 17)):
         assert bench.expresses(plan)
-        bench.build(plan, statistics, MinMax(), output, external_data=False)
+        bench.build(plan, statistics, Recipe(), output, external_data=False)
         assert onnx.load(output).opset_import[0].version == opset
         assert np.isfinite(run(open_session(output), samples[0])[0]).all()
     assert path.read_bytes() == before
@@ -173,17 +173,16 @@ def test_means_along_another_axis_than_the_plans_correct_nothing(
     x = np.random.default_rng(0).normal(1, 1, (2, 32, 32)).astype(np.float32)
     first, other = bench.plan({}), bench.plan({"conv": Demotion(Mode.STORAGE, "too small to be stored")})
     means = [[one for one in plan.requests if one.kind == "channel-means"] for plan in (first, other)]
-    assert means == [[Request("x", "channel-means", 1), Request("x", "channel-means", -1)], [means[0][1]]]
+    assert means == [[Request("x", "channel-means", 1)], [Request("x", "channel-means", -1)]]
     statistics, fitting = (bench.calibrate(plan, [{"x": x}], silent) for plan in (first, other))
     bare = statistics.select(one for one in statistics.statistics if one.kind != "channel-means")
-    whole = statistics.select(one for one in statistics.statistics if one not in means[1])
 
     def built(found: Evidence) -> np.ndarray:
-        bench.build(other, found, MinMax(), tmp_path / "q.onnx", external_data=False)
+        bench.build(other, found, Recipe(), tmp_path / "q.onnx", external_data=False)
         return np.asarray(run(open_session(tmp_path / "q.onnx"), {"x": x}, ("z",))[0])
 
-    np.testing.assert_array_equal(built(whole), built(bare))
-    assert np.abs(built(fitting) - built(whole)).max() > 1e-4
+    np.testing.assert_array_equal(built(statistics), built(bare))
+    assert np.abs(built(fitting) - built(statistics)).max() > 1e-4
 
 
 def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
@@ -195,7 +194,7 @@ def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
     assert plan.requests == (Request("l", "channel-means", -1),)
     statistics = bench.calibrate(plan, [{"x": np.zeros((4, 64), np.float32)}], silent)
     assert len(statistics.of("l").need(ChannelMeans, -1).means) == 0
-    bench.build(plan, statistics, MinMax(), tmp_path / "q.onnx", external_data=False)
+    bench.build(plan, statistics, Recipe(), tmp_path / "q.onnx", external_data=False)
 
 
 def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: Workbench) -> None:
@@ -239,7 +238,7 @@ def test_built_models_have_corrected_biases_whatever_reads_them(
     plan = bench.plan({})
     statistics = bench.calibrate(plan, [{"x": x}], silent)
     assert corrected_biases(plan, statistics) == 1
-    built = bench.build(plan, statistics, MinMax(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, statistics, Recipe(), tmp_path / "q.onnx", external_data=False)
     # The product adds it, or what stands behind the product.
     read = {tensor.name.removesuffix(".dequantized") for node in built.nodes for tensor in node.inputs}
     assert sum(name.endswith(".corrected") for name in read) == 1

@@ -165,6 +165,11 @@ class Plan:
         return tuple(activation.tensor for activation in self.activations if activation.fixed_range is None)
 
     @property
+    def calibrated(self) -> Mapping[str, Spec]:
+        """The specs of the tensors whose range must be calibrated, by name."""
+        return {one.tensor: one.spec for one in self.activations if one.fixed_range is None}
+
+    @property
     def requests(self) -> tuple[Request, ...]:
         """What must be observed whatever the range method: ranges, and means that biases are corrected by."""
         means = (decision.mean for decision in self.decisions if decision.mean is not None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod
@@ -76,7 +77,7 @@ class Scores:
 class Chosen:
     """What was chosen, and what the model does that it makes."""
 
-    ranges: RangeMethod
+    recipe: Recipe
     outcome: Outcome
     verification: Verification
     scores: Scores | None
@@ -108,11 +109,11 @@ class Chooser:
     progress: Progress
     costs: CostCache = field(default_factory=CostCache)
 
-    def follow(self, plan: Plan, ranges: RangeMethod, wish: Wish) -> Chosen:
-        """Build what a plan says, without a search."""
+    def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
+        """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        verification = self._built(outcome, ranges)
-        return Chosen(ranges, outcome, verification, self._scores(wish.metric))
+        verification = self._built(outcome, recipe)
+        return Chosen(recipe, outcome, verification, self._scores(wish.metric))
 
     def choose(self, plan: Plan, ranges: RangeMethod | None, effort: Effort, wish: Wish) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float.
@@ -125,49 +126,49 @@ class Chooser:
         """
         kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
         trials = Trials.of(self.bench, self.reference, kept, self.evidence)
-        method = ranges or _best_range(trials, plan)
+        recipe = Recipe(ranges or _best_range(trials, plan))
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
-            outcome = self._search(trials, method, effort, goal)
-            verification = self._built(outcome, method)
+            outcome = self._search(trials, recipe, effort, goal)
+            verification = self._built(outcome, recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
                 weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-                outcome = replace(self._stored(trials, method, outcome, plan, latency.speed, goal), frontier=weighed)
-                verification = self._built(outcome, method)
+                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, goal), frontier=weighed)
+                verification = self._built(outcome, recipe)
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
                 break
-        return Chosen(method, outcome, verification, scores)
+        return Chosen(recipe, outcome, verification, scores)
 
     def _stored(
-        self, trials: Trials, ranges: RangeMethod, outcome: Outcome, plan: Plan, speed: float, goal: float
+        self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, goal: float
     ) -> Outcome:
         """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
         same = self.bench.plan(as_stored(outcome.plan, plan, slower(speed)))
-        if trials.sqnr(same, ranges) >= goal:
+        if trials.sqnr(same, recipe) >= goal:
             return replace(outcome, plan=same, regions=())
-        return self._quietest(trials, ranges, without_integers(self.bench.plan, plan, speed), goal)
+        return self._quietest(trials, recipe, without_integers(self.bench.plan, plan, speed), goal)
 
     @property
     def _measurable(self) -> bool:
         """Whether latency is asked for, and this machine's tells anything about the target's."""
         return self.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
 
-    def _search(self, trials: Trials, ranges: RangeMethod, effort: Effort, goal: float) -> Outcome:
+    def _search(self, trials: Trials, recipe: Recipe, effort: Effort, goal: float) -> Outcome:
         if not self._measurable:
-            return self._quietest(trials, ranges, self.bench.plan, goal)
+            return self._quietest(trials, recipe, self.bench.plan, goal)
         target = self.bench.target
         seconds = min(self.seconds, _SEARCH_SECONDS)
-        laboratory = Laboratory(trials, ranges, self.reference, seconds, self.costs, self.progress)
+        laboratory = Laboratory(trials, recipe, self.reference, seconds, self.costs, self.progress)
         return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
 
-    def _quietest(self, trials: Trials, ranges: RangeMethod, planner: Planner, goal: float) -> Outcome:
-        measure = partial(trials.sqnr, ranges=ranges)
+    def _quietest(self, trials: Trials, recipe: Recipe, planner: Planner, goal: float) -> Outcome:
+        measure = partial(trials.sqnr, recipe=recipe)
         return leave_what_hurts(planner, measure, goal, self.progress, alone=not self.bench.is_large)
 
-    def _built(self, outcome: Outcome, ranges: RangeMethod) -> Verification:
-        self.bench.build(outcome.plan, self.evidence, ranges, self.staged, external_data=self.external_data)
+    def _built(self, outcome: Outcome, recipe: Recipe) -> Verification:
+        self.bench.build(outcome.plan, self.evidence, recipe, self.staged, external_data=self.external_data)
         self.progress("verify", 0, 0)
         return verify(self.reference, self.staged, self.samples, seconds=self.seconds)
 
@@ -187,4 +188,4 @@ def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
     """Return the range method whose model is closest to the float model; the first of equals."""
     if not plan.taps:
         return FIRST_RANGES[0]
-    return max(FIRST_RANGES, key=lambda method: trials.sqnr(plan, method))
+    return max(FIRST_RANGES, key=lambda method: trials.sqnr(plan, Recipe(method)))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import model_digest, sample_digest
-from onnxq.evidence.ranges import RangeMethod
 from onnxq.latency import measure_latency
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
@@ -24,11 +24,11 @@ _REPEATS = 5
 
 @dataclass(frozen=True, eq=False)
 class Laboratory:
-    """What the search for the fastest plan measures, with one range method.
+    """What the search for the fastest plan measures, with one recipe.
 
     Attributes:
         trials: builds candidates and knows the float model's outputs.
-        ranges: which range the statistics of a tensor mean.
+        recipe: how codes are chosen.
         reference: file of the float model.
         seconds: time to spend on timing one candidate beside the float model.
         costs: node times that were measured before, to which new ones are added.
@@ -36,7 +36,7 @@ class Laboratory:
     """
 
     trials: Trials
-    ranges: RangeMethod
+    recipe: Recipe
     reference: Path
     seconds: float
     costs: CostCache = field(default_factory=CostCache)
@@ -53,7 +53,7 @@ class Laboratory:
 
     def sqnr(self, plan: Plan) -> float:
         """Return the SQNR in decibels that the worst output can be trusted to have."""
-        found = self.trials.sqnr(plan, self.ranges)
+        found = self.trials.sqnr(plan, self.recipe)
         # How many there will be is not known, so the bar only counts.
         self.progress("search", self.measured, 0)
         return found
@@ -61,7 +61,7 @@ class Laboratory:
     def expected_noise(self, plan: Plan) -> float:
         """Return the expected noise-to-signal ratio at the worst output."""
         self.sqnr(plan)
-        return self.trials.trust(plan, self.ranges).noise
+        return self.trials.trust(plan, self.recipe).noise
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
@@ -74,12 +74,12 @@ class Laboratory:
 
     def speed(self, plan: Plan) -> float:
         """Return how many times as fast as the float model a plan's model runs."""
-        candidate = self.trials.candidate(plan, self.ranges)
+        candidate = self.trials.candidate(plan, self.recipe)
         return measure_latency(self.reference, candidate, self._samples, seconds=self.seconds, rounds=1).speed
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
-        model = bench.prepared if plan is None else self.trials.candidate(plan, self.ranges)
+        model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
         kernels = profile_kernels(model, self._samples, bench.prepared.parent, repeats=_REPEATS)
         return trace_kernels(kernels, bench.graph)
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxq.encoding.bias_correction import correct_bias
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, decode_rows, is_linear, transposed
-from onnxq.passes.place.planned import Rewrite, encoded, rewrite_planned
+from onnxq.passes.place.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -25,13 +21,13 @@ class DecodeWeights(Pass):
 
     Attributes:
         plan: names the nodes and weights.
+        codes: what was chosen for their weights and biases.
         emit: strict keeps every Gather, behind a DequantizeLinear of its whole table.
-        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
+    codes: Codes
     emit: Emit = Emit.QDQ
-    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
@@ -39,15 +35,15 @@ class DecodeWeights(Pass):
 
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
             if node.op == "Gather" and self.emit is not Emit.STRICT:
-                return Rewrite(instead=_rows(node, source, weight, names))
+                return Rewrite(instead=self._rows(node, source, weight, names))
             return Rewrite(first=self._multiplied(node, source, weight, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
         """Make the node read a DequantizeLinear of codes, and return the nodes that compute it."""
-        quantized = encoded(source, weight)
-        correct_bias(node, quantized, self.plan, self.means, names)
+        quantized = self.codes.weights[node.name, weight.index]
+        correct_bias(node, self.codes, names)
         if node.op == "Gemm" and node.attrs.pop("transB", 0):
             quantized = transposed(quantized)
         chain = Chain(source.name, names)
@@ -57,13 +53,12 @@ class DecodeWeights(Pass):
         node.inputs[weight.index] = decoded
         return chain.nodes
 
-
-def _rows(node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-    """Take the output away from a Gather and return the nodes that compute it from codes."""
-    indices, output = node.inputs[1], node.outputs[0]
-    quantized = encoded(source, weight)
-    chain = Chain(source.name, names)
-    decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
-    node.outputs.clear()
-    chain.nodes[-1].outputs[0] = output
-    return chain.nodes
+    def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
+        """Take the output away from a Gather and return the nodes that compute it from codes."""
+        indices, output = node.inputs[1], node.outputs[0]
+        quantized = self.codes.weights[node.name, weight.index]
+        chain = Chain(source.name, names)
+        decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
+        node.outputs.clear()
+        chain.nodes[-1].outputs[0] = output
+        return chain.nodes

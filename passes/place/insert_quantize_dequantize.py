@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxq.encoding.codes import Codes
 from onnxq.graph import (
     Changes,
     Constant,
@@ -23,7 +24,7 @@ from onnxq.graph import (
     scopes,
 )
 from onnxq.numbers.formats import Format, format_named
-from onnxq.numbers.numerics import Array, Parameters, quantize
+from onnxq.numbers.numerics import Array, Parameters
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Plan
 from onnxq.scheme import Mode
@@ -41,12 +42,12 @@ class InsertQuantizeDequantize(Pass):
 
     Attributes:
         plan: names the tensors and the static nodes.
-        parameters: scale and zero point by tensor name.
+        codes: scale and zero point of each activation, and the codes of constants among them.
         copies: whether float nodes read copies, for a runtime that would give each a DequantizeLinear of its own.
     """
 
     plan: Plan
-    parameters: Mapping[str, Parameters]
+    codes: Codes
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
@@ -93,7 +94,7 @@ class InsertQuantizeDequantize(Pass):
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
                 (far.setdefault(owners[node], set()) if inside else near).add(node)
-            quantizer = _quantizer(activation, tensor, self.parameters[activation.tensor], names)
+            quantizer = _quantizer(activation, tensor, self.codes.activations[activation.tensor], names)
             new = [quantizer]
             if near or is_output:
                 decoder = _decoder(activation, tensor, quantizer, names)
@@ -118,7 +119,7 @@ class InsertQuantizeDequantize(Pass):
     ) -> Iterator[tuple[Graph, Node]]:
         """Let static nodes read a constant from codes, and yield the node that decodes them in each graph."""
         format = format_named(activation.spec.format)
-        codes = quantize(tensor.values, self.parameters[activation.tensor], format)
+        codes = self.codes.constants[activation.tensor]
         inputs = [
             constant(names.fresh(f"{tensor.name}.codes"), codes.codes),
             constant(names.fresh(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Constant, Graph, Node, insert_nodes, is_fixed, replace_nodes, scopes
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.weights import encode
+from onnxq.encoding.codes import Codes
+from onnxq.graph import Changes, Constant, Graph, Names, Node, constant, insert_nodes, is_fixed, replace_nodes, scopes
+from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Mode
 
@@ -81,11 +81,19 @@ def rewrite_planned(
     return Changes(tuple(changed), tuple(left))
 
 
-def encoded(source: Constant, weight: Weight) -> QTensor:
-    """Return the codes and scales that a plan wants for a float weight.
+def correct_bias(node: Node, codes: Codes, names: Names) -> None:
+    """Let a product have the bias that makes up for the rounding of its weight, where there is one.
 
-    Raises:
-        ModelError: the weight holds NaN or infinity.
-        SchemeError: the plan's blocks have more axes than the weight.
+    A bias that several nodes share becomes one for each, called ``b.corrected``.
+
+    Args:
+        node: the product, which still reads its float weight.
+        codes: hold the bias.
+        names: of the graph.
     """
-    return encode(source.values, weight.spec, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    bias = codes.biases.get(node.name)
+    place = bias_of(node) if bias is not None and bias.values is not None else None
+    if bias is None or bias.values is None or place is None:
+        return
+    owner, index = place
+    owner.inputs[index] = constant(names.fresh(f"{owner.inputs[index].name}.corrected"), bias.values)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.encoding.bias_correction import correct_bias
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, constant, optional
 from onnxq.lowering import transposed
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.weights import quantize_weight
+from onnxq.numbers.numerics import Array
 from onnxq.operators import OPERATORS
-from onnxq.passes.place.planned import Rewrite, rewrite_planned
+from onnxq.passes.place.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Granularity, Mode
 
@@ -33,11 +29,11 @@ class QuantizeDynamically(Pass):
 
     Attributes:
         plan: names the nodes and their weights.
-        means: of each channel by tensor name, for biases that are corrected.
+        codes: what was chosen for their weights and biases.
     """
 
     plan: Plan
-    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    codes: Codes
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
@@ -50,21 +46,25 @@ class QuantizeDynamically(Pass):
             if (scope, data) not in quantizers:
                 quantizers[scope, data] = _quantizer(data, names)
                 made.append(quantizers[scope, data])
-            turned = bool(node.attrs.get("transB", 0))
-            codes = _encoded(source.values.T if turned else source.values, weight)
-            correct_bias(node, transposed(codes) if turned else codes, self.plan, self.means, names)
-            return Rewrite([*made, *_integer_product(node, source, codes, quantizers[scope, data], names)])
+            codes = self.codes.weights[node.name, weight.index]
+            correct_bias(node, self.codes, names)
+            turned = transposed(codes) if node.attrs.get("transB", 0) else codes
+            scale = turned.parameters.scale.reshape(-1 if weight.spec.per is Granularity.CHANNEL else ())
+            return Rewrite(
+                [*made, *_integer_product(node, source, turned.codes, scale, quantizers[scope, data], names)]
+            )
 
         return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
 
 
-def _integer_product(node: Node, source: Constant, weight: QTensor, quantizer: Node, names: Names) -> list[Node]:
+def _integer_product(
+    node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
+) -> list[Node]:
     """Take the output away from ``node`` and return the nodes that compute it with integers."""
     output = node.outputs[0]
     data_codes, data_scale, data_zero_point = quantizer.outputs
-    codes = constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(weight.codes))
-    weight_scale = weight.parameters.scale
-    scale = constant(names.fresh(f"{source.name}.scale"), weight_scale.reshape(-1 if weight_scale.ndim else ()))
+    codes = constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(weight))
+    scale = constant(names.fresh(f"{source.name}.scale"), weight_scale)
     accumulator = Variable(names.fresh(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
     number = Variable(names.fresh(f"{output.name}.number"), _FLOAT, output.shape)
     product_scale = Variable(names.fresh(f"{output.name}.scale"), _FLOAT, list(scale.shape))
@@ -89,10 +89,3 @@ def _quantizer(data: Variable, names: Names) -> Node:
         Variable(names.fresh(f"{data.name}.zero_point"), np.dtype(np.uint8), []),
     ]
     return Node("DynamicQuantizeLinear", names.fresh(f"{data.name}.quantize"), {}, [data], outputs)
-
-
-def _encoded(values: NDArray[np.floating], weight: Weight) -> QTensor:
-    """Return the codes of a weight that the data's rows are multiplied with."""
-    per_channel = weight.spec.per is Granularity.CHANNEL
-    axis = values.ndim - 1 if per_channel else None
-    return quantize_weight(values, format_named(weight.spec.format), axis, weight.spec.method)

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Pass, Tensor, Variable, constant, is_fixed
 from onnxq.lowering.blobs import DOMAIN
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.weights import quantize_weight
+from onnxq.numbers.numerics import QTensor
 from onnxq.passes.place.planned import planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Granularity, Mode
@@ -31,9 +31,11 @@ class QuantizeRecurrentCells(Pass):
 
     Attributes:
         plan: names the cells and their weights.
+        codes: what was chosen for their weights.
     """
 
     plan: Plan
+    codes: Codes
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
@@ -53,7 +55,7 @@ class QuantizeRecurrentCells(Pass):
             for weight, source in sources.items():
                 key = source, weight.of_rank(len(source.shape))
                 if key not in made:
-                    made[key] = _stored(source, weight, names)
+                    made[key] = _stored(source, weight, self.codes.weights[node.name, weight.index], names)
                 inputs[weight.index], *parameters = made[key]
                 inputs += parameters
             node.inputs = inputs
@@ -63,15 +65,14 @@ class QuantizeRecurrentCells(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
-def _stored(source: Constant, weight: Weight, names: Names) -> tuple[Constant, Constant, Constant]:
+def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:
     """Return codes of shape [directions, size, gates], and scale and zero point for each direction or its gates."""
-    directions, gates, size = source.shape
-    rows = source.values.reshape(directions * gates, size)
-    per_channel = weight.spec.per is Granularity.CHANNEL
-    quantized = quantize_weight(rows, format_named(weight.spec.format), 0 if per_channel else None, weight.spec.method)
-    codes = quantized.codes.reshape(source.shape).transpose(0, 2, 1)
-    scale = quantized.parameters.scale
-    scale = scale.reshape(directions, gates) if per_channel else np.full(directions, scale)
+    directions, gates, _ = source.shape
+    codes, scale = quantized.codes.transpose(0, 2, 1), quantized.parameters.scale
+    if weight.spec.per is Granularity.CHANNEL:
+        scale = scale.reshape(directions, gates)
+    else:
+        scale = np.full(directions, scale.reshape(()))
     return (
         constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(codes)),
         constant(names.fresh(f"{source.name}.scale"), scale),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.encoding.bias_correction import correct_bias
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import Parameters, QTensor
-from onnxq.numbers.weights import quantize_bias, quantize_weight, quantize_weight_with_bias
-from onnxq.passes.place.planned import planned_nodes
+from onnxq.numbers.numerics import QTensor
+from onnxq.passes.place.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Decision, Plan
-from onnxq.scheme import Granularity, Mode
+from onnxq.scheme import Mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +24,11 @@ class QuantizeWeights(Pass):
 
     Attributes:
         plan: names the nodes, their weights and biases.
-        parameters: scale of each activation by tensor name; the bias's scale is the data's times the weight's.
-        means: of each channel by tensor name, for biases that are corrected.
+        codes: what was chosen for their weights and biases.
     """
 
     plan: Plan
-    parameters: Mapping[str, Parameters]
-    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    codes: Codes
 
     def apply(self, graph: Graph) -> Changes:
         """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
@@ -56,27 +50,13 @@ class QuantizeWeights(Pass):
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
         weight = decision.weights[0]
-        source = node.inputs[weight.index]
-        format = format_named(weight.spec.format)
-        values = source.values
-        axis = weight.axis % values.ndim
-        per_channel, method = weight.spec.per is Granularity.CHANNEL, weight.spec.method
-        if decision.bias is None:
-            codes = quantize_weight(values, format, axis if per_channel else None, method)
-            correct_bias(node, codes, self.plan, self.means, names)
-            return [_replace(node, weight.index, codes, axis, names)]
-        bias = node.inputs[decision.bias].values
-        scale = float(self.parameters[decision.data].scale)
-        codes, bias_codes = quantize_weight_with_bias(
-            values, bias, format, axis, scale, per_channel=per_channel, method=method
-        )
-        if correct_bias(node, codes, self.plan, self.means, names):
-            # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
-            bias_codes = quantize_bias(node.inputs[decision.bias].values, codes, scale)
-        return [
-            _replace(node, weight.index, codes, axis, names),
-            _replace(node, decision.bias, bias_codes, bias.ndim - 1, names),
-        ]
+        correct_bias(node, self.codes, names)
+        axis = weight.axis % len(node.inputs[weight.index].shape)
+        made = [_replace(node, weight.index, self.codes.weights[node.name, weight.index], axis, names)]
+        bias = self.codes.biases.get(node.name)
+        if decision.bias is not None and bias is not None and bias.codes is not None:
+            made.append(_replace(node, decision.bias, bias.codes, len(node.inputs[decision.bias].shape) - 1, names))
+        return made
 
 
 def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:

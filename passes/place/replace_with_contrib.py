@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxq.encoding.bias_correction import correct_bias
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype, optional
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
 from onnxq.numbers.numerics import QTensor
-from onnxq.passes.place.planned import Rewrite, encoded, rewrite_planned
+from onnxq.passes.place.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -25,11 +21,11 @@ class ReplaceWithContrib(Pass):
 
     Attributes:
         plan: names the nodes and weights.
-        means: of each channel by tensor name, for biases that are corrected.
+        codes: what was chosen for their weights and biases.
     """
 
     plan: Plan
-    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    codes: Codes
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
@@ -38,8 +34,8 @@ class ReplaceWithContrib(Pass):
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
             if not fits_blob(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} codes so"
-            quantized = encoded(source, weight)
-            correct_bias(node, quantized, self.plan, self.means, names)
+            quantized = self.codes.weights[node.name, weight.index]
+            correct_bias(node, self.codes, names)
             return Rewrite(instead=_replacement(node, source, weight, quantized, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxq.encoding.bias_correction import correct_bias
+from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, insert_nodes, is_fixed, onnx_dtype, replace_uses
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
 from onnxq.modelfile import place_constants
 from onnxq.numbers.numerics import QTensor
-from onnxq.passes.place.planned import encoded, planned_nodes
+from onnxq.passes.place.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -27,30 +23,30 @@ class StoreWeights(Pass):
 
     Attributes:
         plan: names the nodes and weights.
+        codes: what was chosen for their weights and biases.
         emit: strict decodes by DequantizeLinear, all others by nodes that are folded.
-        means: of each channel by tensor name, for biases that are corrected.
     """
 
     plan: Plan
+    codes: Codes
     emit: Emit = Emit.QDQ
-    means: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def apply(self, graph: Graph) -> Changes:
         """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
-        wanted: dict[tuple[Constant, Weight], list[Node]] = {}
+        wanted: dict[tuple[Constant, Weight], dict[Node, QTensor]] = {}
         for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
             for weight in decision.weights:
                 source = node.inputs[weight.index]
                 if is_fixed(source):
-                    wanted.setdefault((source, weight.of_rank(len(source.shape))), []).append(node)
+                    codes = self.codes.weights[node.name, weight.index]
+                    wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = codes
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}
         for (source, weight), consumers in wanted.items():
-            quantized = encoded(source, weight)
             for node in consumers:
-                correct_bias(node, quantized, self.plan, self.means, names)
-            decoder = self._decoder(source, weight, quantized, names)
+                correct_bias(node, self.codes, names)
+            decoder = self._decoder(source, weight, next(iter(consumers.values())), names)
             replace_uses(source, decoder[-1].outputs[0], set(consumers))
             first.setdefault(declaring[source], []).extend(decoder)
         for scope, nodes in first.items():

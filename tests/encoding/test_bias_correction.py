@@ -10,6 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
+from onnxq.encoding import codes
+from onnxq.encoding.codes import Codes, encode_with
+from onnxq.encoding.encoders import encode_weight
 from onnxq.graph import Graph, Pass
 from onnxq.modelfile import read_model, to_model
 from onnxq.numbers.numerics import Parameters
@@ -22,7 +25,6 @@ from onnxq.passes import (
     ReplaceWithContrib,
     StoreWeights,
 )
-from onnxq.passes.place import planned as passes_base
 from onnxq.planning.corrections import with_corrections
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
@@ -39,12 +41,11 @@ BLOCKS = Spec("int4", per=(32,))
 SCALES = {"x": Parameters(np.array(1e-6, np.float32), None)}
 
 Means = Mapping[str, Array]
-PASSES: Mapping[str, tuple[Mode, Spec, Callable[[Plan, Means], Pass]]] = {
-    "static": (Mode.STATIC, COARSE, lambda plan, means: QuantizeWeights(plan, SCALES, means)),
-    # Whose codes a search for scales does not decide.
-    "dynamic": (Mode.DYNAMIC, SEARCHED, QuantizeDynamically),
-    "storage": (Mode.STORAGE, SEARCHED, lambda plan, means: StoreWeights(plan, means=means)),
-    "weight-only": (Mode.WEIGHT_ONLY, COARSE, lambda plan, means: DecodeWeights(plan, means=means)),
+PASSES: Mapping[str, tuple[Mode, Spec, Callable[[Plan, Codes], Pass]]] = {
+    "static": (Mode.STATIC, COARSE, QuantizeWeights),
+    "dynamic": (Mode.DYNAMIC, COARSE, QuantizeDynamically),
+    "storage": (Mode.STORAGE, SEARCHED, StoreWeights),
+    "weight-only": (Mode.WEIGHT_ONLY, COARSE, DecodeWeights),
     "contrib": (Mode.WEIGHT_ONLY, BLOCKS, ReplaceWithContrib),
 }
 CONVOLUTIONS = {
@@ -110,7 +111,8 @@ def encoded(made: ModelProto, how: str, means: Means) -> ModelProto:
     """Return the model with codes for weights; applied twice, the pass changes nothing."""
     mode, spec, step_of = PASSES[how]
     graph = named_graph(made)
-    step = step_of(plan_of(graph, mode, spec), means)
+    plan = plan_of(graph, mode, spec)
+    step = step_of(plan, encode_with(plan, graph, SCALES, means))
     assert step.apply(graph)
     once = to_model(graph)
     assert not step.apply(graph)
@@ -155,7 +157,8 @@ def test_a_scale_that_a_large_bias_raises_is_the_one_whose_errors_count(kind: st
 
     def errors(means: Means) -> Array:
         graph = named_graph(made)
-        QuantizeWeights(plan_of(graph, Mode.STATIC, Spec("int4-narrow")), parameters, means).apply(graph)
+        plan = plan_of(graph, Mode.STATIC, Spec("int4-narrow"))
+        QuantizeWeights(plan, encode_with(plan, graph, parameters, means)).apply(graph)
         return np.abs(channel_means(output_of(to_model(graph), data), out) - expected)[1:]
 
     assert errors({}).max() > 0.5
@@ -172,12 +175,10 @@ def test_a_bias_that_two_nodes_share_becomes_one_for_each_and_is_corrected_once(
     mode, _, step_of = PASSES[how]
     graph = named_graph(made)
     plan = plan_of(graph, mode)
-    means = (one for one in plan.requests if one.kind == "channel-means")
-    assert {one.tensor: one.axis for one in means} == {"x": -1, "h": -1}
-    step = step_of(plan, {"x": np.full(4, 2.0), "h": np.full(4, -3.0)})
-    if how == "static":
-        step = QuantizeWeights(plan, dict.fromkeys("xh", SCALES["x"]), step.options()["means"])  # type: ignore[arg-type]
-
+    wanted = (one for one in plan.requests if one.kind == "channel-means")
+    assert {one.tensor: one.axis for one in wanted} == {"x": -1, "h": -1}
+    means = {"x": np.full(4, 2.0), "h": np.full(4, -3.0)}
+    step = step_of(plan, encode_with(plan, graph, dict.fromkeys("xh", SCALES["x"]), means))
     step.apply(graph)
     biases = [node.inputs[2] for node in graph.nodes if node.op == "Gemm"]
     assert not step.apply(graph)
@@ -193,12 +194,11 @@ def test_a_bias_that_two_nodes_share_becomes_one_for_each_and_is_corrected_once(
 def test_a_weight_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(*given: object, **options: object) -> object:
+    def counted(*given: object) -> object:
         calls.append(given)
-        return encode(*given, **options)  # type: ignore[arg-type]
+        return encode_weight(*given)  # type: ignore[arg-type]
 
-    encode = passes_base.encode
-    monkeypatch.setattr(passes_base, "encode", counted)
+    monkeypatch.setattr(codes, "encode_weight", counted)
     made, data, axis = product("gemm")
     encoded(made, "storage", {"x": channel_means(data, axis)})
     assert len(calls) == 1
@@ -211,7 +211,8 @@ def test_float16_biases_stay_float16() -> None:
         b=np.ones(4, np.float16),
     )
     graph = named_graph(made)
-    StoreWeights(plan_of(graph), means={"x": np.full(4, 2.0)}).apply(graph)
+    plan = plan_of(graph)
+    StoreWeights(plan, encode_with(plan, graph, {}, {"x": np.full(4, 2.0)})).apply(graph)
     product = next(node for node in graph.nodes if node.op == "Gemm")
     assert product.inputs[2].name == "b.corrected"
     assert product.inputs[2].values.dtype == np.float16

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxq.encoding.codes import encode
+from onnxq.encoding.encoders import encode_array
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, Node, Variable, constant, remove_unused
 from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.scale_formats import SCALE_FORMATS
-from onnxq.numbers.weights import encode
 from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weight_plan import decide_weights
@@ -118,7 +119,9 @@ def calls(op: str, weight: npt.NDArray[Any], count: int) -> list[Node]:
 def expected(weight: npt.NDArray[Any], decision: Decision) -> npt.NDArray[Any]:
     """Return what numpy decodes of the weight of a decision."""
     (wanted,) = decision.weights
-    values = encode(weight, wanted.spec, channel_axis=wanted.axis, reduction_axis=wanted.reduction_axis).dequantize()
+    values = encode_array(
+        weight, wanted.spec, channel_axis=wanted.axis, reduction_axis=wanted.reduction_axis
+    ).dequantize()
     turned = decision.op_type == "Gemm" and decision.mode is Mode.WEIGHT_ONLY
     return (values.T if turned else values).astype(weight.dtype)
 
@@ -128,8 +131,9 @@ def run_decoders(nodes: list[Node], decisions: list[Decision]) -> tuple[list[npt
     by_name = {node.name: (node, node.outputs[0]) for node in nodes}
     graph = Graph(nodes, name="decoders", opset=OPSET)
     plan = Plan(tuple(decisions), (), "scheme", "target")
-    StoreWeights(plan).apply(graph)
-    DecodeWeights(plan).apply(graph)
+    codes = encode(plan, graph)
+    StoreWeights(plan, codes).apply(graph)
+    DecodeWeights(plan, codes).apply(graph)
     for decision in decisions:
         node, output = by_name[decision.node]
         # A Gather that looks up codes is gone, and its output is the weight.

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Graph, Names, Tensor, Variable, constant
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
 from onnxq.modelfile import to_model
 from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Spec, Storage
 
@@ -29,7 +29,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.for
 
 def quantized(spec: Spec, shape: tuple[int, int], axis: int) -> QTensor:
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    return encode(weight, spec, channel_axis=1 - axis, reduction_axis=axis)
+    return encode_array(weight, spec, channel_axis=1 - axis, reduction_axis=axis)
 
 
 def outputs_of(chain: Chain, given: Variable, made: Variable) -> Graph:

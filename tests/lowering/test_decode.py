@@ -11,11 +11,11 @@ import pytest
 from combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
 from onnx import TensorProto
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Graph, Names
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
 from onnxq.modelfile import to_model
 from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.weights import encode
 from onnxq.planning.weight_plan import decide_weights
 from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
 
@@ -28,7 +28,7 @@ MATRICES = [
 
 def matrix_of(spec: Spec, rows: int = 24, columns: int = 20) -> QTensor:
     weight = np.random.default_rng(1).normal(size=(rows, columns)).astype(np.float32)
-    return encode(weight, spec, channel_axis=1, reduction_axis=0)
+    return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
 def ops(chain: Chain) -> list[str]:
@@ -120,7 +120,7 @@ def test_bfloat16_weights_are_rounded_last() -> None:
     weight = np.random.default_rng(3).normal(size=(24, 20)).astype(ml_dtypes.bfloat16)
     spec = Spec("int4", (8,))
     chain = new_chain()
-    decode_folded(chain, encode(weight, spec, channel_axis=1, reduction_axis=0), spec, TensorProto.BFLOAT16)
+    decode_folded(chain, encode_array(weight, spec, channel_axis=1, reduction_axis=0), spec, TensorProto.BFLOAT16)
     assert chain.nodes[-1].attrs == {"to": TensorProto.BFLOAT16}
 
 

@@ -10,6 +10,7 @@ import pytest
 from combinations import OPERATORS, specs
 from onnx import numpy_helper, parser
 
+from onnxq.encoding.codes import encode
 from onnxq.graph import remove_unused
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.modelfile import as_graph, to_model
@@ -42,9 +43,11 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: Emit) ->
         decision = decide_weights(graph.nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
         plan = Plan((decision,), (), "scheme", "target")
         graph.opset = weight_opset(plan, emit) or 17
-        for step in (*([ReplaceWithContrib(plan)] if emit is Emit.ORT else []), DecodeWeights(plan, emit)):
+        codes = encode(plan, graph)
+        contrib = [ReplaceWithContrib(plan, codes)] if emit is Emit.ORT else []
+        for step in (*contrib, DecodeWeights(plan, codes, emit)):
             step.apply(graph)
-        checked += bool(StoreWeights(plan, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
+        checked += bool(StoreWeights(plan, codes, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
         remove_unused(graph)
         onnx.checker.check_model(to_model(graph), full_check=True)
     assert checked > 100

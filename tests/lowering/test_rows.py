@@ -10,13 +10,13 @@ import pytest
 from combinations import STORED
 from onnx import TensorProto
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Graph, Names, Node, Variable
 from onnxq.lowering import Chain, decode_rows
 from onnxq.lowering.rows import in_words
 from onnxq.modelfile import to_model
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Spec, Storage
 
@@ -25,7 +25,7 @@ INT64 = np.dtype(np.int64)
 
 
 def table(spec: Spec) -> QTensor:
-    return encode(TABLE, spec, channel_axis=0, reduction_axis=-1)
+    return encode_array(TABLE, spec, channel_axis=0, reduction_axis=-1)
 
 
 def rows(spec: Spec, indices: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Node]]:

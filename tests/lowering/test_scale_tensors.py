@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Constant, Graph, Names
 from onnxq.lowering import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.scale_formats import SCALE_FORMATS
-from onnxq.numbers.weights import encode
 from onnxq.scheme import Spec
 
 
 def quantized(spec: Spec) -> QTensor:
-    return encode(np.linspace(-3, 5, 64, dtype=np.float32).reshape(8, 8), spec, channel_axis=0, reduction_axis=1)
+    return encode_array(np.linspace(-3, 5, 64, dtype=np.float32).reshape(8, 8), spec, channel_axis=0, reduction_axis=1)
 
 
 def new_chain() -> Chain:

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.errors import SchemeError
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.kernel_blobs import (
@@ -18,7 +19,6 @@ from onnxq.numbers.kernel_blobs import (
 )
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.spec import Granularity, Spec
-from onnxq.numbers.weights import encode
 from onnxq.runtime import open_session, run
 
 FIELDS = ["int8", "int8-7bit", "uint8", "int4", "int4-narrow", "uint4", "int2", "uint2"]
@@ -53,7 +53,7 @@ def named(blobs: Blobs) -> dict[str, NDArray[np.generic]]:
 def encoded(name: str, shape: tuple[int, int], per: object, reduction_axis: int, affine: bool = False) -> QTensor:
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     spec = Spec(name, per=per, symmetric=FORMATS[name].signed and not affine)
-    return encode(weight, spec, channel_axis=1 - reduction_axis, reduction_axis=reduction_axis)
+    return encode_array(weight, spec, channel_axis=1 - reduction_axis, reduction_axis=reduction_axis)
 
 
 @pytest.mark.parametrize("name", FIELDS)

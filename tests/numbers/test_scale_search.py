@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxq.encoding.encoders import encode_array
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.scale_search import block_error, root, square
 from onnxq.numbers.spec import Granularity, Method, Spec
-from onnxq.numbers.weights import encode
 
 HEAVY = (np.random.default_rng(0).standard_t(4, size=(128, 96)) * 0.02).astype(np.float32)
 PERS = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (8, 8)]
 
 
 def encoded(spec: Spec, weight: np.ndarray = HEAVY) -> QTensor:
-    return encode(weight, spec, channel_axis=1, reduction_axis=0)
+    return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
 def errors(tensor: QTensor, measure: object, weight: np.ndarray = HEAVY) -> np.ndarray:

@@ -8,20 +8,16 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from model_zoo import difference, outputs, sample, zoo
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 import onnxq.passes
-from onnxq.encoding.parameters import activation_parameters, channel_means
-from onnxq.evidence.ranges import MinMax
+from onnxq.encoding.codes import Codes, encode
 from onnxq.graph import Graph, Pass, Pipeline
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, save, to_model
-from onnxq.numbers.numerics import Parameters
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import (
     PASSES,
@@ -34,6 +30,7 @@ from onnxq.passes import (
     ReplaceIntegerOperators,
     ReplaceIntegerProducts,
     ReplaceWithContrib,
+    StoreWeights,
 )
 from onnxq.planning.plan import Plan
 from onnxq.preparation import prepare
@@ -44,8 +41,10 @@ from onnxq.workbench import Workbench
 
 ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
 SEEDS = (0, 1)
-SCHEMES = dict.fromkeys((DecodeWeights, IsolateProducts, ReplaceWithContrib), "int8-block32") | dict.fromkeys(
-    (QuantizeDynamically, QuantizeRecurrentCells), "int8-dynamic"
+SCHEMES: dict[type[Pass], str] = (
+    {StoreWeights: "int8-storage"}
+    | dict.fromkeys((DecodeWeights, IsolateProducts, ReplaceWithContrib), "int8-block32")
+    | dict.fromkeys((QuantizeDynamically, QuantizeRecurrentCells), "int8-dynamic")
 )
 DEQUANTIZING = (RemoveQuantizeDequantize, ReplaceIntegerOperators, ReplaceIntegerProducts)
 OPSETS = {"int8": 13, "int8-dynamic": 13, "int8-storage": 13, "int8-block32": 21}
@@ -62,12 +61,11 @@ REPEATED = 0.08
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model as plans are made for, with a plan and the parameters that calibration gave."""
+    """A model as plans are made for, with a plan and the codes that it gets."""
 
     path: Path
     plan: Plan
-    parameters: Mapping[str, Parameters]
-    means: Mapping[str, NDArray[np.float64]]
+    codes: Codes
 
 
 @cache
@@ -96,14 +94,14 @@ def prepared(name: str, scheme: str, folder: Path) -> Prepared:
     bench = Workbench(path, preset_named(scheme), target_named("onnxruntime-cpu"), emit=emit)
     plan = bench.plan({})
     statistics = bench.calibrate(plan, [sample(model, seed) for seed in SEEDS], silent)
-    return Prepared(path, plan, activation_parameters(plan, statistics, MinMax()), channel_means(plan, statistics))
+    return Prepared(path, plan, encode(plan, load(path), statistics))
 
 
 def before(name: str, step: type[Pass], folder: Path) -> tuple[Graph, Pass]:
     """A graph of the model in the form that the pass wants, and the pass."""
-    wanted = {field.name for field in fields(step)} & {"plan", "parameters", "means"}
+    wanted = {field.name for field in fields(step)} & {"plan", "codes"}
     if wanted:
-        scheme = SCHEMES.get(step, "int8" if "parameters" in wanted else "int8-storage")
+        scheme = SCHEMES.get(step, "int8")
         made = prepared(name, scheme, folder)
         return load(made.path), step(**{field: getattr(made, field) for field in wanted})
     graph = as_graph(ZOO[name]())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from onnxq.evidence.ranges import MinMax
+from onnxq.encoding.recipe import Recipe
 from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
@@ -28,7 +28,7 @@ def laboratory(residual: ModelProto, samples_for: Callable[..., list], tmp_path:
     bench = Workbench(path, preset_named("int8"), target_named("onnxruntime-cpu"))
     samples = samples_for(residual, 4)
     statistics = bench.calibrate(bench.plan({}), samples, silent)
-    return Laboratory(Trials.of(bench, path, samples, statistics), MinMax(), path, seconds=0.05)
+    return Laboratory(Trials.of(bench, path, samples, statistics), Recipe(), path, seconds=0.05)
 
 
 def test_storing_all_weights_is_more_faithful_than_integers(laboratory: Laboratory) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from timed_models import TARGET, planned, times
 
-from onnxq.evidence.ranges import MinMax
+from onnxq.encoding.recipe import Recipe
 from onnxq.graph import Graph
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
@@ -208,7 +208,7 @@ def test_noise_of_groups_ranks_the_nodes_of_trained_models_like_that_of_each_alo
 
     def measure(group: Sequence[str]) -> float:
         silence = {node: Demotion(Mode.FLOAT, "why") for node in weighted if node not in group}
-        return _ratio(trials.sqnr(bench.plan(silence), MinMax()))
+        return _ratio(trials.sqnr(bench.plan(silence), Recipe()))
 
     alone = spread_noise(units, measure, whole=0.0, most=len(units), negligible=0.0)
     groups = spread_noise(units, measure, whole=measure(units), most=len(units) // 2, negligible=0.0)

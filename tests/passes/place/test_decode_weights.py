@@ -11,11 +11,12 @@ import pytest
 from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, defs
 
+from onnxq.encoding.codes import encode
+from onnxq.encoding.encoders import encode_array
 from onnxq.errors import ModelError
 from onnxq.graph import Changes, Graph, constants
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.modelfile import as_graph, to_model
-from onnxq.numbers.weights import encode
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import DecodeWeights, RemoveUnused, ShareInitializers
 from onnxq.planning.plan import Plan
@@ -39,7 +40,8 @@ def plan_for(graph: Graph, spec: Spec) -> Plan:
 def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: Emit = Emit.QDQ) -> tuple[Graph, Changes]:
     """Decode the weights of all nodes that use codes."""
     graph = named_graph(made)
-    changes = apply_once(DecodeWeights(plan_for(graph, spec), emit), graph)
+    plan = plan_for(graph, spec)
+    changes = apply_once(DecodeWeights(plan, encode(plan, graph), emit), graph)
     ShareInitializers().apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes
@@ -51,7 +53,7 @@ def running_ops(graph: Graph, folder: Path) -> list[str]:
 
 
 def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: int = 0) -> Array:
-    return encode(weight, spec, channel_axis=channel_axis, reduction_axis=reduction_axis).dequantize()
+    return encode_array(weight, spec, channel_axis=channel_axis, reduction_axis=reduction_axis).dequantize()
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -201,5 +203,5 @@ def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
 def test_a_node_whose_weight_is_computed_is_left() -> None:
     graph, _ = decode(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)))
     plan = plan_for(as_graph(model(MATMUL, opset=21, ir_version=10, w=values(40, 24))), BLOCKS)
-    assert DecodeWeights(plan).apply(graph).left == (("dot", "its weight is codes already"),)
+    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).left == (("dot", "its weight is codes already"),)
     assert node_named(graph, "dot").inputs[1].name == "w.decoded"

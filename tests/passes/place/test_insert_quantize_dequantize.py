@@ -23,9 +23,7 @@ from model_zoo import (
 )
 from onnx import ModelProto
 
-from onnxq.encoding.parameters import activation_parameters
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.ranges import MinMax
+from onnxq.encoding.codes import Codes, encode
 from onnxq.graph import Changes, Graph, scopes
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
@@ -59,7 +57,7 @@ def insert(made: ModelProto, activations: Sequence[Activation], static: Sequence
     """Apply the pass twice: the pairs are exactly those of the plan, and the model still does what it did."""
     graph = as_graph(made)
     infer_shapes(graph)
-    step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
+    step = InsertQuantizeDequantize(plan(activations, static), Codes({item.tensor: FINE for item in activations}))
     changes = step.apply(graph)
     assert not step.apply(graph)
     assert len(nodes(graph, "QuantizeLinear")) == len(nodes(graph, "DequantizeLinear")) == len(changes.changed)
@@ -101,7 +99,7 @@ def test_new_tensors_and_nodes_are_named_after_the_activation() -> None:
 def test_a_symmetric_tensor_writes_a_zero_of_the_codes_type() -> None:
     graph = as_graph(model(TWO_READERS))
     parameters = {"t": Parameters(np.asarray(np.float32(0.02)), None)}
-    InsertQuantizeDequantize(plan([activation("t", spec=SYMMETRIC)], ["a"]), parameters).apply(graph)
+    InsertQuantizeDequantize(plan([activation("t", spec=SYMMETRIC)], ["a"]), Codes(parameters)).apply(graph)
     zero = nodes(graph, "QuantizeLinear")[0].inputs[2].values
     np.testing.assert_array_equal(zero, np.zeros((), np.int8), strict=True)
 
@@ -208,7 +206,7 @@ def insert_anywhere(
     """Apply the pass twice, and see that the model is valid and does what it did."""
     graph = as_graph(made)
     infer_shapes(graph)
-    step = InsertQuantizeDequantize(plan(activations, static), {item.tensor: FINE for item in activations})
+    step = InsertQuantizeDequantize(plan(activations, static), Codes({item.tensor: FINE for item in activations}))
     changes = step.apply(graph)
     assert not step.apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
@@ -226,12 +224,12 @@ def test_a_tensor_that_is_dequantized_already_is_left() -> None:
         s=np.array(0.02, np.float32), z=np.array(128, np.uint8),
     )  # fmt: skip
     graph = as_graph(made)
-    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), {"t": FINE})
+    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Codes({"t": FINE}))
     assert step.apply(graph) == Changes((), (("t", "is not in the graph or is dequantized already"),))
 
 
 def test_a_tensor_that_is_not_in_the_graph_is_left() -> None:
-    step = InsertQuantizeDequantize(plan([activation("gone")]), {"gone": FINE})
+    step = InsertQuantizeDequantize(plan([activation("gone")]), Codes({"gone": FINE}))
     assert step.apply(as_graph(model(TWO_READERS))).left == (("gone", "is not in the graph or is dequantized already"),)
 
 
@@ -257,10 +255,12 @@ def quantized(made: ModelProto, folder: Path) -> tuple[Graph, Plan]:
     bench = Workbench(folder / "prepared.onnx", preset_named("int8"), target_named("onnxruntime-cpu"))
     found = bench.plan({})
     statistics = bench.calibrate(found, [sample(made, seed) for seed in range(4)], silent)
-    parameters = activation_parameters(found, statistics, MinMax())
     graph = load(bench.prepared)
-    QuantizeWeights(found, parameters).apply(graph)
-    InsertQuantizeDequantize(found, parameters).apply(graph)
+    codes = encode(
+        replace(found, decisions=tuple(replace(one, mean=None) for one in found.decisions)), graph, statistics
+    )
+    QuantizeWeights(found, codes).apply(graph)
+    InsertQuantizeDequantize(found, codes).apply(graph)
     return graph, found
 
 
@@ -298,7 +298,7 @@ def test_onnxruntime_makes_integer_kernels_of_it(build: Callable[[], ModelProto]
 def test_values_are_those_of_the_dequantized_codes() -> None:
     made = model("g (float[64] x) => (float[64] y) { [a] y = Identity(x) }")
     graph = as_graph(made)
-    InsertQuantizeDequantize(plan([activation("x")], ["a"]), {"x": FINE}).apply(graph)
+    InsertQuantizeDequantize(plan([activation("x")], ["a"]), Codes({"x": FINE})).apply(graph)
     data = values(64, scale=2)
     codes = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
     assert difference(outputs(graph, {"x": data}), {"y": ((codes - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
@@ -314,7 +314,7 @@ def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
     )
     graph = as_graph(made)
     LiftConstants().apply(graph)
-    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), {"t": FINE}).apply(graph)
+    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Codes({"t": FINE})).apply(graph)
     assert changes.changed == ("t",)
     (quantizer,) = nodes(graph, "QuantizeLinear")
     assert quantizer.inputs[0].inputs[0].op == "Neg"
@@ -332,7 +332,7 @@ def test_a_constant_operand_becomes_codes_for_static_nodes_only() -> None:
     )
     graph = as_graph(made)
     found = plan([replace(activation("k"), fixed_range=(0.3, 0.3))], ["n", "clip"])
-    given = activation_parameters(found, Evidence(), MinMax())
+    given = encode(found, graph)
     assert InsertQuantizeDequantize(found, given).apply(graph) == Changes(("k",))
     assert [node.op for node in graph.nodes] == ["DequantizeLinear", "Mul", "Clip", "Mul"]
     decoder = nodes(graph, "DequantizeLinear")[0]

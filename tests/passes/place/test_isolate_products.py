@@ -10,6 +10,7 @@ import pytest
 from model_zoo import apply_once, difference, model, ops, outputs, sample, values
 from onnx import defs
 
+from onnxq.encoding.codes import encode
 from onnxq.graph import Graph
 from onnxq.modelfile import as_graph, to_model
 from onnxq.onnx_tools import infer_shapes
@@ -67,7 +68,7 @@ def test_the_product_behind_a_clamp_is_multiplied_as_codes(
     inputs = sample(before)
     # Between float16 operators the runtime keeps float32, more or less often.
     assert difference(outputs(graph, inputs), outputs(before, inputs)) <= (0 if dtype is np.float32 else 1e-3)
-    DecodeWeights(plan).apply(graph)
+    DecodeWeights(plan, encode(plan, graph)).apply(graph)
     open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
     runs = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]
     assert runs.count("MatMulNBits") == 2 or not NEW_RUNTIME
@@ -98,7 +99,7 @@ def test_a_sum_of_matrices_stays_apart_from_the_product(other: str, clamp: str, 
     assert apply_once(IsolateProducts(plan), graph).changed == ("s",)
     assert "Sum" in ops(graph)
     assert difference(outputs(graph, sample(before)), outputs(before, sample(before))) == 0
-    DecodeWeights(plan).apply(graph)
+    DecodeWeights(plan, encode(plan, graph)).apply(graph)
     open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
     runs = [node.op_type for node in onnx.load(tmp_path / "runs.onnx").graph.node]
     assert runs.count("MatMulNBits") == 2 or not NEW_RUNTIME

@@ -12,6 +12,7 @@ import pytest
 from model_zoo import difference, model, ops, outputs, sample, values
 from onnx import GraphProto, ModelProto
 
+from onnxq.encoding.codes import encode
 from onnxq.modelfile import as_graph, to_model
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import NameNodes, QuantizeDynamically, RemoveUnused
@@ -26,7 +27,8 @@ def dynamic(made: ModelProto, weight: Spec | None = None) -> ModelProto:
     NameNodes().apply(graph)
     infer_shapes(graph)
     scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))
-    step = QuantizeDynamically(make_plan(graph, scheme, target_named("onnxruntime-cpu")))
+    plan = make_plan(graph, scheme, target_named("onnxruntime-cpu"))
+    step = QuantizeDynamically(plan, encode(plan, graph))
     assert step.apply(graph)
     assert not step.apply(graph)
     RemoveUnused().apply(graph)
@@ -107,5 +109,5 @@ def test_what_cannot_be_dynamic_says_why(made: ModelProto, sentence: str) -> Non
     plan = make_plan(graph, Scheme((Rule(Mode.DYNAMIC),)), target_named("onnxruntime-cpu"))
     assert sentence in plan.by_node["n"].reason
     assert plan.count(Mode.DYNAMIC) == 0
-    assert not QuantizeDynamically(plan).apply(graph)
+    assert not QuantizeDynamically(plan, encode(plan, graph)).apply(graph)
     assert ops(graph) == [node.op_type for node in made.graph.node]

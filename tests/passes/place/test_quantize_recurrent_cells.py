@@ -10,6 +10,7 @@ import pytest
 from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, helper
 
+from onnxq.encoding.codes import encode
 from onnxq.graph import Changes, Graph, constants
 from onnxq.lowering import Emit
 from onnxq.modelfile import to_model
@@ -59,8 +60,9 @@ def quantized(made: ModelProto, weight: Spec | None = None, target: str = "onnxr
     graph = named_graph(made)
     scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))
     plan = make_plan(graph, scheme, target_named(target), emit=Emit.ORT)
-    changes = apply_once(QuantizeRecurrentCells(plan), graph)
-    assert not QuantizeDynamically(plan).apply(graph)
+    codes = encode(plan, graph)
+    changes = apply_once(QuantizeRecurrentCells(plan, codes), graph)
+    assert not QuantizeDynamically(plan, codes).apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes
 
@@ -261,7 +263,7 @@ def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
     names = []
     for found in (plan, turned):
         graph = named_graph(cell())
-        QuantizeRecurrentCells(found).apply(graph)
+        QuantizeRecurrentCells(found, encode(found, graph)).apply(graph)
         names.append([tensor.name for tensor in node_named(graph, "cell").inputs])
     assert names[0] == names[1]
     assert names[0][-4:] == ["w.scale", "w.zero_point", "r.scale", "r.zero_point"]
@@ -279,7 +281,8 @@ def test_a_cell_whose_weight_has_become_codes_is_left() -> None:
     shape = [1, 4 * HIDDEN, SIZE]
     computed.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, shape))
     left = named_graph(computed)
-    assert QuantizeRecurrentCells(plan).apply(left) == Changes((), (("cell", "its weight is computed at run time"),))
+    changes = QuantizeRecurrentCells(plan, encode(plan, left)).apply(left)
+    assert changes == Changes((), (("cell", "its weight is computed at run time"),))
     assert node_named(left, "cell").op == "LSTM"
 
 

@@ -11,6 +11,7 @@ from model_zoo import Array, difference, initializer_names, model, node_named, n
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto
 
+from onnxq.encoding.codes import Codes, encode_with
 from onnxq.graph import Changes, Graph, constant, scopes
 from onnxq.modelfile import as_graph, to_model
 from onnxq.numbers.numerics import Parameters
@@ -39,7 +40,8 @@ def static(node: str, op: str, axis: int, *, per_channel: bool = True, bias: int
 def quantize(made: ModelProto, *decisions: Decision) -> tuple[Graph, Changes]:
     graph = as_graph(made)
     infer_shapes(graph)
-    step = QuantizeWeights(plan(*decisions), PARAMETERS)
+    wanted = plan(*decisions)
+    step = QuantizeWeights(wanted, encode_with(wanted, graph, PARAMETERS, {}))
     changes = step.apply(graph)
     again = step.apply(graph)
     assert not again
@@ -199,7 +201,7 @@ def test_only_static_nodes_of_the_plan_are_touched() -> None:
 
 def test_storage_does_not_touch_what_is_static() -> None:
     made = model("g (float[3, 16] x) => (float[3, 5] y) { [dot] y = MatMul(x, w) }", w=values(16, 5))
-    assert not StoreWeights(plan(static("dot", "MatMul", -1))).apply(as_graph(made))
+    assert not StoreWeights(plan(static("dot", "MatMul", -1)), Codes()).apply(as_graph(made))
 
 
 # --- against integer arithmetic in numpy --------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def test_products_equal_integer_arithmetic(product: str, bias: bool, per_channel
     made = model(f"g (float[3, 16] x) => (float[3, 5] y) {{ [dot] y = {call} }}", **weights)
     decision = static("dot", product.split()[0], axis, per_channel=per_channel, bias=2 if bias else None)
     graph, _ = quantize(made, decision)
-    InsertQuantizeDequantize(plan(decision), PARAMETERS).apply(graph)
+    InsertQuantizeDequantize(plan(decision), Codes(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
     stored = decoder(graph, "dot")["codes"].astype(np.int64)
     sums = codes_of(data) @ (stored.T if "transposed" in product else stored)
@@ -245,7 +247,7 @@ def test_a_convolution_equals_integer_arithmetic(per_channel: bool) -> None:
     )
     decision = static("c", "Conv", 0, per_channel=per_channel, bias=2)
     graph, _ = quantize(made, decision)
-    InsertQuantizeDequantize(plan(decision), PARAMETERS).apply(graph)
+    InsertQuantizeDequantize(plan(decision), Codes(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
     windows = sliding_window_view(codes_of(data), (3, 3), axis=(2, 3))
     sums = np.einsum("nchwij,ocij->nohw", windows, decoder(graph, "c")["codes"].astype(np.int64))
@@ -256,7 +258,8 @@ def test_a_convolution_equals_integer_arithmetic(per_channel: bool) -> None:
 def test_a_weight_that_was_replaced_by_hand_is_quantized_as_it_is_now() -> None:
     graph = as_graph(model("g (float[3, 2] x) => (float[3, 2] y) { [dot] y = MatMul(x, w) }", w=values(2, 2)))
     nodes(graph)[0].inputs[1] = constant("eye", np.eye(2, dtype=np.float32))
-    QuantizeWeights(plan(static("dot", "MatMul", -1)), PARAMETERS).apply(graph)
+    wanted = plan(static("dot", "MatMul", -1))
+    QuantizeWeights(wanted, encode_with(wanted, graph, PARAMETERS, {})).apply(graph)
     assert decoder(graph, "dot")["codes"].tolist() == [[127, 0], [0, 127]]
 
 

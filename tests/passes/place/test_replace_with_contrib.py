@@ -7,9 +7,10 @@ import pytest
 from model_zoo import difference, model, node_named, ops, outputs, sample, values
 from onnx import ModelProto, defs
 
+from onnxq.encoding.codes import encode
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Changes, Graph, constants
 from onnxq.modelfile import as_graph
-from onnxq.numbers.weights import encode
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import DecodeWeights, RemoveUnused, ReplaceWithContrib
 from onnxq.planning.planner import make_plan
@@ -31,10 +32,11 @@ def replace(made: ModelProto, spec: Spec) -> tuple[Graph, Changes]:
     graph = as_graph(made)
     infer_shapes(graph)
     plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"))
-    step = ReplaceWithContrib(plan)
+    codes = encode(plan, graph)
+    step = ReplaceWithContrib(plan, codes)
     changes = step.apply(graph)
     assert not step.apply(graph)
-    DecodeWeights(plan).apply(graph)
+    DecodeWeights(plan, codes).apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes
 
@@ -51,7 +53,7 @@ def test_a_product_becomes_matmulnbits(text: str, spec: Spec) -> None:
     graph, changes = replace(made, spec)
     assert (ops(graph), changes.changed) == (["MatMulNBits"], ("dot",))
     assert not [tensor for tensor in constants(graph) if tensor.name == "w"]
-    decoded = encode(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
+    decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
     inputs = {"x": np.eye(3, 40, dtype=np.float32)}
     expected = inputs["x"] @ decoded + (bias if text is GEMM else 0)
     assert difference(outputs(graph, inputs), {"y": expected}) <= 1e-6
@@ -63,7 +65,7 @@ def test_a_lookup_becomes_gatherblockquantized(spec: Spec) -> None:
     graph, changes = replace(made, spec)
     assert (ops(graph), changes.changed) == (["GatherBlockQuantized"], ("look",))
     indices = np.array([[0, 29, 3], [7, -1, 3]])
-    expected = encode(values(30, 64), spec, channel_axis=0, reduction_axis=1).dequantize()[indices]
+    expected = encode_array(values(30, 64), spec, channel_axis=0, reduction_axis=1).dequantize()[indices]
     np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], expected, strict=True)
 
 

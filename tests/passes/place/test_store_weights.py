@@ -29,10 +29,11 @@ from model_zoo import (
 )
 from onnx import ModelProto, TensorProto
 
+from onnxq.encoding.codes import encode
+from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Changes, Constant, Graph, constant, constants
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, to_model
-from onnxq.numbers.weights import encode
 from onnxq.onnx_tools import infer_shapes, upgrade_opset
 from onnxq.passes import RemoveUnused, StoreWeights
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -50,7 +51,7 @@ def store(made: ModelProto | Graph) -> tuple[Graph, Changes]:
     """Store all weights that the preset for storage picks."""
     graph = named_graph(made)
     plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    changes = apply_once(StoreWeights(plan), graph)
+    changes = apply_once(StoreWeights(plan, encode(plan, graph)), graph)
     RemoveUnused().apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes
@@ -85,7 +86,8 @@ def test_codes_and_scales_equal_the_reference_bit_for_bit(spec: Spec) -> None:
     weight = values(16, 24)
     made = model("g (float[3, 16] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }", w=weight)
     graph = as_graph(made)
-    StoreWeights(decisions(("dot", Weight(1, "w", spec, -1)))).apply(graph)
+    plan = decisions(("dot", Weight(1, "w", spec, -1)))
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
     cast, decode = decoded_by(graph, "dot")
     largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=True)
     scale = (largest.astype(np.float64) / 127).astype(np.float32)
@@ -116,7 +118,7 @@ def test_nodes_that_want_other_scales_of_one_weight_get_codes_of_their_own() -> 
     )
     graph = as_graph(made)
     plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 0)))
-    assert StoreWeights(plan).apply(graph).changed == ("w", "w")
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w", "w")
     assert decoded_by(graph, "a")[1].inputs[1].shape == (1, 16)
     assert decoded_by(graph, "b")[1].inputs[1].shape == (16, 1)
     assert decoded_by(graph, "b")[0].inputs[0].name == "w.codes.1"
@@ -129,7 +131,7 @@ def test_axes_that_mean_the_same_share_their_codes() -> None:
     )
     graph = as_graph(made)
     plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 1)))
-    assert StoreWeights(plan).apply(graph).changed == ("w",)
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w",)
     assert node_named(graph, "a").inputs[1] is node_named(graph, "b").inputs[1]
 
 
@@ -139,7 +141,8 @@ def test_a_node_that_is_not_in_the_plan_keeps_the_float_weight() -> None:
         w=values(16, 16),
     )
     graph = as_graph(made)
-    StoreWeights(decisions(("a", Weight(1, "w", PER_CHANNEL, -1)))).apply(graph)
+    plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)))
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
     assert node_named(graph, "b").inputs[1].name == "w"
     assert node_named(graph, "a").inputs[1].name == "w.decoded"
 
@@ -317,8 +320,10 @@ def test_any_format_is_decoded_where_the_weight_is_declared(
     for node in nodes(plain):
         for weight in plan.by_node[node.name].weights:
             axes = {"channel_axis": weight.axis, "reduction_axis": weight.reduction_axis}
-            node.inputs[weight.index].values = encode(float_weights[weight.tensor], weight.spec, **axes).dequantize()
-    assert StoreWeights(plan).apply(graph)
+            node.inputs[weight.index].values = encode_array(
+                float_weights[weight.tensor], weight.spec, **axes
+            ).dequantize()
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     inputs = sample(build())
     assert difference(outputs(graph, inputs), outputs(plain, inputs)) <= 1e-6
@@ -343,6 +348,7 @@ def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: Spec
         opset=23, ir_version=11, w=values(8, 32, 4, 8),
     )  # fmt: skip
     graph = as_graph(made)
-    StoreWeights(decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1))), Emit.STRICT).apply(graph)
+    plan = decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1)))
+    StoreWeights(plan, encode(plan, graph), Emit.STRICT).apply(graph)
     assert ops(graph) == [*found, "Conv"]
     onnx.checker.check_model(to_model(graph))

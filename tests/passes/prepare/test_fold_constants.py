@@ -10,6 +10,7 @@ from model_zoo import Array, difference, model, node_named, nodes, ops, outputs,
 from onnx import ModelProto
 
 from onnxq.constants import DerivedPayload
+from onnxq.encoding.codes import encode
 from onnxq.graph import Changes, Graph, Node, Pipeline, Tensor, Variable, constant, constants
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.modelfile import as_graph
@@ -268,7 +269,7 @@ def test_stored_weights_are_not_inflated() -> None:
     graph = as_graph(made)
     infer_shapes(graph)
     plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    StoreWeights(plan).apply(graph)
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
     changes = FoldConstants().apply(graph)
@@ -288,7 +289,8 @@ def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     graph = as_graph(model(text, opset=max(opset, 17), w=values(64, 96)))
     infer_shapes(graph)
     stored = Scheme((Rule(Mode.STORAGE, weight=weight),))
-    StoreWeights(make_plan(graph, stored, target_named("onnxruntime-cpu"))).apply(graph)
+    plan = make_plan(graph, stored, target_named("onnxruntime-cpu"))
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
     before = sum(tensor.payload.nbytes for tensor in constants(graph))

@@ -1,0 +1,76 @@
+"""Codes that were chosen before, by what decided them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.graph import Constant, Payload
+from onnxq.graph.payload import KEEP
+from onnxq.numbers.numerics import QTensor
+
+LARGEST = 1 << 29
+"""Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""
+
+
+class CodesCache:
+    """What encoding has made, so that candidates that have a weight in common encode it once.
+
+    What was longest not asked for is forgotten when there is no room for more.
+
+    Args:
+        capacity: bytes of codes that are kept; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int = LARGEST) -> None:
+        self._capacity = capacity
+        self._bytes = 0
+        self._made: OrderedDict[Hashable, tuple[QTensor | NDArray[np.float64], int]] = OrderedDict()
+        self._digests: WeakKeyDictionary[Payload, bytes] = WeakKeyDictionary()
+
+    def digest(self, tensor: Constant) -> bytes:
+        """Return what tells the values of a constant from all others, read once as long as these are in memory."""
+        payload = tensor.payload
+        if payload not in self._digests:
+            digest = hashlib.blake2b(repr((payload.onnx_dtype, payload.shape)).encode(), digest_size=20)
+            for chunk in payload.chunks():
+                digest.update(chunk)
+            self._digests[payload] = digest.digest()
+        return self._digests[payload]
+
+    def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
+        """Return the codes that a key stands for, made now or before; nobody may write to them."""
+        if isinstance(known := self._known(key), QTensor):
+            return known
+        made = make()
+        # Where constants wait in a file to be written, codes do so as well.
+        made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
+        made.codes.flags.writeable = False
+        self._keep(key, made, made.codes.nbytes + made.parameters.scale.nbytes)
+        return made
+
+    def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the array that a key stands for, made now or before."""
+        if isinstance(known := self._known(key), np.ndarray):
+            return known
+        made = make()
+        self._keep(key, made, made.nbytes)
+        return made
+
+    def _known(self, key: Hashable) -> QTensor | NDArray[np.float64] | None:
+        if key not in self._made:
+            return None
+        self._made.move_to_end(key)
+        return self._made[key][0]
+
+    def _keep(self, key: Hashable, made: QTensor | NDArray[np.float64], size: int) -> None:
+        self._made[key] = made, size
+        self._bytes += size
+        while self._bytes > self._capacity:
+            _, (_, gone) = self._made.popitem(last=False)
+            self._bytes -= gone

@@ -1,0 +1,196 @@
+"""Codes: everything that will be written in the place of floats, chosen before any graph is edited."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.encoding.bias_correction import lacking
+from onnxq.encoding.cache import CodesCache
+from onnxq.encoding.encoders import NOTHING_SEEN, encode_weight
+from onnxq.encoding.parameters import activation_parameters, channel_means
+from onnxq.encoding.recipe import USUAL, Recipe
+from onnxq.evidence.evidence import Evidence
+from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters, QTensor, quantize
+from onnxq.numbers.weights import quantize_bias, scale_with_room
+from onnxq.planning.corrections import bias_of
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.scheme import Mode
+
+Array = NDArray[Any]
+# Their weights are [directions, gates, size], and a gate of each direction is a channel.
+_RECURRENT: Final = frozenset({"LSTM"})
+_WEIGHT: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """What becomes of the bias of a node.
+
+    Attributes:
+        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one; None
+            where that stays.
+        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
+            bias stays in float.
+    """
+
+    values: Array | None = None
+    codes: QTensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """What is written for the activations, weights and biases of a plan.
+
+    Attributes:
+        activations: scale and zero point by tensor name.
+        constants: codes of the constants among them, by tensor name.
+        weights: codes by node and input, in the shape of the float weight; scales have its rank.
+        biases: by node, of those that are coded or corrected.
+    """
+
+    activations: Mapping[str, Parameters] = field(default_factory=lambda: MappingProxyType({}))
+    constants: Mapping[str, QTensor] = field(default_factory=lambda: MappingProxyType({}))
+    weights: Mapping[tuple[str, int], QTensor] = field(default_factory=lambda: MappingProxyType({}))
+    biases: Mapping[str, Bias] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def encode(
+    plan: Plan,
+    graph: Graph,
+    evidence: Evidence = NOTHING_SEEN,
+    recipe: Recipe = USUAL,
+    cache: CodesCache | None = None,
+) -> Codes:
+    """Choose the codes of all that a plan quantizes.
+
+    Args:
+        plan: names the nodes, their weights and the activations.
+        graph: the prepared graph, which is read only.
+        evidence: what calibration saw.
+        recipe: how codes are chosen beyond what the plan says.
+        cache: what was made for other plans; None starts with nothing.
+
+    Raises:
+        DataError: a tensor was not calibrated.
+        ModelError: a weight holds NaN or infinity.
+        SchemeError: the plan's blocks have more axes than the weight.
+    """
+    parameters = activation_parameters(plan, evidence, recipe.ranges)
+    means = channel_means(plan, evidence)
+    return encode_with(plan, graph, parameters, means, evidence, cache)
+
+
+def encode_with(
+    plan: Plan,
+    graph: Graph,
+    parameters: Mapping[str, Parameters],
+    means: Mapping[str, NDArray[np.float64]],
+    evidence: Evidence = NOTHING_SEEN,
+    cache: CodesCache | None = None,
+) -> Codes:
+    """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
+
+    Args:
+        plan: names the nodes, their weights and the activations.
+        graph: the prepared graph, which is read only.
+        parameters: scale and zero point of each activation by tensor name.
+        means: of each channel by tensor name; nodes whose data is not there keep their biases.
+        evidence: what calibration saw, for encoders that look at data.
+        cache: what was made for other plans; None starts with nothing.
+    """
+    encoding = _Encoding(parameters, means, evidence, CodesCache() if cache is None else cache)
+    formats = {activation.tensor: activation.spec.format for activation in plan.activations}
+    constants: dict[str, QTensor] = {}
+    weights: dict[tuple[str, int], QTensor] = {}
+    biases: dict[str, Bias] = {}
+    for node, decision in _planned(graph, plan):
+        for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
+            if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
+                format = format_named(formats[tensor.name])
+                constants[tensor.name] = quantize(tensor.values, parameters[tensor.name], format)
+        for weight in decision.weights:
+            if is_fixed(node.inputs[weight.index]):
+                found, bias = encoding.of(node, decision, weight)
+                weights[node.name, weight.index] = found
+                if bias is not None:
+                    biases[node.name] = bias
+    return Codes(parameters, constants, weights, biases)
+
+
+def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
+    """Yield the nodes of a graph and its bodies that do not stay as they are."""
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            decision = plan.by_node.get(node.name)
+            if decision is not None and decision.mode is not Mode.FLOAT:
+                yield node, decision
+
+
+@dataclass(frozen=True, eq=False)
+class _Encoding:
+    """What the codes of one plan rest on."""
+
+    parameters: Mapping[str, Parameters]
+    means: Mapping[str, NDArray[np.float64]]
+    evidence: Evidence
+    cache: CodesCache
+
+    def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
+        """Return the codes of a weight and what becomes of the bias behind it."""
+        source = node.inputs[weight.index]
+        recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
+        key = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
+        if recurrent:
+            return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+        found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence))
+        coded = decision.bias if weight.index == _WEIGHT else None
+        if decision.mode is not Mode.STATIC or coded is None:
+            corrected = self._corrected(node, decision, weight, found, key)
+            return found, None if corrected is None else Bias(corrected)
+        bias, scale = node.inputs[coded].values, float(self.parameters[decision.data].scale)
+        raised = scale_with_room(found.parameters.scale, bias, scale)
+        if not np.array_equal(raised, found.parameters.scale):
+            key = (*key, raised.tobytes())
+            found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence, raised))
+        corrected = self._corrected(node, decision, weight, found, key)
+        # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
+        return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
+
+    def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
+        """Return the bias that makes up for what the rounding of a weight takes from the mean, or None."""
+        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
+        place = bias_of(node) if means is not None and weight.index == _WEIGHT else None
+        if means is None or place is None:
+            return None
+        owner, index = place
+        bias: Constant = owner.inputs[index]
+        form = node.op, node.attrs.get("transB", 0), node.attrs.get("group", 1)
+        lost = self.cache.array(
+            ("lacking", key, form, means.tobytes()),
+            lambda: lacking(node, node.inputs[weight.index].values, codes, means),
+        )
+        values = bias.values
+        return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
+
+
+def _decisive(weight: Weight, rank: int) -> Weight:
+    """Return what decides the codes of some values, whatever node and initializer they belong to."""
+    return replace(weight.of_rank(rank), tensor="", elements=0)
+
+
+def _rows(values: Array, weight: Weight) -> QTensor:
+    """Return the codes of a weight of a recurrent cell, whose channels are the rows of all directions."""
+    rows = values.reshape(-1, values.shape[-1])
+    found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
+    scale = found.parameters.scale
+    grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
+    return QTensor(found.codes.reshape(values.shape), Parameters(scale.reshape(grid), None), found.format)

@@ -1,0 +1,50 @@
+"""What encoding has made is found again by what decided it, and forgotten when there is no room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.encoding.cache import CodesCache
+from onnxq.graph import constant
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.numerics import Parameters, QTensor
+
+
+def codes(size: int) -> QTensor:
+    return QTensor(np.zeros(size, np.int8), Parameters(np.ones((), np.float32), None), FORMATS["int8"])
+
+
+def test_codes_are_made_once() -> None:
+    cache = CodesCache()
+    first = cache.codes("a", lambda: codes(8))
+    assert cache.codes("a", lambda: codes(8)) is first
+    assert cache.codes("b", lambda: codes(8)) is not first
+
+
+def test_nobody_can_write_to_them() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        CodesCache().codes("a", lambda: codes(8)).codes[0] = 1
+
+
+def test_what_was_longest_not_asked_for_is_forgotten() -> None:
+    cache = CodesCache(capacity=250)
+    first, second = (cache.codes(name, lambda: codes(100)) for name in "ab")
+    assert cache.codes("a", lambda: codes(100)) is first
+    cache.codes("c", lambda: codes(100))
+    assert cache.codes("a", lambda: codes(100)) is first
+    assert cache.codes("b", lambda: codes(100)) is not second
+
+
+def test_a_cache_without_room_keeps_nothing() -> None:
+    cache = CodesCache(capacity=0)
+    assert cache.codes("a", lambda: codes(8)) is not cache.codes("a", lambda: codes(8))
+    assert cache.array("b", lambda: np.ones(3)) is not cache.array("b", lambda: np.ones(3))
+
+
+def test_equal_values_of_one_type_and_shape_have_one_digest() -> None:
+    cache, values = CodesCache(), np.arange(6, dtype=np.float32)
+    same = [cache.digest(constant(name, values.copy())) for name in "ab"]
+    others = [values.reshape(2, 3), values.view(np.int32), values + 1]
+    assert len(set(same)) == 1
+    assert len({*same, *(cache.digest(constant("c", other)) for other in others)}) == 4
