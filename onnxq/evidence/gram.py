@@ -13,7 +13,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError
-from onnxq.evidence.bins import stride_of
 from onnxq.evidence.requests import Option, Request
 from onnxq.evidence.statistic import Arrays, Seen, Statistic, check_channels, restored_from
 
@@ -167,7 +166,7 @@ def rows_of(seen: Seen, request: Request) -> NDArray[Any]:
     if request.option("kernel", ""):
         return _patches(seen, array, request, most).reshape(-1, groups, _size(channels, groups, request))
     rows = np.moveaxis(array, axis, -1).reshape(-1, channels)
-    return rows[_chosen(len(rows), most)].reshape(-1, groups, channels // groups)
+    return rows[seen.selection(len(rows), most)].reshape(-1, groups, channels // groups)
 
 
 def _patches(seen: Seen, array: NDArray[Any], request: Request, most: int | None) -> NDArray[Any]:
@@ -189,7 +188,7 @@ def _patches(seen: Seen, array: NDArray[Any], request: Request, most: int | None
     windows = windows[spaced + tuple(slice(None, None, dilation) for dilation in dilations)]
     windows = np.moveaxis(windows, 1, rank + 1)
     positions = windows.shape[: rank + 1]
-    places = np.unravel_index(np.arange(math.prod(positions))[_chosen(math.prod(positions), most)], positions)
+    places = np.unravel_index(np.arange(math.prod(positions))[seen.selection(math.prod(positions), most)], positions)
     return np.asarray(windows[places])
 
 
@@ -200,10 +199,6 @@ def _extents(request: Request, name: str, default: tuple[int, ...]) -> tuple[int
 
 def _size(channels: int, groups: int, request: Request) -> int:
     return channels // groups * math.prod(_extents(request, "kernel", ()))
-
-
-def _chosen(size: int, most: int | None) -> slice:
-    return slice(None, None, stride_of(size, most))
 
 
 def _packed_size(size: int) -> int:

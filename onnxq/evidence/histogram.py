@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.evidence.bins import MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of, stride_of
+from onnxq.evidence.bins import MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of
 from onnxq.evidence.requests import Option, Request
 from onnxq.evidence.statistic import Arrays, Seen, Statistic, restored_from
 
@@ -164,20 +164,20 @@ class HistogramObserver:
         Raises:
             DataError: The dtype is no float type, or an element is NaN or infinite.
         """
-        chosen = self._chosen(seen.values)
+        chosen = self._chosen(seen, seen.values)
         if seen.core is not seen.values and self._core is None:
             # Up to now, all elements were below the magnitude of masks.
             self._core = self._whole.copy()
         self._whole.take(seen.ends, chosen)
         if self._core is not None and seen.core.size:
-            self._core.take(seen.core_ends, chosen if seen.core is seen.values else self._chosen(seen.core))
+            self._core.take(seen.core_ends, chosen if seen.core is seen.values else self._chosen(seen, seen.core))
 
     def statistic(self) -> Histogram:
         """Return the histogram of all that was added."""
         return Histogram(self._whole.bins(), None if self._core is None else self._core.bins())
 
-    def _chosen(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[:: stride_of(values.size, self._elements)]
+    def _chosen(self, seen: Seen, values: NDArray[Any]) -> NDArray[Any]:
+        return values[seen.selection(values.size, self._elements)]
 
 
 class _Counter:

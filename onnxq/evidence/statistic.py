@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError
+from onnxq.evidence.bins import stride_of
 from onnxq.evidence.requests import Option, Request
 from onnxq.samples.inputs import is_floating
 
@@ -80,6 +81,14 @@ class Seen:
         if self.core is self.values:
             return self.ends
         return ends_of(self.core) if self.core.size else (math.inf, -math.inf)
+
+    def selection(self, size: int, elements: int | None) -> slice:
+        """Return which of `size` elements of the array stand for all: about `elements`, evenly spaced; all for None.
+
+        Where they begin is the sample's own, so that not all samples show the same places, whatever their order.
+        """
+        stride = stride_of(size, elements)
+        return slice(int(self.sample[-8:] or "0", 16) % min(stride, size), None, stride)
 
     def axis(self, axis: int | None) -> int:
         """Return an axis counted from the front.

@@ -39,7 +39,9 @@ def save_statistics(statistics: Evidence, path: Path) -> None:
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
             _write(statistics, archive)
+        _synchronize(temporary)
         temporary.replace(path)
+        _synchronize(path.parent)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}; free space or choose another place with -o"
@@ -99,6 +101,19 @@ def discard(path: Path) -> None:
     except OSError:
         # What is wrong with the folder has been told, or does not keep the result from being whole.
         return
+
+
+def _synchronize(path: Path) -> None:
+    """Wait until a file or folder is on the disk, where the system can tell."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except OSError:
+        # Some systems open no folders.
+        return
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _write(evidence: Evidence, archive: zipfile.ZipFile) -> None:

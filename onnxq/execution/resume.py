@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -155,11 +156,10 @@ def _partial(checkpoint: Path | None, observed: Sequence[Request], computed: Seq
 
 
 def _beside(checkpoint: Path) -> Iterator[Path]:
-    prefix = checkpoint.name
-    for path in checkpoint.parent.iterdir():
-        ours = path.name.removeprefix(".").startswith(f"{prefix}.")
-        if ours and path.suffix in (".partial", ".tmp"):
-            yield path
+    """Yield the files of checkpoints, and what of a file that was being written is left of a killed run."""
+    name = re.escape(checkpoint.name)
+    ours = re.compile(rf"{name}\.[0-9a-f]{{8}}\.partial|\.{name}(\.[0-9a-f]{{8}}\.partial)?\.\d+\.tmp")
+    yield from (path for path in checkpoint.parent.iterdir() if ours.fullmatch(path.name))
 
 
 class _Known:

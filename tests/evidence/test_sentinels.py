@@ -32,6 +32,12 @@ def test_scores_added_to_a_mask_are_still_a_mask() -> None:
     assert data_range(found) == (SCORES.min(), SCORES.max())
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rounding_of_large_numbers_is_no_spread(dtype: type[np.floating]) -> None:
+    masked = np.float32(dtype(-60_000) + np.linspace(-1, 1, 100).astype(dtype))
+    assert len(sentinels(observe(np.append(np.linspace(-1, 1, 100, dtype=np.float32), masked)))) == 1
+
+
 def test_masks_on_both_sides_are_recognised() -> None:
     assert sentinels(observe(with_values(-1e9, 1e9))) == (-1e9, 1e9)
 
@@ -50,8 +56,20 @@ def test_a_single_smallest_float_is_a_mask() -> None:
         np.full(10, -1e4, np.float32),
         with_values(-1e4, -1e6),
         with_values(-5000),
+        np.append(SCORES[:63], np.linspace(9000, 10_000, 64)).astype(np.float32),
+        np.append(SCORES, np.linspace(-12_000, -8192, 400)).astype(np.float32),
     ],
-    ids=["scores", "wide", "wide with -1e4", "one outlier", "nothing else", "two clusters", "too small"],
+    ids=[
+        "scores",
+        "wide",
+        "wide with -1e4",
+        "one outlier",
+        "nothing else",
+        "two clusters",
+        "too small",
+        "large data",
+        "large negative data",
+    ],
 )
 def test_data_is_not_taken_for_a_mask(values: NDArray[np.float32]) -> None:
     found = observe(values)

@@ -71,3 +71,14 @@ def test_what_lies_below_the_mask_is_taken_out_only_where_something_does_not() -
     assert plain.core is plain.values
     assert (masked.core.tolist(), masked.core_ends) == ([1, 2], (1, 2))
     assert Seen("t", np.float32([9e3])).core_ends == (np.inf, -np.inf)
+
+
+def test_samples_select_different_places_and_each_always_the_same() -> None:
+    array, digests = np.arange(1000.0), [f"{index:032x}" for index in range(8)]
+    places = [array[Seen("t", array, digest).selection(1000, 100)].tolist() for digest in digests]
+    assert len({tuple(one) for one in places}) == 8
+    assert places[3] == array[Seen("t", array, digests[3]).selection(1000, 100)].tolist()
+    assert all(90 <= len(one) <= 101 for one in places)
+    assert Seen("t", array, digests[5]).selection(1000, None) == slice(0, None, 1)
+    assert len(array[:1][Seen("t", array, "f" * 32).selection(1, 1)]) == 1
+    assert len(array[Seen("t", array, "3e8").selection(1000, 1)]) == 1

@@ -82,6 +82,13 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == ["s.npz"]
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda number: seen.append(sorted(path.name for path in tmp_path.iterdir())))
+    save_statistics(saved(a=[1]), tmp_path / "s.npz")
+    assert seen == [[f".s.npz.{os.getpid()}.tmp"], ["s.npz"]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

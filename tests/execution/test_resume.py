@@ -212,6 +212,22 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_of_others_beside_a_checkpoint_are_left(tmp_path: Path) -> None:
+    others = [
+        "s.npz",
+        "s.npz.notes.tmp",
+        "s.npz.tmp",
+        "s.npz.mine.partial",
+        ".s.npz.12.tmp.swp",
+        "t.npz.00000000.partial",
+    ]
+    ours = ["s.npz.0123abcd.partial", ".s.npz.12.tmp", ".s.npz.0123abcd.partial.12.tmp"]
+    for name in (*others, *ours):
+        (tmp_path / name).write_text("")
+    discard_checkpoints(tmp_path / "s.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
 def test_a_damaged_checkpoint_is_told_and_left(tmp_path: Path, notices: list[str]) -> None:
     collection = Collection(checkpoint=tmp_path / "s.npz", notice=notices.append)
     calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection)
