@@ -171,6 +171,8 @@ def quantize(
         check_plan(plan, bench.graph)
         if replay is not None and ranges is None:
             ranges = parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
+        if statistics is not None:
+            bench.check(statistics, plan, ranges)
         evidence = statistics or bench.calibrate(plan, samples, progress, collection, ranges)
         if replay is None:
             bench = bench.without_idle_bodies(plan, evidence)

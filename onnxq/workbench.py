@@ -12,8 +12,9 @@ from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import Codes, encode
 from onnxq.encoding.parameters import requests_for
 from onnxq.encoding.recipe import Recipe
-from onnxq.errors import ModelError, SchemeError
+from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.provenance import model_digest
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.chain import ChainedSamples, with_optional
@@ -83,6 +84,7 @@ class Workbench:
         idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
         applied: the passes that made the prepared model.
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+        content: digest of the prepared model as it was before a later opset was needed; empty where none was.
         steps: what follows the canonical form to make it one that integer kernels are known for.
         origins: the nodes of the user's model that those of the prepared one stand for, by the names of the latter.
         codes: what was encoded for the models built so far.
@@ -96,6 +98,7 @@ class Workbench:
     idle: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
     half: int = 0
+    content: str = ""
     steps: tuple[Pass, ...] = ()
     origins: Mapping[str, Origins] = field(default_factory=dict)
     codes: CodesCache = field(default_factory=CodesCache, compare=False)
@@ -116,6 +119,31 @@ class Workbench:
     def is_large(self) -> bool:
         """Whether the model's weights had better stay in their files than in memory."""
         return is_large(self.prepared)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells the prepared model apart from others, whatever opset it needs."""
+        return self.content or model_digest(self.prepared)
+
+    def check(self, evidence: Evidence, plan: Plan, ranges: RangeMethod | None = None) -> None:
+        """Check that evidence is of this model and has what a plan and a range method, or those that are tried, need.
+
+        Raises:
+            DataError: It is of another model, or lacks something.
+        """
+        if evidence.provenance.model not in ("", self.digest):
+            raise DataError(
+                "The given statistics are of another model, expected those of this one as it is prepared for this "
+                "scheme and target; calibrate again"
+            )
+        for request in requests_for(plan, FIRST_RANGES if ranges is None else (ranges,)):
+            # Without means biases stay as they are.
+            wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
+            if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
+                raise DataError(
+                    f"The given statistics lack the {request}, expected what this plan and range method need; "
+                    "calibrate again with the same scheme and range method"
+                )
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
@@ -159,7 +187,7 @@ class Workbench:
             return Evidence()
         if collection is None:
             return collect(self.prepared, samples, requests, progress=told)
-        return calibrate_tensors(self.prepared, samples, requests, collection, progress=told)
+        return calibrate_tensors(self.prepared, samples, requests, collection, progress=told, digest=self.digest)
 
     def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
@@ -252,10 +280,12 @@ def open_workbench(
     if replay is not None:
         check_fits(replay, bench.graph)
     if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
+        # What was calibrated for other plans is of the same model.
+        content = model_digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
-        bench = replace(bench, applied=applied, origins=origins_by_name(graph))
+        bench = replace(bench, applied=applied, content=content, origins=origins_by_name(graph))
     return bench
 
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.value_range import Range
 from onnxq.graph import Changes, Graph, Pass
@@ -291,3 +291,21 @@ def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelPro
     assert any(highest[1][name] > maximum * 2 for name, maximum in highest[0].items())
     done = quantize(residual, samples, seconds=0, search="off", force=True, prepare=[Scale(10.0)], statistics=scaled)
     assert done.report.passes[0].step == Scale(10.0)
+
+
+def test_statistics_of_another_model_or_without_what_is_needed_are_refused() -> None:
+    resnet, options = MODELS / "resnet.onnx", {"limit": 4, "seconds": 0, "search": "off", "force": True}
+    with pytest.raises(DataError, match="given statistics are of another model, expected those of this one"):
+        quantize(resnet, CALIB, statistics=calibrate(MODELS / "vit.onnx", CALIB, limit=2), **options)
+    extremes = calibrate(resnet, CALIB, limit=4, ranges=MinMax())
+    with pytest.raises(DataError, match=r"given statistics lack the histogram of '.*', expected what this plan"):
+        quantize(resnet, CALIB, statistics=extremes, **options)
+    assert quantize(resnet, CALIB, statistics=extremes, ranges=MinMax(), **options).report.samples == 4
+
+
+def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) -> None:
+    model = build("(float[4,64] x) => (float[4,64] y) { h = MatMul(x, w) y = Relu(h) }", opset=13, w=(64, 64))
+    samples = samples_for(model)
+    seen = calibrate(model, samples)
+    quantized = quantize(model, samples, statistics=seen, scheme="int4-block32", search="off", seconds=0, force=True)
+    assert quantized.graph.opset >= 21

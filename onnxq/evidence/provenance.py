@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from onnxq.errors import DataError, ModelError
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
+# What decides which kernels a runtime chooses, best first.
+_INSTRUCTIONS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "avx", "sve", "i8mm", "asimddp", "asimd")
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,13 @@ class Provenance:
     Args:
         model: Digest of the float model, see `model_digest`; empty when not known.
         runtime: What ran the model, as `onnxq.runtime.runtime_version` gives it: others round otherwise.
+        machines: Instruction sets of the processors that ran it, see `instruction_set`, in rising order: the last bits
+            of evidence may differ between them.
     """
 
     model: str = ""
     runtime: str = ""
+    machines: tuple[str, ...] = ()
 
     def merge(self, other: Provenance) -> Provenance:
         """Return the provenance of what is of both.
@@ -48,7 +55,19 @@ class Provenance:
                 f"Statistics of {self.runtime} and of {other.runtime} cannot be merged, expected one version; "
                 "calibrate both shards with the same"
             )
-        return self
+        return replace(self, machines=tuple(sorted({*self.machines, *other.machines})))
+
+
+@cache
+def instruction_set() -> str:
+    """Return the kind of this processor and the widest vectors that it has, as in ``x86_64 avx512_vnni``."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        # Only Linux tells there.
+        words = set()
+    widest = next((name for name in _INSTRUCTIONS if name in words), "")
+    return f"{platform.machine()} {widest}".strip()
 
 
 def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
@@ -69,19 +88,38 @@ def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(model: onnx.ModelProto | Path) -> str:
-    """Return a digest of the content of a model, its external data included, wherever it lies.
+    """Return a digest of what a model computes: its nodes and weights, external ones included, wherever they lie.
+
+    Left out are the opset, the declared types of inner tensors, and what people and tools have written about it.
 
     Raises:
         ModelError: A file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    if isinstance(model, onnx.ModelProto):
-        digest.update(model.SerializeToString(deterministic=True))
-        return digest.hexdigest()
-    for path in (model, *external_files(onnx.load(model, load_external_data=False), model.parent)):
+    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    for field, value in _content(proto):
+        digest.update(field.encode())
+        digest.update(value.SerializeToString(deterministic=True))
+    for path in external_files(proto, model.parent) if isinstance(model, Path) else ():
         for block in _blocks(path):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
+    """Yield what decides what a model computes, piece by piece, so that weights are not copied at once."""
+    graph = model.graph
+    for node in graph.node:
+        bare = onnx.NodeProto()
+        bare.CopyFrom(node)
+        for field in ("doc_string", "metadata_props"):
+            bare.ClearField(field)  # type: ignore[arg-type]
+        yield "node", bare
+    yield from (("function", function) for function in model.functions)
+    yield from (("initializer", tensor) for tensor in graph.initializer)
+    yield from (("sparse", tensor) for tensor in graph.sparse_initializer)
+    yield from (("input", onnx.ValueInfoProto(name=value.name, type=value.type)) for value in graph.input)
+    yield from (("output", onnx.ValueInfoProto(name=value.name)) for value in graph.output)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:

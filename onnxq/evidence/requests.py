@@ -37,6 +37,10 @@ class Request:
         """Return the value of an option."""
         return dict(self.options).get(name, default)
 
+    def like(self, other: Request) -> bool:
+        """Return whether another request is for the same but for its options."""
+        return (self.tensor, self.kind, self.axis) == (other.tensor, other.kind, other.axis)
+
     def __str__(self) -> str:
         along = "" if self.axis is None else f" along axis {self.axis}"
         return f"{self.kind} of {self.tensor!r}{along}"

@@ -7,6 +7,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +63,9 @@ def load_statistics(path: Path) -> Evidence:
         header = json.loads(stored["header"].read().tobytes())
         if header["format"] != _FORMAT:
             raise DataError(f"{path} has format {header['format']!r}, expected {_FORMAT!r}; calibrate again")
-        provenance = Provenance(*(str(header["provenance"][name]) for name in ("model", "runtime")))
+        origin = header["provenance"]
+        machines = tuple(str(machine) for machine in origin["machines"])
+        provenance = Provenance(str(origin["model"]), str(origin["runtime"]), machines)
         samples = tuple(str(digest) for digest in header["samples"])
         return Evidence(
             tuple(sorted(samples)), MappingProxyType(dict(_restored(header["statistics"], stored))), provenance
@@ -120,7 +123,7 @@ def _write(evidence: Evidence, archive: zipfile.ZipFile) -> None:
     entries = [(request, evidence.statistics[request].arrays()) for request in sorted(evidence.statistics)]
     header = {
         "format": _FORMAT,
-        "provenance": {"model": evidence.provenance.model, "runtime": evidence.provenance.runtime},
+        "provenance": asdict(evidence.provenance),
         "samples": evidence.samples,
         "statistics": [
             {

@@ -18,7 +18,7 @@ import numpy as np
 from onnxq.errors import DataError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.observing import Observers
-from onnxq.evidence.provenance import Provenance, sample_digest
+from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import Segment
 from onnxq.modelfile.publish import staging
@@ -101,7 +101,7 @@ def observe_shard(tapped: Tapped, shard: Shard) -> Evidence:
         digests.append(sample_digest(sample))
         with opened.turn():
             opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
-    provenance = Provenance(tapped.model, runtime_version())
+    provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
     return Evidence(tuple(sorted(digests)), observers.statistics(), provenance)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evidence.provenance import Provenance, external_files, model_digest, sample_digest
+from onnxq.evidence.provenance import Provenance, external_files, instruction_set, model_digest, sample_digest
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -60,6 +61,18 @@ def test_a_model_is_its_file_and_its_external_data(tmp_path: Path) -> None:
     assert model_digest(proto) == model_digest(onnx.load(paths[1], load_external_data=False))
 
 
+def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
+    model = onnx.load(saved(tmp_path / "m.onnx", 1.0))
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    other.opset_import[0].version += 1
+    other.producer_name = other.doc_string = other.graph.node[0].doc_string = "another"
+    other.graph.value_info.add(name="inner")
+    assert model_digest(other) == model_digest(model)
+    other.graph.node[0].attribute.append(helper.make_attribute("a", 1))
+    assert model_digest(other) != model_digest(model)
+
+
 def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", 1.0)
     (tmp_path / "w.data").unlink()
@@ -70,6 +83,12 @@ def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_nothing_known_is_taken_from_the_other() -> None:
     known = Provenance("m", "r 1")
     assert known.merge(known) == known.merge(Provenance()) == Provenance().merge(known) == known
+
+
+def test_machines_are_united() -> None:
+    a, b = (Provenance("m", "r", (machine,)) for machine in ("x86_64 avx2", "aarch64 sve"))
+    assert a.merge(b) == b.merge(a) == Provenance("m", "r", ("aarch64 sve", "x86_64 avx2"))
+    assert instruction_set().split()[0] == platform.machine()
 
 
 @pytest.mark.parametrize(

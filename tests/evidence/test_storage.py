@@ -18,7 +18,7 @@ from onnxq.evidence.provenance import Provenance
 from onnxq.evidence.requests import Request
 from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
 
-PROVENANCE = Provenance("model", "onnxruntime 1.2.3")
+PROVENANCE = Provenance("model", "onnxruntime 1.2.3", ("aarch64", "x86_64 avx2"))
 
 
 def saved(sample: str = "ab", **tensors: list[float]) -> Evidence:

@@ -14,7 +14,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.observing import observe
-from onnxq.evidence.provenance import sample_digest
+from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.value_range import Range
 from onnxq.execution.runner import Ledger, collect
 from onnxq.execution.shards import Workers
@@ -198,7 +198,7 @@ def test_an_input_that_is_no_float_cannot_be_observed() -> None:
 
 def test_a_sample_that_changes_between_two_readings_is_noticed() -> None:
     earlier = collect(model(), SAMPLES[:1], wanted(["h"]), ledger=Ledger("m", Evidence(), lambda total: None))
-    assert earlier.provenance.runtime == runtime_version()
+    assert earlier.provenance == Provenance("m", runtime_version(), (instruction_set(),))
     with pytest.raises(DataError, match="1 samples of the earlier statistics are not there, expected samples to stay"):
         collect(model(), SAMPLES[1:], wanted(["h"]), ledger=Ledger("m", earlier, lambda total: None))
 
