@@ -180,6 +180,9 @@ def _restored(
         axis = None if one["axis"] is None else int(one["axis"])
         request = Request(str(one["tensor"]), str(one["kind"]), axis, options)
         arrays: Arrays = {name: take(_column(request.kind, name), shape) for name, shape in one["shapes"].items()}
-        yield request, kind_named(request.kind).restored(arrays)
+        kind = kind_named(request.kind)
+        if any(arrays[name].dtype != array.dtype for name, array in kind().arrays().items()):
+            raise ValueError(f"the arrays of {request.kind} have other types than theirs")
+        yield request, kind.restored(arrays)
     if any(taken[column] != len(columns[column]) for column in columns):
         raise ValueError("arrays are longer than what they hold")
