@@ -14,7 +14,7 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.statistics import Statistics
 from onnxq.execution.chain import ChainedSamples, with_optional
-from onnxq.execution.resume import Collection, calibrate_tensors
+from onnxq.execution.resume import Collection, Notice, calibrate_tensors
 from onnxq.execution.runner import collect
 from onnxq.graph import (
     Applied,
@@ -128,11 +128,15 @@ class Workbench:
         images: ImageOptions | None,
         limit: int | None,
         chain: Mapping[str, str],
+        notice: Notice,
     ) -> SampleSource:
-        """Open samples for the model; chained inputs are completed with what the float model leaves behind."""
+        """Open samples for the model; chained inputs are completed with what the float model leaves behind.
+
+        What is worth knowing of how these start is told to `notice`.
+        """
         inputs = with_optional(model_inputs(skeleton(self.graph)), chain)
         samples = open_samples(source, inputs, images=images, limit=limit)
-        return ChainedSamples(samples, self.prepared, chain) if chain else samples
+        return ChainedSamples(samples, self.prepared, chain, notice) if chain else samples
 
     def calibrate(
         self, plan: Plan, samples: SampleSource, progress: Progress, collection: Collection | None = None

@@ -141,8 +141,9 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
         collection = Collection(workers=workers, reuse=stats, memory=memory, notice=_notice)
-        given = any(value is not None for value in (stats, workers, memory))
         chain = parse_chain(kwargs.pop("chain"))
+        # A chain has something to tell too.
+        given = any(value is not None for value in (stats, workers, memory)) or bool(chain)
         command(*args, collection=collection if given else None, chain=chain, **kwargs)
 
     for option in (
@@ -151,7 +152,7 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             multiple=True,
             metavar="OUTPUT=INPUT",
             help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
-            "file of several samples, starts anew. Repeatable.",
+            "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
         ),
         click.option(
             "--memory",
