@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch_kernels import dynamic_parameters
 
 from onnxq.encoding.encoders import encode_array
 from onnxq.numbers import burn
@@ -24,7 +25,7 @@ from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Rounding, Spec
 from onnxq.numbers.torch_observers import Observer
-from tests.torch_kernels import dynamic_parameters
+from onnxq.numbers.torch_observers import Observer
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 ELEMENTS = {

@@ -138,10 +138,10 @@ class ChainedSamples:
             if not any(zeros[entry.name].size for entry in open_states) and self._runs({**sample, **zeros}):
                 start = one
                 break
-        for name, zeros in _zeros(open_states, sizes, start).items():
-            if zeros.size:
+        for name, state in _zeros(open_states, sizes, start).items():
+            if state.size:
                 self._notice(
-                    f"chained input {name!r} starts from zeros of shape {list(zeros.shape)}, since the model does not "
+                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, since the model does not "
                     "run from an empty one; let the first sample of a sequence bring it if that is wrong"
                 )
         return start

@@ -143,25 +143,28 @@ def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray
     return np.asarray(pixels.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def _centre(path: Path, pixels: tuple[int, int], size: tuple[int, int], shorter: int) -> tuple[float, ...]:
+def _centre(
+    path: Path, pixels: tuple[int, int], size: tuple[int, int], shorter: int
+) -> tuple[float, float, float, float]:
     """Return the box, in pixels of the file, that becomes the centre of the resized image; both sizes (width, height).
 
     Resizing this box alone gives the pixels that are left of the whole image resized and cropped, whatever its shape.
     """
-    resized = [int(shorter * side / min(pixels)) for side in pixels]
-    if any(side < wanted for side, wanted in zip(resized, size, strict=True)):
+    width, height = (int(shorter * side / min(pixels)) for side in pixels)
+    if width < size[0] or height < size[1]:
         raise DataError(
-            f"{path} is {resized[1]}x{resized[0]} once resized, expected at least {size[1]}x{size[0]}; "
+            f"{path} is {height}x{width} once resized, expected at least {size[1]}x{size[0]}; "
             f"raise --image-resize, which is {shorter}, to {max(size)} or leave it out"
         )
-    starts = [round((side - wanted) / 2) for side, wanted in zip(resized, size, strict=True)]
-    factors = [own / side for own, side in zip(pixels, resized, strict=True)]
-    left, top = (start * factor for start, factor in zip(starts, factors, strict=True))
-    right, bottom = (
-        min((start + wanted) * factor, own)
-        for start, wanted, factor, own in zip(starts, size, factors, pixels, strict=True)
-    )
+    left, right = _middle(width, size[0], pixels[0])
+    top, bottom = _middle(height, size[1], pixels[1])
     return left, top, right, bottom
+
+
+def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
+    """Return where the middle of one side begins and ends, in pixels of the file."""
+    start, factor = round((resized - wanted) / 2), pixels / resized
+    return start * factor, min((start + wanted) * factor, pixels)
 
 
 def _check_depth(path: Path, image: Image.Image) -> None:
