@@ -31,10 +31,10 @@ from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
-from onnxq.samples.data import open_samples
+from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.scheme import Mode
-from onnxq.verify import evenly, measure_latency
+from onnxq.verify import measure_latency
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
         seconds = time.perf_counter() - start
         samples = open_samples(options.calib, model_inputs(skeleton(load(options.model))))
         agreement = compare_files(options.model, output, options.eval or options.calib)
-        timed = list(evenly(samples, len(samples), TIMED_SAMPLES))
+        timed = list(evenly(samples, TIMED_SAMPLES))
         speed = tuple(
             measure_latency(options.model, output, timed, seconds=options.seconds, threads=threads).speed
             for threads in options.threads
@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
             speed,
             done.graph.opset,
             seconds,
-            difference(output, back, list(evenly(samples, len(samples), COMPARED_SAMPLES))),
+            difference(output, back, list(evenly(samples, COMPARED_SAMPLES))),
             {op: counts[op] for op in SHOWN if counts[op]},
         )
 

@@ -30,9 +30,9 @@ from onnxq.evaluate import compare_files
 from onnxq.graph import constants, onnx_dtype
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import open_samples
+from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
-from onnxq.verify import evenly, measure_latency
+from onnxq.verify import measure_latency
 
 TIMED_SAMPLES = 4
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
@@ -145,7 +145,7 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
 
 def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
     samples = open_samples(judged, model_inputs(skeleton(load(model))))
-    timed = list(evenly(samples, len(samples), TIMED_SAMPLES))
+    timed = list(evenly(samples, TIMED_SAMPLES))
     return tuple(measure_latency(model, output, timed, seconds=seconds, threads=n).speed for n in threads)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import open_samples
+from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import model_inputs
-from onnxq.verify import evenly
 
 _TIMED_SAMPLES = 8
 # The two lowest and highest of the rounds are left out of the interval, so one disturbed round moves nothing.
@@ -89,7 +88,7 @@ def bench(
         DataError: the samples do not fit a model.
     """
     samples = open_samples(data, model_inputs(skeleton(load(reference))), images=images, limit=limit)
-    timed = tuple(evenly(samples, len(samples), _TIMED_SAMPLES))
+    timed = tuple(evenly(samples, _TIMED_SAMPLES))
     latency = measure_latency(reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS)
     return Bench(str(reference), str(candidate), latency, len(timed), _processor(), version("onnxruntime"))
 

@@ -166,7 +166,7 @@ def quantize(
         if strip_metadata:
             StripMetadata().apply(graph)
         bench = open_workbench(graph, scheme, runtime, folder, emit_named(emit), replay)
-        samples = bench.samples(calibration, images, limit, chain or {})
+        samples = bench.samples(calibration, images, limit, chain or {}, (collection or Collection()).notice)
         plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
         if replay is not None and ranges is None:
@@ -267,7 +267,7 @@ def calibrate(
     graph = _rewritten(model, prepare)
     with staging(None) as folder:
         bench = open_workbench(graph, scheme, runtime, folder)
-        samples = bench.samples(calibration, images, limit, chain or {})
+        samples = bench.samples(calibration, images, limit, chain or {}, (collection or Collection()).notice)
         return bench.calibrate(bench.plan({}), samples, progress, collection or Collection(), ranges)
 
 

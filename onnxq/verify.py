@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 import onnx
 
 from onnxq.errors import ModelError
@@ -16,11 +14,10 @@ from onnxq.evaluate import Agreement, compare
 from onnxq.latency import Latency, measure_latency
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 
-__all__ = ["Kernels", "Latency", "Verification", "count_kernels", "evenly", "measure_latency", "verify"]
-
-Item = TypeVar("Item")
+__all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
 _INTEGER_KERNELS = frozenset(
     {
@@ -93,15 +90,14 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         ModelError: onnxruntime refuses a model.
         DataError: a run fails.
     """
-    count = len(samples)
     # Run from its file a large model fits into memory, and says nothing about its speed.
     large = is_large(reference)
     with staging(None) as folder:
         copy = folder / "optimized.onnx"
         session = open_session(candidate, optimized_copy=copy, mapped=large)
         kernels = _kernels(copy)
-    agreement = compare(open_session(reference), session, evenly(samples, count, _COMPARED_SAMPLES))
-    timed = list(evenly(samples, count, _TIMED_SAMPLES)) if seconds > 0 and not large else []
+    agreement = compare(open_session(reference), session, evenly(samples, _COMPARED_SAMPLES))
+    timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
     return Verification(agreement, kernels, latency)
 
@@ -121,16 +117,6 @@ def loads_in_onnxruntime(model: Path) -> bool:
     except ModelError:
         return False
     return True
-
-
-def evenly(items: Iterable[Item], count: int, most: int) -> Iterable[Item]:
-    """Yield at most ``most`` of ``count`` items, evenly spaced, without holding them.
-
-    >>> list(evenly(range(10), 10, 4))
-    [0, 3, 6, 9]
-    """
-    wanted = {int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}
-    return (item for index, item in enumerate(items) if index in wanted)
 
 
 def count_kernels(model: Path) -> Kernels:

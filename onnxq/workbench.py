@@ -18,7 +18,7 @@ from onnxq.evidence.provenance import model_digest
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.chain import ChainedSamples, with_optional
-from onnxq.execution.resume import Collection, calibrate_tensors
+from onnxq.execution.resume import Collection, Notice, calibrate_tensors
 from onnxq.execution.runner import collect
 from onnxq.graph import (
     Applied,
@@ -159,11 +159,15 @@ class Workbench:
         images: ImageOptions | None,
         limit: int | None,
         chain: Mapping[str, str],
+        notice: Notice,
     ) -> SampleSource:
-        """Open samples for the model; chained inputs are completed with what the float model leaves behind."""
+        """Open samples for the model; chained inputs are completed with what the float model leaves behind.
+
+        What is worth knowing of how these start is told to `notice`.
+        """
         inputs = with_optional(model_inputs(skeleton(self.graph)), chain)
         samples = open_samples(source, inputs, images=images, limit=limit)
-        return ChainedSamples(samples, self.prepared, chain) if chain else samples
+        return ChainedSamples(samples, self.prepared, chain, notice) if chain else samples
 
     def calibrate(
         self,
@@ -193,8 +197,9 @@ class Workbench:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
         # The codes of a large model wait in a file to be written, and are not kept for others.
         with spilling(path.parent) if self.is_large else nullcontext():
-            graph = load(self._prepared_for(plan))
-            codes = encode(plan, graph, evidence, recipe, CodesCache() if self.is_large else self.codes)
+            prepared = self._read(self._prepared_for(plan))
+            codes = encode(plan, prepared, evidence, recipe, CodesCache() if self.is_large else self.codes)
+            graph = prepared.copy()
             self._placed(plan, codes).apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
         forget_types(graph, self._declared)
@@ -202,18 +207,25 @@ class Workbench:
         return graph
 
     def _placed(self, plan: Plan, codes: Codes) -> Pipeline:
-        """Return the passes that put codes into a graph of the prepared model."""
-        return Pipeline(
-            (
+        """Return the passes that put codes into a graph of the prepared model: those of the modes that a plan has."""
+        contrib = self.emit is Emit.ORT
+        of_modes: Mapping[Mode, tuple[Pass, ...]] = {
+            Mode.STATIC: (
                 QuantizeWeights(plan, codes),
                 InsertQuantizeDequantize(plan, codes, copies=self.target.workarounds),
                 AddToCodes(plan),
-                QuantizeDynamically(plan, codes),
-                QuantizeRecurrentCells(plan, codes),
-                *((ReplaceWithContrib(plan, codes),) if self.emit is Emit.ORT else ()),
+            ),
+            Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
+            Mode.WEIGHT_ONLY: (
+                *((ReplaceWithContrib(plan, codes),) if contrib else ()),
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, codes, self.emit),
-                StoreWeights(plan, codes, self.emit),
+            ),
+            Mode.STORAGE: (StoreWeights(plan, codes, self.emit),),
+        }
+        return Pipeline(
+            (
+                *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
                 *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
@@ -222,12 +234,23 @@ class Workbench:
             )
         )
 
+    def _read(self, path: Path) -> Graph:
+        """Return the graph of one of the prepared models, read once, for reading only."""
+        if path != self.prepared and path not in self._later:
+            self._later[path] = load(path)
+        return self.graph if path == self.prepared else self._later[path]
+
+    @cached_property
+    def _later(self) -> dict[Path, Graph]:
+        """The prepared models at later opsets that were read so far."""
+        return {}
+
     def expresses(self, plan: Plan) -> bool:
         """Whether a plan's model can be built: at the opset that is there, or at a later one that it fits as well."""
         try:
             path = self._prepared_for(plan)
             if path != self.prepared:
-                check_fits(plan, load(path))
+                check_fits(plan, self._read(path))
         except (ModelError, SchemeError):
             return False
         return True

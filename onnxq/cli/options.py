@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None
     )
 
 
-_IMAGE_OPTIONS = ("size", "mean", "std", "channels", "fit")
+_IMAGE_OPTIONS = ("size", "mean", "std", "scale", "channels", "layout", "fit", "resize")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
@@ -76,10 +76,15 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
 
         given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
         chosen = {name: value for name, value in given.items() if value is not None}
-        # Nothing is guessed about images: samples that are images need at least one of these options.
-        command(*args, images=replace(ImageOptions(), **chosen) if chosen else None, **kwargs)
+        command(*args, images=ImageOptions(**chosen), **kwargs)
 
     for option in (
+        click.option(
+            "--image-resize",
+            type=click.IntRange(min=1),
+            metavar="PIXELS",
+            help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
+        ),
         click.option(
             "--image-fit",
             type=click.Choice(["stretch", "crop"]),
@@ -91,6 +96,11 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Order of the colours.  [default: RGB]",
         ),
         click.option(
+            "--image-layout",
+            type=click.Choice(["NCHW", "NHWC"]),
+            help="Where the channels are.  [default: the model's own axis of 1 or 3]",
+        ),
+        click.option(
             "--image-std",
             callback=_parse_numbers,
             metavar="R,G,B",
@@ -100,7 +110,13 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
             "--image-mean",
             callback=_parse_numbers,
             metavar="R,G,B",
-            help="Subtract these from pixels in 0..1.  [default: 0]",
+            help="Subtract these from pixels, after --image-scale.  [default: 0]",
+        ),
+        click.option(
+            "--image-scale",
+            callback=_parse_factor,
+            metavar="FACTOR",
+            help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
         ),
         click.option(
             "--image-size", callback=_parse_size, metavar="HxW", help="Resize images.  [default: the model's own size]"
@@ -125,8 +141,9 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
         collection = Collection(workers=workers, reuse=stats, memory=memory, notice=_notice)
-        given = any(value is not None for value in (stats, workers, memory))
         chain = parse_chain(kwargs.pop("chain"))
+        # A chain has something to tell too.
+        given = any(value is not None for value in (stats, workers, memory)) or bool(chain)
         command(*args, collection=collection if given else None, chain=chain, **kwargs)
 
     for option in (
@@ -135,7 +152,7 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             multiple=True,
             metavar="OUTPUT=INPUT",
             help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
-            "file of several samples, starts anew. Repeatable.",
+            "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
         ),
         click.option(
             "--memory",
@@ -175,6 +192,13 @@ def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
+
+
+def _parse_factor(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(Fraction(text.strip()))
+    except (ValueError, ArithmeticError):
+        raise click.BadParameter(f"expected a number such as 1/255 or 0.5, found {text!r}") from None
 
 
 def _parse_memory(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:

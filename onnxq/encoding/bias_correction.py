@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import Node
 from onnxq.numbers.numerics import QTensor
+
+_CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
 
 def lacking(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -28,9 +31,13 @@ def lacking(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np
         One number for each output channel, to be added to the bias.
     """
     error = values.astype(np.float32) - weight.dequantize()
-    if node.op != "Conv":
+    if node.op not in _CONVOLUTIONS:
         return np.asarray(means @ (error.T if node.attrs.get("transB", 0) else error))
     groups = int(node.attrs.get("group", 1))
     # Zeros of the padding are left out of account, as if every kernel lay inside.
     kernels = error.sum(tuple(range(2, error.ndim))).reshape(groups, -1, error.shape[1])
-    return np.asarray(np.einsum("goi,gi->go", kernels, means.reshape(groups, -1)).reshape(-1))
+    if node.op == "Conv":
+        return np.asarray(np.einsum("goi,gi->go", kernels, means.reshape(groups, -1)).reshape(-1))
+    # Each place of the data gives one product for each tap, and there are as many more places in what comes out.
+    spread = math.prod(node.attrs.get("strides", ()))
+    return np.asarray(np.einsum("gio,gi->go", kernels, means.reshape(groups, -1)).reshape(-1) / spread)

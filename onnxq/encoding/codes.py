@@ -16,7 +16,7 @@ from onnxq.encoding.encoders import NOTHING_SEEN, encode_weight
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, optional, scopes
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.numbers.weights import quantize_bias, scale_with_room
@@ -24,6 +24,7 @@ from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Mode
+from onnxq.targets import target_named
 
 Array = NDArray[Any]
 # Their weights are [directions, gates, size], and a gate of each direction is a channel.
@@ -36,8 +37,8 @@ class Bias:
     """What becomes of the bias of a node.
 
     Attributes:
-        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one; None
-            where that stays.
+        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
+            there was none, of the weight; None where all stays.
         codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
             bias stays in float.
     """
@@ -107,7 +108,7 @@ def encode_with(
         evidence: what calibration saw, for encoders that look at data.
         cache: what was made for other plans; None starts with nothing.
     """
-    encoding = _Encoding(parameters, means, evidence, CodesCache() if cache is None else cache)
+    encoding = _Encoding(parameters, means, evidence, plan.target, CodesCache() if cache is None else cache)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -142,6 +143,7 @@ class _Encoding:
     parameters: Mapping[str, Parameters]
     means: Mapping[str, NDArray[np.float64]]
     evidence: Evidence
+    target: str
     cache: CodesCache
 
     def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
@@ -152,11 +154,10 @@ class _Encoding:
         if recurrent:
             return self.cache.codes(key, lambda: _rows(source.values, weight)), None
         found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence))
-        coded = decision.bias if weight.index == _WEIGHT else None
-        if decision.mode is not Mode.STATIC or coded is None:
+        if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
             corrected = self._corrected(node, decision, weight, found, key)
-            return found, None if corrected is None else Bias(corrected)
-        bias, scale = node.inputs[coded].values, float(self.parameters[decision.data].scale)
+            return found, None if corrected is None else self._added(node, decision, found, corrected)
+        bias, scale = node.inputs[decision.bias].values, float(self.parameters[decision.data].scale)
         raised = scale_with_room(found.parameters.scale, bias, scale)
         if not np.array_equal(raised, found.parameters.scale):
             key = (*key, raised.tobytes())
@@ -171,15 +172,24 @@ class _Encoding:
         place = bias_of(node) if means is not None and weight.index == _WEIGHT else None
         if means is None or place is None:
             return None
-        owner, index = place
-        bias: Constant = owner.inputs[index]
-        form = node.op, node.attrs.get("transB", 0), node.attrs.get("group", 1)
+        source, bias = node.inputs[weight.index], optional(*place)
+        form = node.op, *(repr(node.attrs.get(name)) for name in ("transB", "group", "strides"))
         lost = self.cache.array(
             ("lacking", key, form, means.tobytes()),
-            lambda: lacking(node, node.inputs[weight.index].values, codes, means),
+            lambda: lacking(node, source.values, codes, means),
         )
+        if bias is None:
+            return np.asarray(lost.astype(source.dtype)) if lost.any() else None
         values = bias.values
         return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
+
+    def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:
+        """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
+        place = bias_of(node)
+        bare = place is not None and place[0] is node and optional(*place) is None
+        if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).integer_bias:
+            return Bias(corrected)
+        return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
 
 
 def _decisive(weight: Weight, rank: int) -> Weight:

@@ -97,6 +97,20 @@ def tap_passes(
     return tuple(tuple(group) for group in passes)
 
 
+def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Collection[str]) -> tuple[str, int]:
+    """Return the tensor that takes the most bytes together with what crosses its segment, and these bytes.
+
+    With a smaller limit there are no `tap_passes`. The name is empty where nothing is computed.
+
+    Args:
+        parts: As for `tap_passes`.
+        sizes: As for `tap_passes`.
+        names: As for `tap_passes`.
+    """
+    taken = {name: _crossing(part, sizes) + sizes[name] for part in parts for name in part.outputs if name in names}
+    return max(taken.items(), key=lambda item: item[1], default=("", 0))
+
+
 def largest_segment(parts: Sequence[Segment], sizes: Mapping[str, int]) -> int:
     """Return the bytes that one pass over all tensors holds at most."""
     return max(_crossing(part, sizes) + sum(sizes.get(name, 0) for name in part.outputs) for part in parts)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.runtime import Array, open_session, run
 from onnxq.samples.data import Samples
-from onnxq.samples.inputs import Input, Sample, SampleSource
+from onnxq.samples.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 
 Chain = Mapping[str, str]
 """Input by the output that it is taken from."""
@@ -60,20 +60,40 @@ class ChainedSamples:
     """Samples completed by the states that the float model leaves behind, in the order of the samples.
 
     The first sample of a sequence starts from the state that it holds, else from zeros: the samples of a file that
-    holds several are a sequence, and so are the files of a folder. Each iteration runs the model anew.
+    holds several are a sequence, and so are the files of a folder. Dimensions of such a state that the model leaves
+    open are those of the sample where they share a name; others are 0, an empty past, or 1 where the model does not run
+    on that, or makes of it a state that stays empty or is not a number. Each iteration runs the model anew.
+
+    Args:
+        samples: What is given of each sample.
+        model: The float model.
+        chain: Input by the output that it is taken from.
+        notice: Told in a sentence of a state that does not start empty though its dimensions allow it.
+
+    Raises:
+        SchemeError: The chain begins with no output of the model, or ends in an input that holds no numbers.
     """
 
-    def __init__(self, samples: SampleSource, model: onnx.ModelProto | Path, chain: Chain) -> None:
+    def __init__(
+        self,
+        samples: SampleSource,
+        model: onnx.ModelProto | Path,
+        chain: Chain,
+        notice: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._samples = samples
         self._session = open_session(model, threads=1)
         self._chain = dict(chain)
+        self._notice = notice
         outputs = [value.name for value in self._session.get_outputs()]
         for source in chain:
             if source not in outputs:
                 raise SchemeError(
                     f"Chain begins with {source!r}, expected an output of the model{nearest(source, outputs)}"
                 )
-        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        self._inputs = model_inputs(proto)
+        self._start: _Start | None = None
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -85,25 +105,83 @@ class ChainedSamples:
         for index, (sample, sequence) in enumerate(zip(self._samples, sequences, strict=False)):
             if sequence != previous:
                 previous = sequence
-                states = {target: sample.get(target, self._zeros(target)) for target in self._chain.values()}
-            complete = {**sample, **states}
+                states = {}
+            complete = self._with_zeros({**sample, **states})
             yield complete
             values = run(self._session, complete, list(self._chain), index=index)
             states = dict(zip(self._chain.values(), values, strict=True))
 
-    def _zeros(self, name: str) -> Array:
-        entry = self._inputs[name]
-        dtype = _DTYPES.get(entry.type)
-        if dtype is None:
-            raise SchemeError(f"Chained input {name!r} is {entry.type}, expected a tensor of numbers; do not chain it")
-        return np.zeros([dim if isinstance(dim, int) and dim > 0 else 1 for dim in entry.shape], dtype)
+    def _with_zeros(self, sample: Sample) -> Sample:
+        """Return the sample with the states that it lacks, all zero."""
+        missing = [entry for entry in self._inputs if entry.name in self._chain.values() and entry.name not in sample]
+        if not missing:
+            return sample
+        sizes = self._sizes(sample)
+        if self._start is None:
+            self._start = self._found(sample, missing, sizes)
+        return {**sample, **_zeros(missing, sizes, self._start)}
+
+    def _sizes(self, sample: Sample) -> dict[str, int]:
+        """Return the extents of the named dimensions of a sample."""
+        given = [entry for entry in self._inputs if entry.name in sample]
+        pairs = (pair for entry in given for pair in zip(entry.shape or (), sample[entry.name].shape, strict=False))
+        return {dim: extent for dim, extent in pairs if isinstance(dim, str)}
+
+    def _found(self, sample: Sample, missing: Sequence[Input], sizes: Mapping[str, int]) -> _Start:
+        """Return the first start of empty states that the model runs from, else the last one, of which it tells."""
+        open_states = [entry for entry in missing if any(_is_open(dim, sizes) for dim in entry.shape or ())]
+        if not open_states:
+            return _STARTS[-1]
+        start = _STARTS[-1]
+        for one in _STARTS[:-1]:
+            zeros = _zeros(missing, sizes, one)
+            if not any(zeros[entry.name].size for entry in open_states) and self._runs({**sample, **zeros}):
+                start = one
+                break
+        for name, state in _zeros(open_states, sizes, start).items():
+            if state.size:
+                self._notice(
+                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, since the model does not "
+                    "run from an empty one; let the first sample of a sequence bring it if that is wrong"
+                )
+        return start
+
+    def _runs(self, sample: Sample) -> bool:
+        """Tell whether the model makes something of a sample: outputs that are neither empty nor not a number."""
+        try:
+            values = run(self._session, sample)
+        except DataError:
+            return False
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        return all(value.size and not (is_floating(value.dtype) and np.isnan(value).any()) for value in arrays)
 
 
-_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-    "tensor(bool)": np.bool_,
-}
+@dataclass(frozen=True)
+class _Start:
+    """The extents of what a model leaves open of a state: of its first dimension, often a batch, and of the others."""
+
+    first: int
+    others: int
+
+
+_STARTS = (_Start(1, 0), _Start(0, 0), _Start(1, 1))
+
+
+def _is_open(dim: int | str | None, sizes: Mapping[str, int]) -> bool:
+    return not isinstance(dim, int) and dim not in sizes
+
+
+def _zeros(states: Sequence[Input], sizes: Mapping[str, int], start: _Start) -> Sample:
+    zeros = {}
+    for entry in states:
+        if entry.shape is None or entry.dtype.hasobject:
+            raise SchemeError(
+                f"Chained input {entry} has no zeros to start from, expected a tensor of numbers of known "
+                "rank; let samples bring it or do not chain it"
+            )
+        shape = [
+            dim if isinstance(dim, int) else sizes.get(dim or "", start.others if axis else start.first)
+            for axis, dim in enumerate(entry.shape)
+        ]
+        zeros[entry.name] = np.zeros(shape, entry.dtype)
+    return zeros

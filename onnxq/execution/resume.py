@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.evidence.storage import discard, load_statistics, save_statistics
-from onnxq.execution.budget import largest_segment, peak_memory, tap_passes, tap_sizes
+from onnxq.execution.budget import hungriest, largest_segment, peak_memory, tap_passes, tap_sizes
 from onnxq.execution.runner import SHARD_BYTES, Ledger, collect
 from onnxq.execution.segments import segments
 from onnxq.execution.shards import Workers
@@ -121,15 +122,29 @@ def _passes(
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
     # Between reading and running, each worker has up to two shards of samples before it.
     cores = available_cores()
-    left = collection.memory - peak_memory() - 2 * cores * (SHARD_BYTES + sample_bytes(sample))
+    used, ahead = peak_memory(), 2 * cores * (SHARD_BYTES + sample_bytes(sample))
+    left = collection.memory - used - ahead
     if collection.workers is None and largest_segment(parts, sizes) * cores <= left:
         return Threads(cores), (missing,)
     # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
     limit = 1 << (left.bit_length() - 1) if left > 0 else 0
-    passes = tap_passes(parts, sizes, tuple(dict.fromkeys(request.tensor for request in missing)), limit)
+    wanted = tuple(dict.fromkeys(request.tensor for request in missing))
+    name, needed = hungriest(parts, sizes, wanted)
+    if limit < needed:
+        tensors = 1 << (needed - 1).bit_length()
+        raise DataError(
+            f"--memory is {_megabytes(collection.memory)}, expected at least {_megabytes(used + ahead + tensors)}: "
+            f"{_megabytes(used)} of the process, {_megabytes(ahead)} of samples on their way and {_megabytes(tensors)} "
+            f"of tensor {name!r} with what is computed beside it; raise it"
+        )
+    passes = tap_passes(parts, sizes, wanted, limit)
     return collection.workers or Threads(1), tuple(
         tuple(request for request in missing if request.tensor in group) for group in passes
     )
+
+
+def _megabytes(size: int) -> str:
+    return f"{math.ceil(size / 1e6)} MB"
 
 
 def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Callable[[], Evidence]], None]:

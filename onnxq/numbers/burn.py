@@ -1,4 +1,4 @@
-"""What the Burn framework computes, to the last bit: its rounding, scales, second level, offsets and bytes.
+"""What the Burn framework computes, to the last bit: its rounding, scales, second level and offsets.
 
 Rules of burn-ndarray and cubecl as of Burn 0.22, of burn-tensor 0.14 to 0.16 for offsets. Arithmetic is float32.
 """
@@ -6,19 +6,17 @@ Rules of burn-ndarray and cubecl as of Burn 0.22, of burn-tensor 0.14 to 0.16 fo
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import SchemeError
-from onnxq.numbers.blocks import block_shape, grid_shape, pieces
+from onnxq.numbers.blocks import block_shape, pieces
 from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.numerics import Parameters, QTensor
-from onnxq.numbers.packing import pack_words
-from onnxq.numbers.scale_formats import ScaleFormat, scale_format_named
+from onnxq.numbers.scale_formats import scale_format_named
 from onnxq.numbers.scales import block_range
-from onnxq.numbers.spec import Granularity, Method, Rounding, Spec, Storage
+from onnxq.numbers.spec import Granularity, Method, Rounding, Spec
 
 Floats = npt.NDArray[np.float32]
 
@@ -27,31 +25,7 @@ _DENORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "e8m0": 2.0**-127}
 _EMPTY_SCALE = np.float32(0.1)
 
 
-class Calibration(StrEnum):
-    """Which range of a tensor or block Burn takes."""
-
-    MINMAX = "minmax"
-    """Its smallest and largest value."""
-    ABS_MEAN = "abs-mean"
-    """Its mean magnitude on both sides, as BitNet b1.58 does for ternary weights."""
-
-
-class Offset(StrEnum):
-    """How Burn turned the zero point of an affine scheme into an integer."""
-
-    TRUNCATE = "truncate"
-    """Towards zero, as Burn 0.14 to 0.16 did."""
-    ROUND = "round"
-    """To the nearest, as everyone else does."""
-
-
-def encode(
-    values: npt.NDArray[np.floating],
-    spec: Spec,
-    *,
-    calibration: Calibration = Calibration.MINMAX,
-    offset: Offset = Offset.TRUNCATE,
-) -> QTensor:
+def encode(values: npt.NDArray[np.floating], spec: Spec) -> QTensor:
     """Quantize a tensor as Burn's Quantizer does with any parameter of a module.
 
     Q8S, Q4S, Q2S are the narrow integer formats and Q8F, Q4F, Q2F the full ones. Integers round half away from zero,
@@ -60,8 +34,6 @@ def encode(
     Args:
         values: float array.
         spec: per tensor or per block; extents of blocks are aligned to the tensor's last axes.
-        calibration: which range is taken.
-        offset: how the zero point of an affine int8 tensor becomes an integer.
 
     Raises:
         SchemeError: Burn has no such scheme.
@@ -69,7 +41,7 @@ def encode(
     >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), Spec("int8-narrow")).codes
     array([-127,  -71,    0,   35], dtype=int8)
     """
-    check(spec, calibration)
+    check(spec)
     single = values.astype(np.float32, copy=False)
     per = spec.per
     if isinstance(per, tuple):
@@ -77,10 +49,7 @@ def encode(
         per = (1,) * (single.ndim - len(per)) + per
     block = block_shape(per, single.shape, channel_axis=0, reduction_axis=-1)
     low, high = (ends.astype(np.float32) for ends in block_range(single, block))
-    if calibration is Calibration.ABS_MEAN:
-        high = _mean_magnitude(single, block)
-        low = -high
-    parameters = replace(_parameters(low, high, spec, offset), block=block)
+    parameters = replace(_parameters(low, high, spec), block=block)
     return _quantized(single, parameters, format_named(spec.format))
 
 
@@ -93,7 +62,8 @@ def symmetric_scale(low: Floats, high: Floats, format: Format) -> Floats:
 
 def stored_scale(scale: Floats, name: str) -> Floats:
     """Return the smallest scale of a format that is not below each given one, denormal ones included."""
-    return _scale_format(name).round_up(scale)
+    format = scale_format_named(name)
+    return replace(format, smallest=_DENORMAL.get(name, format.smallest)).round_up(scale)
 
 
 def half_away(values: Floats) -> Floats:
@@ -108,26 +78,7 @@ def half_away(values: Floats) -> Floats:
     return rounded
 
 
-def tensor_bytes(tensor: QTensor, spec: Spec, word_axis: int = -1) -> bytes:
-    """Return what Burn records of a tensor: codes, then scales in the order of the grid, then the second level.
-
-    Args:
-        tensor: what ``encode`` returned.
-        spec: its Spec; words hold the codes when its storage says so.
-        word_axis: axis along which codes share a word.
-
-    Raises:
-        SchemeError: the format's codes do not fill a word.
-    """
-    codes, parameters = tensor.codes, tensor.parameters
-    packed = spec.storage is Storage.WORDS or tensor.format.bits < 8
-    body = pack_words(codes, tensor.format, word_axis).astype("<u4") if packed else codes
-    scale_type = scale_format_named(spec.scale).dtype
-    level = b"" if parameters.tensor_scale is None else parameters.tensor_scale.astype("<f4").tobytes()
-    return body.tobytes() + parameters.scale.astype(scale_type).tobytes() + level
-
-
-def check(spec: Spec, calibration: Calibration = Calibration.MINMAX) -> None:
+def check(spec: Spec) -> None:
     """Check that Burn has a scheme for a Spec.
 
     Raises:
@@ -139,48 +90,31 @@ def check(spec: Spec, calibration: Calibration = Calibration.MINMAX) -> None:
         (spec.scale_rounding is not Rounding.UP, f'scale_rounding = "{spec.scale_rounding}"; leave it out'),
         (isinstance(spec.per, tuple) and max(spec.per) > 255, "blocks longer than 255; give smaller ones"),
         (not spec.symmetric and (spec.format, spec.per) != ("int8", Granularity.TENSOR), "offsets but of int8 tensors"),
-        (calibration is Calibration.ABS_MEAN and spec.two_level, "two levels of mean magnitudes; use minmax"),
     ):
         if wrong:
             raise SchemeError(f"Burn has no {what}")
 
 
-def _scale_format(name: str) -> ScaleFormat:
-    format = scale_format_named(name)
-    return replace(format, smallest=_DENORMAL.get(name, format.smallest))
-
-
-def _mean_magnitude(values: Floats, block: tuple[int, ...]) -> Floats:
-    total = np.zeros(grid_shape(values.shape, block))
-    count = np.zeros_like(total)
-    for piece in pieces(values.shape, block):
-        part = np.abs(piece.part(values))
-        piece.gather(part, (np.add, total))
-        piece.gather(np.ones_like(part), (np.add, count))
-    mean: Floats = (total / np.maximum(count, 1)).astype(np.float32)
-    return mean
-
-
-def _parameters(low: Floats, high: Floats, spec: Spec, offset: Offset) -> Parameters:
-    format, scale_format = format_named(spec.format), _scale_format(spec.scale)
+def _parameters(low: Floats, high: Floats, spec: Spec) -> Parameters:
+    format = format_named(spec.format)
     if not spec.symmetric:
-        return _affine(low, high, format, offset)
+        return _affine(low, high, format)
     scale = symmetric_scale(low, high, format)
     tensor_scale = None
     if spec.two_level:
-        limit = np.float32(scale_format.maximum)
+        limit = np.float32(scale_format_named(spec.scale).maximum)
         tensor_scale = np.maximum(scale.max(initial=0) / limit, np.finfo(np.float32).tiny)
         scale = scale / tensor_scale
-    stored = scale_format.round_up(np.where(scale == 0, _EMPTY_SCALE, scale))
-    return Parameters(stored, None, tensor_scale)
+    return Parameters(stored_scale(np.where(scale == 0, _EMPTY_SCALE, scale), spec.scale), None, tensor_scale)
 
 
-def _affine(low: Floats, high: Floats, format: Format, offset: Offset) -> Parameters:
+def _affine(low: Floats, high: Floats, format: Format) -> Parameters:
+    """Return scale and zero point of offsets, which Burn 0.14 to 0.16 truncated towards zero."""
     low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
     scale = (high - low) / np.float32(format.maximum - format.minimum)
     scale = np.where(scale == 0, _EMPTY_SCALE, scale)
     wanted = -(low / scale - np.float32(format.minimum))
-    return Parameters(scale, format.round(np.trunc(wanted) if offset is Offset.TRUNCATE else wanted))
+    return Parameters(scale, format.round(np.trunc(wanted)))
 
 
 def _quantized(values: Floats, parameters: Parameters, format: Format) -> QTensor:

@@ -87,6 +87,7 @@ _STANDARD: Mapping[str, Operator] = {
         weights={1: axis(1)},
         reductions={1: axis(0)},
         bias=2,
+        channels=1,
         integer=_integer("QLinearConvTranspose", _TWO, bias=8),
     ),
     "Gemm": replace(_GEMM, integer=_integer("QGemm", _TWO, result=(7, 8), bias=6)),

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key
+from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key, optional
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
 from onnxq.scheme import Method
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-# Their arithmetic is followed to the last bit, biases included.
-_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
 _WEIGHT = 1
+
+FOLLOWED = frozenset({Method.BURN, Method.TORCH})
+"""Methods of other frameworks, whose arithmetic is followed to the last bit, biases included."""
 
 
 def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -38,7 +39,7 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
 
 def _mean(node: Node, decision: Decision) -> Mean | None:
     weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
-    if weight is None or weight.spec.method in _FOLLOWED or bias_of(node) is None:
+    if weight is None or weight.spec.method in FOLLOWED or bias_of(node) is None:
         return None
     axis = OPERATORS[operator_key(node)].channels
     assert axis is not None, "only a product whose channels are known has a bias to correct"
@@ -46,9 +47,10 @@ def _mean(node: Node, decision: Decision) -> Mean | None:
 
 
 def bias_of(node: Node) -> tuple[Node, int] | None:
-    """Return the node and the input at which the constant bias of a product stands, or None when it has none.
+    """Return the node and the input at which the constant bias of a product stands or may stand, or None.
 
-    It is the bias of a Conv or Gemm, or what an Add behind a MatMul adds to each of its columns.
+    It is the bias of a Gemm, or of a convolution, which may still lack it, or what an Add behind a MatMul adds to each
+    of its columns.
 
     >>> from onnxq.graph import constant
     >>> import numpy as np
@@ -65,11 +67,15 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
         return None
     if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
         return None
-    if operator.bias is None:
-        place = _added(node) if len(weight.shape) == 2 else None
-    else:
-        place = (node, operator.bias) if len(node.inputs) > operator.bias else None
-    bias = place[0].inputs[place[1]] if place else None
+    if node.op == "ConvTranspose" and node.attrs.get("group", 1) != 1:
+        # Channels of several groups share a scale.
+        return None
+    # A matrix product has none of its own.
+    added = _added(node) if operator.bias is None and len(weight.shape) == 2 else None
+    place = added if operator.bias is None else (node, operator.bias)
+    bias = optional(*place) if place else None
+    if place and bias is None and not operator.product:
+        return place
     if not is_fixed(bias) or onnx_dtype(bias) not in _FLOATS:
         return None
     channels = weight.shape[operator.weights[_WEIGHT](node)]

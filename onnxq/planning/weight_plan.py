@@ -12,6 +12,7 @@ from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
 from onnxq.operators import operator_of
+from onnxq.planning.corrections import FOLLOWED
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -20,6 +21,9 @@ from onnxq.targets import Target, target_named
 
 # The nodes that look up and decode rows take as much as this saves.
 _SMALLEST_TABLE = 1024
+# The error of a row stands at every place that looks it up, and with so few rows at a large part of all places, where
+# it does not average out as the errors of a product do; it saves 48 KiB at most.
+_FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
 _MOST_BITS = 16
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
@@ -73,6 +77,11 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if problem := next(filter(None, (_misfit(node, weight) for weight in weights)), ""):
         return Decision(node.name, node.op, Mode.FLOAT, problem)
+    operator, table = operator_of(node), node.inputs[weights[0].index]
+    rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
+    if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and spec.method not in FOLLOWED:
+        reason = f"a table of {rows} rows saves little as codes, and their errors would stand everywhere"
+        return Decision(node.name, node.op, Mode.FLOAT, reason)
     if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
         return Decision(
             node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"

@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -72,30 +72,34 @@ class StoredArray:
         Raises:
             DataError: The array is larger than `ARRAY_LIMIT` or its bytes cannot be read.
         """
-        return next(self._blocks(1, self.shape[::-1] if self.fortran else self.shape, transpose=self.fortran))
+        if self.fortran:
+            return next(self._blocks(self.shape[::-1], [0])).T
+        return next(self._blocks(self.shape, [0]))
 
-    def rows(self) -> Iterator[NDArray[Any]]:
-        """Yield ``array[0]``, ``array[1]``, ... holding one row in memory (Fortran order: the whole array).
+    def rows(self, indices: Iterable[int]) -> Iterator[NDArray[Any]]:
+        """Yield ``array[index]`` for ascending indices, holding one row in memory (Fortran order: the whole array).
+
+        Rows between are skipped, if compressed after having been unpacked.
 
         Raises:
             DataError: A row is larger than `ARRAY_LIMIT` or its bytes cannot be read.
         """
         if self.fortran:
-            yield from self.read()
+            whole = self.read()
+            yield from (whole[index] for index in indices)
         else:
-            yield from self._blocks(self.shape[0], self.shape[1:], transpose=False)
+            yield from self._blocks(self.shape[1:], indices)
 
-    def _blocks(self, count: int, shape: tuple[int, ...], *, transpose: bool) -> Iterator[NDArray[Any]]:
+    def _blocks(self, shape: tuple[int, ...], indices: Iterable[int]) -> Iterator[NDArray[Any]]:
         size = math.prod(shape) * self.stored.itemsize
         if size > ARRAY_LIMIT:
             raise DataError(
                 f"{self.where} declares {size} bytes, expected at most {ARRAY_LIMIT} at once; split it into samples"
             )
         with _readable(self.where), self.open() as stream:
-            stream.read(self.offset)
-            for _ in range(count):
-                block = np.frombuffer(_take(stream, size), self.stored).reshape(shape).astype(self.dtype, copy=False)
-                yield block.T if transpose else block
+            for index in indices:
+                stream.seek(self.offset + index * size)
+                yield np.frombuffer(_take(stream, size), self.stored).reshape(shape).astype(self.dtype, copy=False)
 
 
 def npy_array(path: Path) -> StoredArray:

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import weakref
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError
 from onnxq.modelfile.publish import staging
-from onnxq.samples.files import Part, npz_part, suffixes, walk
+from onnxq.samples.files import Part, spooled_part, suffixes, walk
 from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import Input, Sample, StoredSample, check_sample, loaded, model_inputs
+from onnxq.samples.inputs import (
+    Input,
+    Sample,
+    SampleSource,
+    StoredSample,
+    check_sample,
+    checked,
+    loaded,
+    model_inputs,
+)
 
-__all__ = ["ImageOptions", "Input", "Sample", "Samples", "model_inputs", "open_samples"]
+__all__ = ["ImageOptions", "Input", "Sample", "Samples", "evenly", "model_inputs", "open_samples"]
 
 MOST_SAMPLES = 1_000_000
 """How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
 
 
 class Samples:
-    """A re-iterable stream of checked samples; each iteration reads them again, in the same order."""
+    """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order."""
 
     def __init__(self, parts: Sequence[Part], inputs: Sequence[Input], limit: int | None) -> None:
         self._parts = tuple(parts)
@@ -40,30 +50,50 @@ class Samples:
     def __iter__(self) -> Iterator[Sample]:
         return map(loaded, self.stored())
 
+    def pick(self, indices: Sequence[int]) -> Iterator[Sample]:
+        """Yield the samples of some indices, counted from 0 and ascending, and read as few others as can be.
+
+        Raises:
+            DataError: A sample cannot be read, or does not fit.
+        """
+        first = 0
+        for part in self._parts:
+            inside = indices[bisect_left(indices, first) : bisect_left(indices, first + part.count)]
+            yield from map(loaded, self._of(part, [index - first for index in inside]))
+            first += part.count
+
     def stored(self) -> Iterator[Sample | StoredSample]:
         """Yield the samples, those that are whole files as such, not yet read."""
         return islice(self._all(), self._count)
 
     def sequences(self) -> Iterator[str]:
         """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
-        names = (part.where if not part.alone else str(Path(part.where).parent) for part in self._parts)
-        counted = (repeat(name, part.count) for name, part in zip(names, self._parts, strict=True))
+        counted = (repeat(part.sequence, part.count) for part in self._parts)
         return islice(chain.from_iterable(counted), self._count)
 
     def _all(self) -> Iterator[Sample | StoredSample]:
         for part in self._parts:
-            if part.alone:
-                yield StoredSample(part.alone, self._inputs, part.where)
-                continue
-            seen = 0
-            for sample in islice(part.read(), part.count):
-                check_sample(sample, self._inputs, part.where if part.count == 1 else f"{part.where}, sample {seen}")
-                yield {name: np.asarray(value) for name, value in sample.items()}
-                seen += 1
-            if seen < part.count:
-                raise DataError(
-                    f"{part.where} gave {seen} samples, expected {part.count} as when opened; keep them unchanged"
-                )
+            yield from self._of(part, range(part.count))
+
+    def _of(self, part: Part, indices: Sequence[int]) -> Iterator[Sample | StoredSample]:
+        if part.alone:
+            yield from (StoredSample(part.alone, self._inputs, part.where) for _ in indices)
+            return
+        for index, sample in zip(indices, part.read(indices), strict=True):
+            yield checked(sample, self._inputs, f"{part.where}, sample {index}")
+
+
+def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
+    """Yield at most `most` samples, evenly spaced, without holding them; no others are read where that can be.
+
+    >>> [int(sample["x"]) for sample in evenly([{"x": np.array(index)} for index in range(10)], 4)]
+    [0, 3, 6, 9]
+    """
+    indices = [int(index) for index in np.linspace(0, len(samples) - 1, min(len(samples), most)).round()]
+    if isinstance(samples, Samples):
+        return samples.pick(indices)
+    wanted = frozenset(indices)
+    return (sample for index, sample in enumerate(islice(samples, max(indices, default=-1) + 1)) if index in wanted)
 
 
 def open_samples(
@@ -78,10 +108,12 @@ def open_samples(
     Accepted files:
 
     - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
-      input, or when the first dimension of every input is 1, or is called ``batch``, ``batch_size`` or ``N``, and every
-      array has the same N > 1 there.
+      input, or when the first dimension of every input counts samples and every array has the same N > 1 there. It does
+      where it is 1, or is called ``batch``, ``batch_size`` or ``N``, or says nothing (``?``, ``s0``, ``unk__12``) and
+      all inputs and outputs of the model begin with an open dimension; see `onnxq.samples.batches.open_batch`. Where
+      that is a length instead, store ``array[None]``: an axis more always counts samples.
     - ``.npy``: for models with one input; stacked in the same way.
-    - ``.png``, ``.jpg``, ``.jpeg``, ``.bmp``: for models with one image input; needs `images` and Pillow.
+    - ``.png``, ``.jpg``, ``.jpeg``, ``.bmp``: for models with one image input; needs Pillow.
 
     Accepted folders, nested at will, read in natural order of the names (``2`` before ``10``), other files ignored:
 
@@ -91,13 +123,13 @@ def open_samples(
     - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
       per input.
 
-    An iterable yields one sample per dict. One that can be iterated only once is first written to a temporary folder,
-    removed with the returned object.
+    An iterable yields one sample per dict. A list or tuple stays as it is; anything else, which may shuffle, draw at
+    random or end after one pass, is iterated once, into a temporary folder that is removed with the returned object.
 
     Args:
         source: A file, a folder or an iterable of dicts from input name to array.
         inputs: See `model_inputs`.
-        images: How pixels become the input.
+        images: How pixels become the input; None takes the defaults.
         limit: Use only the first `limit` samples.
 
     Raises:
@@ -111,18 +143,17 @@ def open_samples(
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
     with ExitStack() as held:
         if isinstance(source, str | Path):
-            where, parts = str(source), _file_parts(Path(source), inputs, images, limit)
+            where, parts = str(source), _file_parts(Path(source), inputs, images or ImageOptions(), limit)
         elif isinstance(source, Mapping) or not isinstance(source, Iterable):
             raise DataError(
                 f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
                 "wrap a single sample as [sample]"
             )
-        elif iter(source) is source:
-            where, parts = "The iterator of samples", _spool(source, inputs, held.enter_context(staging(None)), limit)
+        # A subclass may iterate as it likes.
+        elif type(source) in (list, tuple):
+            where, parts = "The list of samples", [_given(cast(Sequence[Sample], source))]
         else:
-            count = len(source) if isinstance(source, Sized) else sum(1 for _ in islice(source, limit))
-            iterable = source
-            where, parts = "The iterable of samples", [Part("samples", count, lambda: iterable)]
+            where, parts = "The iterable of samples", _spool(source, inputs, held.enter_context(staging(None)), limit)
         samples = Samples(parts, inputs, limit)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
@@ -135,11 +166,23 @@ def open_samples(
     return samples
 
 
+def _given(samples: Sequence[Sample]) -> Part:
+    count = len(samples)
+
+    def read(indices: Sequence[int]) -> Iterator[Sample]:
+        if len(samples) != count:
+            raise DataError(f"The list of samples now has {len(samples)}, expected {count} as when opened; keep it so")
+        return (samples[index] for index in indices)
+
+    return Part("samples", "samples", count, read)
+
+
 def _spool(
     source: Iterable[Mapping[str, NDArray[Any]]], inputs: Sequence[Input], folder: Path, limit: int | None
 ) -> list[Part]:
     parts = []
-    for index, sample in enumerate(islice(source, limit)):
+    # One more than there may be is enough to say so, where there is no end.
+    for index, sample in enumerate(islice(source, limit or MOST_SAMPLES + 1)):
         check_sample(sample, inputs, f"samples, sample {index}")
         path = folder / f"{index}.npz"
         with zipfile.ZipFile(path, "w") as archive:
@@ -147,11 +190,11 @@ def _spool(
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     plain = value.astype(str) if value.dtype.hasobject else value
                     np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
-        parts.append(npz_part(path, inputs))
+        parts.append(spooled_part(path, index, inputs))
     return parts
 
 
-def _file_parts(path: Path, inputs: Sequence[Input], images: ImageOptions | None, limit: int | None) -> list[Part]:
+def _file_parts(path: Path, inputs: Sequence[Input], images: ImageOptions, limit: int | None) -> list[Part]:
     try:
         path.stat()
     except (OSError, ValueError) as error:

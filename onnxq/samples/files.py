@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,22 +24,24 @@ _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 @dataclass(frozen=True)
 class Part:
-    """A run of samples from one origin: a file, a folder that is one sample, or the caller's iterable.
+    """A run of samples from one origin: a file, a folder that is one sample, or the caller's list.
 
     Attributes:
         where: the origin, for errors.
-        count: how many samples `read` yields.
-        read: begins again at the first one.
+        sequence: what the samples of this part continue, see `onnxq.samples.data.Samples.sequences`.
+        count: how many samples there are.
+        read: yields the samples of ascending indices.
         alone: reads the sample of a part that is one; another process can call it too.
     """
 
     where: str
+    sequence: str
     count: int
-    read: Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+    read: Callable[[Sequence[int]], Iterator[Sample]]
     alone: Callable[[], Sample] | None = None
 
 
-def walk(source: Path, inputs: Sequence[Input], images: ImageOptions | None) -> Iterator[Part]:
+def walk(source: Path, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Part]:
     """Yield the parts below `source` in natural order of names; `onnxq.samples.data.open_samples` says which.
 
     Raises:
@@ -73,17 +75,17 @@ def suffixes(folder: Path) -> str:
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
-def npz_part(path: Path, inputs: Sequence[Input]) -> Part:
-    """Open an ``.npz`` file as one sample or a stack of samples.
-
-    Raises:
-        DataError: The archive is damaged or does not fit the inputs.
-    """
-    return _arrays_part(path, npz_arrays(path), inputs)
+def spooled_part(path: Path, index: int, inputs: Sequence[Input]) -> Part:
+    """Return the part that is one sample of an iterable, which has been written to an ``.npz`` file as it came."""
+    return _one(f"samples, sample {index}", "samples", partial(_read_npz, path, inputs))
 
 
-def _one(path: Path, alone: Callable[[], Sample]) -> Part:
-    return Part(str(path), 1, lambda: [alone()], alone)
+def _one(where: str, sequence: str, alone: Callable[[], Sample]) -> Part:
+    return Part(where, sequence, 1, lambda indices: (alone() for _ in indices), alone)
+
+
+def _sample_of(path: Path, alone: Callable[[], Sample]) -> Part:
+    return _one(str(path), str(path.parent), alone)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -102,10 +104,10 @@ def _suffix(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _file(path: Path, inputs: Sequence[Input], images: ImageOptions | None) -> Part:
+def _file(path: Path, inputs: Sequence[Input], images: ImageOptions) -> Part:
     suffix = _suffix(path)
     if suffix == ".npz":
-        return npz_part(path, inputs)
+        return _arrays_part(path, npz_arrays(path), inputs)
     if suffix not in _ONE_ARRAY | {".pb"}:
         raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
     needed = required(inputs)
@@ -118,17 +120,15 @@ def _file(path: Path, inputs: Sequence[Input], images: ImageOptions | None) -> P
     if suffix == ".npy":
         return _arrays_part(path, {entry.name: npy_array(path)}, inputs)
     if suffix == ".pb":
-        return _one(path, partial(_read_tensor, path, entry))
-    return _one(path, partial(_read_image, path, entry, images))
+        return _sample_of(path, partial(_read_tensor, path, entry))
+    return _sample_of(path, partial(_read_image, path, entry, images))
 
 
-def _sample_folder(
-    folder: Path, entries: Sequence[Path], inputs: Sequence[Input], images: ImageOptions | None
-) -> Part | None:
+def _sample_folder(folder: Path, entries: Sequence[Path], inputs: Sequence[Input], images: ImageOptions) -> Part | None:
     files = [entry for entry in entries if entry.is_file()]
     tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
-        return _one(folder, partial(_read_tensors, folder, tensors, inputs))
+        return _sample_of(folder, partial(_read_tensors, folder, tensors, inputs))
     arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
     if len(required(inputs)) == 1 or not arrays:
         return None
@@ -136,34 +136,43 @@ def _sample_folder(
         raise DataError(
             f"{folder} mixes {mixed.name} with files of one input, expected only one kind; move one of them"
         )
-    return _one(folder, partial(_read_arrays, folder, arrays, inputs, images))
+    return _sample_of(folder, partial(_read_arrays, folder, arrays, inputs, images))
 
 
 def _read_tensor(path: Path, entry: Input) -> Sample:
     return {entry.name: read_tensor(path)[1]}
 
 
-def _read_image(path: Path, entry: Input, images: ImageOptions | None) -> Sample:
+def _read_image(path: Path, entry: Input, images: ImageOptions) -> Sample:
     return {entry.name: read_image(path, entry, images)}
+
+
+def _read_npz(path: Path, inputs: Sequence[Input]) -> Sample:
+    return _read_stored(_with_extended_types(npz_arrays(path), inputs))
 
 
 def _read_stored(arrays: Mapping[str, StoredArray]) -> Sample:
     return {name: array.read() for name, array in arrays.items()}
 
 
+def _read_rows(
+    arrays: Mapping[str, StoredArray], wanted: Mapping[str, Input], indices: Sequence[int]
+) -> Iterator[Sample]:
+    for rows in zip(*(array.rows(indices) for array in arrays.values()), strict=True):
+        yield {name: _as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
+
+
 def _read_tensors(folder: Path, tensors: Mapping[int, Path], inputs: Sequence[Input]) -> Sample:
-    named = {index: read_tensor(path) for index, path in tensors.items()}
+    named = {position: read_tensor(path) for position, path in tensors.items()}
     names = [name for name, _ in named.values()]
     if len(set(names)) == len(names) and set(names) <= {entry.name for entry in inputs}:
         return dict(named.values())
-    if extra := [index for index in named if index >= len(inputs)]:
+    if extra := [position for position in named if position >= len(inputs)]:
         raise DataError(f"{tensors[extra[0]]} is one input too many, expected {len(inputs)} in {folder}; remove it")
-    return {inputs[index].name: array for index, (_, array) in sorted(named.items())}
+    return {inputs[position].name: array for position, (_, array) in sorted(named.items())}
 
 
-def _read_arrays(
-    folder: Path, arrays: Mapping[str, Path], inputs: Sequence[Input], images: ImageOptions | None
-) -> Sample:
+def _read_arrays(folder: Path, arrays: Mapping[str, Path], inputs: Sequence[Input], images: ImageOptions) -> Sample:
     wanted = {entry.name: entry for entry in inputs}
     for name, path in arrays.items():
         if name not in wanted:
@@ -180,17 +189,15 @@ def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence
     typed = _with_extended_types(arrays, inputs)
     count = _stack_size({name: array.shape for name, array in typed.items()}, inputs)
     wanted = {entry.name: entry for entry in inputs}
-
-    def read() -> Iterator[Sample]:
-        for rows in zip(*(array.rows() for array in typed.values()), strict=True):
-            yield {name: _as_sample(row, wanted[name]) for name, row in zip(typed, rows, strict=True)}
-
     check_signature(
         {name: (array.dtype, _sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
         inputs,
         str(path),
     )
-    return _one(path, partial(_read_stored, typed)) if count is None else Part(str(path), count, read)
+    if count is None:
+        return _sample_of(path, partial(_read_stored, typed))
+
+    return Part(str(path), str(path), count, partial(_read_rows, typed, wanted))
 
 
 def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
@@ -212,20 +219,15 @@ def _stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | N
     given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
     if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
         return None
-    pairs = [(shapes[entry.name], entry.shape or ()) for entry in given]
+    pairs = [(shapes[entry.name], entry) for entry in given]
     leading = {shape[0] if shape else None for shape, _ in pairs}
     if len(leading) != 1 or None in leading:
         return None
     size = leading.pop()
-    if all(len(shape) == len(wanted) + 1 for shape, wanted in pairs):
+    if all(len(shape) == len(entry.shape or ()) + 1 for shape, entry in pairs):
         return size
-    batched = all(len(shape) == len(wanted) and _is_batch(wanted[0]) for shape, wanted in pairs)
+    batched = all(len(shape) == len(entry.shape or ()) and entry.batched for shape, entry in pairs)
     return size if batched and size != 1 else None
-
-
-def _is_batch(dim: int | str | None) -> bool:
-    """Whether a leading dimension counts samples: it is 1, or is called so; others may be time or anything else."""
-    return dim == 1 or (isinstance(dim, str) and ("batch" in dim.lower() or dim.lower() in ("b", "bs", "n")))
 
 
 def _sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:

@@ -25,6 +25,9 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "GRAY": "L"}
 class ImageOptions:
     """How the pixels of an image become a model input: ``(pixel * scale - mean) / std`` for float inputs.
 
+    Errors name an option as the command line does: ``--image-size`` is `size`. Images are turned upright as their EXIF
+    orientation says.
+
     Args:
         size: Height and width in pixels; None takes them from the model's fixed dims.
         mean: One value, or one per channel, in units after `scale`.
@@ -33,6 +36,8 @@ class ImageOptions:
         channels: Order of the channels that the model was trained with.
         scale: Factor from pixel values 0..255.
         fit: ``stretch`` resizes both sides; ``crop`` keeps the aspect ratio and cuts the centre out.
+        resize: Pixels that the shorter side is resized to before ``crop`` cuts `size` out, as in validation of most
+            classifiers; None takes as few as cover the size.
 
     An integer input takes the pixels 0..255 unchanged and needs the default scale, mean and std.
 
@@ -47,6 +52,7 @@ class ImageOptions:
     channels: Literal["RGB", "BGR", "GRAY"] = "RGB"
     scale: float = 1 / 255
     fit: Literal["stretch", "crop"] = "stretch"
+    resize: int | None = None
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -55,33 +61,41 @@ class ImageOptions:
             ("fit", self.fit, ("stretch", "crop")),
         ):
             if value not in choices:
-                raise DataError(f"Image option {option} is {value!r}, expected one of {choices}")
+                named = ", ".join(choice for choice in choices if choice)
+                raise DataError(f"--image-{option} is {value!r}, expected one of {named}")
         depth = 1 if self.channels == "GRAY" else 3
         for option, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, depth) or not np.isfinite(numbers).all():
-                raise DataError(f"Image option {option} is {numbers}, expected 1 or {depth} finite numbers")
+                expected = "1 finite number" if depth == 1 else f"1 or {depth} finite numbers"
+                raise DataError(f"--image-{option} is {_listed(numbers)}, expected {expected}")
         if min(self.std) <= 0:
-            raise DataError(f"Image option std is {self.std}, expected positive numbers")
+            raise DataError(f"--image-std is {_listed(self.std)}, expected positive numbers")
         if not (np.isfinite(self.scale) and self.scale > 0):
-            raise DataError(f"Image option scale is {self.scale}, expected a positive number such as 1/255")
+            raise DataError(f"--image-scale is {self.scale}, expected a positive number such as 1/255")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise DataError(f"Image option size is {self.size}, expected (height, width) in pixels")
+            raise DataError(f"--image-size is {_listed(self.size)}, expected height and width in pixels")
+        if self.resize is not None and (self.resize < 1 or self.fit != "crop"):
+            raise DataError(
+                f"--image-resize is {self.resize} with --image-fit {self.fit}, expected at least 1 pixel and crop; "
+                "set --image-fit crop or leave --image-resize out"
+            )
 
 
-def read_image(path: Path, entry: Input, options: ImageOptions | None) -> NDArray[Any]:
+def _listed(numbers: tuple[float, ...]) -> str:
+    return ",".join(f"{number:g}" for number in numbers) or "empty"
+
+
+def read_image(path: Path, entry: Input, options: ImageOptions) -> NDArray[Any]:
     """Decode one image into an array for `entry`, with a batch axis of 1.
 
     Raises:
-        DataError: Pillow is missing, `options` is None, the input is no image, a dim is unknown, or the file is
-            damaged, a decompression bomb or has more than 8 bits a channel.
+        DataError: Pillow is missing, the input is no image, a dim is unknown, or the file is damaged, a decompression
+            bomb or has more than 8 bits a channel.
     """
-    if options is None:
-        raise DataError(
-            f"{path} is an image, expected image options as well: say how pixels become {entry} with "
-            "ImageOptions(size, mean, std, ...)"
-        )
     layout, size = _geometry(entry, options)
-    pixels = _decode(path, size, options)[..., None] if options.channels == "GRAY" else _decode(path, size, options)
+    pixels = _decode(path, size, options)
+    if options.channels == "GRAY":
+        pixels = pixels[..., None]
     if options.channels == "BGR":
         pixels = pixels[..., ::-1]
     array = _normalise(pixels, entry, options)[None]
@@ -94,11 +108,11 @@ def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]
         raise DataError(f"Input {entry} takes no images, expected rank 4; provide .npz samples instead")
     layouts = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] in (1, 3)]
     if options.layout is None and len(layouts) != 1:
-        raise DataError(f"Input {entry} shows no clear channel axis, expected 1 or 3 channels; set the image layout")
+        raise DataError(f"Input {entry} shows no clear channel axis, expected 1 or 3 channels; give --image-layout")
     layout = options.layout or layouts[0]
     height, width = options.size or (shape[2:] if layout == "NCHW" else shape[1:3])
     if not isinstance(height, int) or not isinstance(width, int):
-        raise DataError(f"Input {entry} has no fixed height and width; set the image size")
+        raise DataError(f"Input {entry} has no fixed height and width; give --image-size")
     return layout, (height, width)
 
 
@@ -110,20 +124,47 @@ def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray
         raise DataError(
             f"{path} is an image, expected Pillow to read it; install it with pip install 'onnxq[images]'"
         ) from error
-    height, width = size
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
                 _check_depth(path, image)
-                pixels = image.convert(_MODES[options.channels])
+                pixels = ImageOps.exif_transpose(image).convert(_MODES[options.channels])
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path} has more pixels than Pillow's limit {Image.MAX_IMAGE_PIXELS}; resize it") from error
-    except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, struct.error) as error:
+    except (ArithmeticError, OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, struct.error) as error:
         raise DataError(f"{path} cannot be read as an image: {str(error)[:200]}; save it again") from error
+    height, width = size
+    if options.resize:
+        box = _centre(path, pixels.size, (width, height), options.resize)
+        return np.asarray(pixels.resize((width, height), Image.Resampling.BILINEAR, box))
     if options.fit == "crop":
         return np.asarray(ImageOps.fit(pixels, (width, height), Image.Resampling.BILINEAR))
     return np.asarray(pixels.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def _centre(
+    path: Path, pixels: tuple[int, int], size: tuple[int, int], shorter: int
+) -> tuple[float, float, float, float]:
+    """Return the box, in pixels of the file, that becomes the centre of the resized image; both sizes (width, height).
+
+    Resizing this box alone gives the pixels that are left of the whole image resized and cropped, whatever its shape.
+    """
+    width, height = (int(shorter * side / min(pixels)) for side in pixels)
+    if width < size[0] or height < size[1]:
+        raise DataError(
+            f"{path} is {height}x{width} once resized, expected at least {size[1]}x{size[0]}; "
+            f"raise --image-resize, which is {shorter}, to {max(size)} or leave it out"
+        )
+    left, right = _middle(width, size[0], pixels[0])
+    top, bottom = _middle(height, size[1], pixels[1])
+    return left, top, right, bottom
+
+
+def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
+    """Return where the middle of one side begins and ends, in pixels of the file."""
+    start, factor = round((resized - wanted) / 2), pixels / resized
+    return start * factor, min((start + wanted) * factor, pixels)
 
 
 def _check_depth(path: Path, image: Image.Image) -> None:
@@ -140,5 +181,7 @@ def _normalise(pixels: NDArray[np.uint8], entry: Input, options: ImageOptions) -
         return normalised.astype(entry.dtype)
     plain = ImageOptions()
     if (options.mean, options.std, options.scale) != (plain.mean, plain.std, plain.scale):
-        raise DataError(f"Input {entry} takes the pixels unchanged; leave image mean, std and scale at their defaults")
+        raise DataError(
+            f"Input {entry} takes the pixels unchanged; leave out --image-mean, --image-std and --image-scale"
+        )
     return pixels.astype(entry.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, nearest
+from onnxq.samples.batches import Dims, counts_samples, open_batch, says_nothing
 
 Sample: TypeAlias = dict[str, NDArray[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -33,7 +34,7 @@ class SampleSource(Protocol):
 class Input:
     """One graph input: a fixed dim is an int, a symbolic dim its name, an unknown dim None, an unknown rank shape None.
 
-    Samples may leave an `optional` input out.
+    Samples may leave an `optional` input out. The first dim of an `open_batch` counts samples without saying so.
 
     >>> str(Input("x", np.dtype(np.float32), ("N", 3, None)))
     "'x' float32[N, 3, ?]"
@@ -41,8 +42,14 @@ class Input:
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[int | str | None, ...] | None
+    shape: Dims | None
     optional: bool = False
+    open_batch: bool = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether the first dim counts samples: it is 1, is called batch, or the model as a whole shows it."""
+        return self.shape is not None and len(self.shape) > 0 and (self.open_batch or counts_samples(self.shape[0]))
 
     def __str__(self) -> str:
         dims = "any rank" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
@@ -53,7 +60,8 @@ def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
     """Return the inputs a sample has to provide, in the model's order.
 
     Graph inputs that have an initializer are defaults and left out. Placeholder dims that exporters write
-    (0, -1, ``?``, ``None``) count as unknown.
+    (0, -1, ``?``, ``None``) count as unknown. First dims that say nothing count samples where
+    `onnxq.samples.batches.open_batch` says so, unless a recurrent node reads the input, whose first axis is time.
 
     Raises:
         ModelError: An input is not a tensor or has no element type.
@@ -62,7 +70,12 @@ def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
     defaults = {tensor.name for tensor in graph.initializer} | {
         sparse.values.name for sparse in graph.sparse_initializer
     }
-    return tuple(_input(value) for value in graph.input if value.name not in defaults)
+    inputs = tuple(_input(value) for value in graph.input if value.name not in defaults)
+    if not open_batch([entry.shape for entry in inputs], [_dims(value) for value in graph.output]):
+        return inputs
+    if any(_reads_time_first(node) and node.input[0] in {entry.name for entry in inputs} for node in graph.node):
+        return inputs
+    return tuple(replace(entry, open_batch=says_nothing(entry.shape[0])) if entry.shape else entry for entry in inputs)
 
 
 def _input(value: onnx.ValueInfoProto) -> Input:
@@ -80,8 +93,12 @@ def _input(value: onnx.ValueInfoProto) -> Input:
             f"Graph input {value.name!r} has the element type {tensor.elem_type}, which onnx does not know; export the "
             "model again or upgrade onnx"
         ) from error
-    shape = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
-    return Input(value.name, dtype, shape)
+    return Input(value.name, dtype, _dims(value))
+
+
+def _dims(value: onnx.ValueInfoProto) -> Dims | None:
+    tensor = value.type.tensor_type
+    return tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
@@ -89,6 +106,11 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
         return dim.dim_value
     name = dim.dim_param
     return name if name and (name[0].isalpha() or name[0] == "_") and name != "None" else None
+
+
+def _reads_time_first(node: onnx.NodeProto) -> bool:
+    layout = next((attribute.i for attribute in node.attribute if attribute.name == "layout"), 0)
+    return node.op_type in ("GRU", "LSTM", "RNN") and layout == 0
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -118,14 +140,12 @@ def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> No
             raise DataError(
                 f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{nearest(name, wanted)}"
             )
-    for name, entry in wanted.items():
-        if name not in found and entry.optional:
-            continue
-        if name not in found:
+    for entry in required(inputs):
+        if entry.name not in found:
             raise DataError(f"{where}: input {entry} is missing, found {_names(found)}; add an array of that name")
-        dtype, shape = found[name]
-        _check_dtype(dtype, entry, where)
-        _check_shape(shape, entry, where)
+    for name, (dtype, shape) in found.items():
+        _check_dtype(dtype, wanted[name], where)
+        _check_shape(shape, wanted[name], where)
     _check_symbols({name: shape for name, (_, shape) in found.items()}, inputs, where)
 
 
@@ -134,6 +154,11 @@ def _check_dtype(dtype: np.dtype[Any], entry: Input, where: str) -> None:
         return
     if entry.dtype.hasobject:
         raise DataError(f"{where}: {entry.name!r} is {dtype.name}, expected strings; save it as a numpy array of str")
+    if is_floating(entry.dtype) and dtype.kind in "iub":
+        raise DataError(
+            f"{where}: {entry.name!r} is {dtype.name}, expected {entry.dtype.name}; save what the model "
+            f"was trained on, such as array.astype({entry.dtype.name!r}) / 255 where it takes pixels in 0..1"
+        )
     raise DataError(
         f"{where}: {entry.name!r} is {dtype.name}, expected {entry.dtype.name}; "
         f"save it as array.astype({entry.dtype.name!r}) if no value is lost"
@@ -190,9 +215,7 @@ class StoredSample:
         Raises:
             DataError: It cannot be read, or does not fit; see `check_sample`.
         """
-        sample = self.read()
-        check_sample(sample, self.inputs, self.where)
-        return {name: np.asarray(value) for name, value in sample.items()}
+        return checked(self.read(), self.inputs, self.where)
 
 
 def loaded(sample: Sample | StoredSample) -> Sample:
@@ -203,6 +226,12 @@ def loaded(sample: Sample | StoredSample) -> Sample:
 def sample_bytes(sample: Sample) -> int:
     """Return the bytes of a sample's arrays."""
     return sum(int(np.asarray(value).nbytes) for value in sample.values())
+
+
+def checked(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> Sample:
+    """Return the arrays of a sample that fits; see `check_sample`."""
+    check_sample(sample, inputs, where)
+    return {name: np.asarray(value) for name, value in sample.items()}
 
 
 def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> None:
@@ -223,6 +252,8 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
             )
     check_signature({name: (value.dtype, value.shape) for name, value in sample.items()}, inputs, where)
     for name, value in sample.items():
+        if value.dtype.hasobject and (kinds := {type(one).__name__ for one in value.flat if not isinstance(one, str)}):
+            raise DataError(f"{where}: {name!r} holds {min(kinds)}, expected strings alone; convert it with str")
         if is_floating(value.dtype) and (bad := value.size - int(np.count_nonzero(np.isfinite(value)))):
             raise DataError(
                 f"{where}: {name!r} holds {bad} NaN or infinite values of {value.size}, expected finite values; "

@@ -14,6 +14,7 @@ from onnxq.metrics import Metric, score
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
@@ -22,7 +23,7 @@ from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
-from onnxq.verify import Verification, evenly, verify
+from onnxq.verify import Verification, verify
 from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
@@ -124,7 +125,7 @@ class Chooser:
             effort: how much to measure.
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         """
-        kept = evenly(self.samples, len(self.samples), _SEARCH_SAMPLES)
+        kept = evenly(self.samples, _SEARCH_SAMPLES)
         trials = Trials.of(self.bench, self.reference, kept, self.evidence)
         recipe = Recipe(ranges or _best_range(trials, plan))
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS

@@ -12,11 +12,11 @@ from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.latency import measure_latency
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
 from onnxq.trials import Trials
-from onnxq.verify import evenly
 
 _TIMED_SAMPLES = 4
 _REPEATS = 5
@@ -90,4 +90,4 @@ class Laboratory:
 
     @property
     def _samples(self) -> Sequence[Sample]:
-        return tuple(evenly(self.trials.samples, len(self.trials.samples), _TIMED_SAMPLES))
+        return tuple(evenly(self.trials.samples, _TIMED_SAMPLES))

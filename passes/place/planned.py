@@ -6,7 +6,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxq.encoding.codes import Codes
-from onnxq.graph import Changes, Constant, Graph, Names, Node, constant, insert_nodes, is_fixed, replace_nodes, scopes
+from onnxq.graph import (
+    Changes,
+    Constant,
+    Graph,
+    Names,
+    Node,
+    constant,
+    insert_nodes,
+    is_fixed,
+    optional,
+    replace_nodes,
+    scopes,
+)
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Mode
@@ -84,7 +96,7 @@ def rewrite_planned(
 def correct_bias(node: Node, codes: Codes, names: Names) -> None:
     """Let a product have the bias that makes up for the rounding of its weight, where there is one.
 
-    A bias that several nodes share becomes one for each, called ``b.corrected``.
+    A bias that several nodes share becomes one for each, called ``b.corrected``; a convolution that had none gets one.
 
     Args:
         node: the product, which still reads its float weight.
@@ -96,4 +108,6 @@ def correct_bias(node: Node, codes: Codes, names: Names) -> None:
     if bias is None or bias.values is None or place is None:
         return
     owner, index = place
-    owner.inputs[index] = constant(names.fresh(f"{owner.inputs[index].name}.corrected"), bias.values)
+    found = optional(owner, index)
+    made = constant(names.fresh(f"{found.name if found is not None else node.name + '.bias'}.corrected"), bias.values)
+    owner.inputs = [*owner.inputs[:index], made, *owner.inputs[index + 1 :]]

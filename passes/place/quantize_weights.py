@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.encoding.codes import Codes
-from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed
+from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed, operator_key
 from onnxq.numbers.numerics import QTensor
+from onnxq.operators import OPERATORS
 from onnxq.passes.place.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
@@ -53,9 +54,9 @@ class QuantizeWeights(Pass):
         correct_bias(node, self.codes, names)
         axis = weight.axis % len(node.inputs[weight.index].shape)
         made = [_replace(node, weight.index, self.codes.weights[node.name, weight.index], axis, names)]
-        bias = self.codes.biases.get(node.name)
-        if decision.bias is not None and bias is not None and bias.codes is not None:
-            made.append(_replace(node, decision.bias, bias.codes, len(node.inputs[decision.bias].shape) - 1, names))
+        bias, index = self.codes.biases.get(node.name), OPERATORS[operator_key(node)].bias
+        if index is not None and bias is not None and bias.codes is not None:
+            made.append(_replace(node, index, bias.codes, len(node.inputs[index].shape) - 1, names))
         return made
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -28,12 +29,27 @@ def invoke(*arguments: str) -> Result:
 
 def test_nothing_is_taken_when_nothing_is_given() -> None:
     assert invoke().exit_code == 0
-    assert TAKEN == [{"images": None, "collection": None, "chain": {}}]
+    assert [{"images": ImageOptions(), "collection": None, "chain": {}}] == TAKEN
+
+
+def test_images_have_the_defaults_that_help_shows() -> None:
+    shown = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    plain = ImageOptions()
+    assert (plain.mean, plain.std, plain.scale) == ((0.0,), (1.0,), 1 / 255)
+    for default in ("0", "1", "1/255", plain.channels, plain.fit):
+        assert f"[default: {default}]" in shown
+
+
+def test_every_image_option_of_the_command_line_is_a_field() -> None:
+    options = {name for option in command.params if (name := option.name or "").startswith("image_")}
+    assert options == {f"image_{field.name}" for field in dataclasses.fields(ImageOptions)}
 
 
 def test_image_options_become_one_value() -> None:
     invoke("--image-size", "32X48", "--image-mean", "0.5,0.25,0", "--image-fit", "crop")
     assert TAKEN[0]["images"] == ImageOptions(size=(32, 48), mean=(0.5, 0.25, 0), fit="crop")
+    invoke("--image-fit", "crop", "--image-resize", "256", "--image-layout", "NHWC", "--image-scale", "1/128")
+    assert TAKEN[0]["images"] == ImageOptions(fit="crop", resize=256, layout="NHWC", scale=1 / 128)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +81,7 @@ def test_chains_are_parsed() -> None:
         (["--memory", "much"], "expected a size such as 4GB or 512MiB, found 'much'"),
         (["--jobs", "0"], "0 is not in the range"),
         (["--image-size", "32"], "expected HEIGHTxWIDTH such as 224x224, found '32'"),
+        (["--image-scale", "1/0"], "expected a number such as 1/255 or 0.5, found '1/0'"),
         (["--image-mean", "a,b"], "expected numbers separated by commas, found 'a,b'"),
     ],
 )

@@ -8,7 +8,7 @@ from observations import wanted
 
 from onnxq.errors import DataError
 from onnxq.evidence.value_range import Range
-from onnxq.execution.budget import largest_segment, peak_memory, tap_groups, tap_passes, tap_sizes
+from onnxq.execution.budget import hungriest, largest_segment, peak_memory, tap_groups, tap_passes, tap_sizes
 from onnxq.execution.runner import collect
 from onnxq.execution.segments import Segment
 
@@ -65,6 +65,8 @@ def test_what_crosses_counts_beside_the_tensors_of_a_segment() -> None:
     assert largest_segment(PARTS, SIZES) == 4 + 3 + 2 + 4
     with pytest.raises(DataError, match="Tensor 'd' takes 6 bytes, expected at most the 5"):
         tap_passes(PARTS, SIZES, SIZES, 9)
+    assert hungriest(PARTS, SIZES, SIZES) == ("d", 10)
+    assert hungriest(PARTS, SIZES, ["x"]) == ("", 0)
 
 
 def test_memory_is_counted_in_bytes() -> None:

@@ -15,7 +15,7 @@ from onnxq.evidence.value_range import Range
 from onnxq.execution.chain import ChainedSamples, parse_chain, with_optional
 from onnxq.execution.runner import collect
 from onnxq.samples.data import open_samples
-from onnxq.samples.inputs import model_inputs
+from onnxq.samples.inputs import Sample, model_inputs
 
 
 def running_sum(dtype: int = TensorProto.FLOAT, dims: tuple[object, ...] = ("N", 2)) -> onnx.ModelProto:
@@ -110,3 +110,86 @@ def test_a_state_that_is_not_given_is_zero_of_its_type(dtype: int) -> None:
     (sample,) = ChainedSamples([{"x": np.ones((1, 2), plain)}], running_sum(dtype), CHAIN)
     assert sample["before"].dtype == plain
     assert sample["before"].tolist() == [[0, 0]]
+
+
+def cache(past: str) -> onnx.ModelProto:
+    """Return attention over a cache of keys, which grows by those of each sample."""
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch, new, 4] x, float{past} keys) => (float[batch, new, 4] y, float[batch, all, 4] keysN) {{
+            keysN = Concat <axis = 1> (keys, x)
+            turned = Transpose <perm = [0, 2, 1]> (keysN)
+            products = MatMul (x, turned)
+            weights = Softmax <axis = -1> (products)
+            y = MatMul (weights, keysN)
+        }}""")
+
+
+KEYS = {"keysN": "keys"}
+
+
+def words(*counts: int) -> list[Sample]:
+    generator = np.random.default_rng(0)
+    return [{"x": generator.normal(size=(1, count, 4)).astype(np.float32)} for count in counts]
+
+
+@pytest.mark.parametrize("past", ["[batch, past, 4]", "[unk__1, unk__2, 4]", "[other, past, 4]"])
+def test_a_cache_starts_without_a_phantom(past: str) -> None:
+    told: list[str] = []
+    samples = ChainedSamples(words(3, 1, 2), cache(past), KEYS, told.append)
+    assert [sample["keys"].shape for sample in samples] == [(1, 0, 4), (1, 3, 4), (1, 4, 4)]
+    assert told == []
+
+
+def test_a_named_dimension_is_that_of_the_sample() -> None:
+    rows = [{"x": np.ones((5, 2), np.float32)}] * 2
+    told: list[str] = []
+    samples = ChainedSamples(rows, running_sum(), CHAIN, told.append)
+    assert [sample["before"].shape for sample in samples] == [(5, 2), (5, 2)]
+    assert told == []
+
+
+def test_statistics_of_a_cache_are_those_of_what_was_given() -> None:
+    given = words(3, 1)
+    found = collect(
+        cache("[batch, past, 4]"), ChainedSamples(given, cache("[batch, past, 4]"), KEYS), wanted(["keys", "keysN"])
+    )
+    values = np.concatenate([sample["x"].ravel() for sample in given])
+    assert found.of("keysN").need(Range).minimum == values.min()
+    assert found.of("keysN").need(Range).maximum == values.max()
+    assert found.of("keys").need(Range).maximum == given[0]["x"].max()
+
+
+MEAN = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 2] x, float[p, 2] before) => (float[q, 2] y, float[q, 2] total) {
+        sum = ReduceSum <keepdims = 0> (before)
+        ones = Exp(before)
+        count = ReduceSum <keepdims = 0> (ones)
+        mean = Div(sum, count)
+        total = Add(x, mean)
+        y = Neg(total)
+    }"""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [running_sum(dims=(None, 2)), onnx.parser.parse_model(MEAN)],
+    ids=["nothing is added to", "the mean of nothing"],
+)
+def test_a_model_that_does_not_run_from_nothing_gets_one_element_and_says_so(model: onnx.ModelProto) -> None:
+    told: list[str] = []
+    samples = ChainedSamples(ROWS, model, CHAIN, told.append)
+    assert befores(samples) == befores(samples)
+    assert befores(samples)[0] == [0, 0]
+    (sentence,) = told
+    assert sentence.startswith(
+        "chained input 'before' starts from zeros of shape [1, 2], since the model does not run from an empty one; "
+    )
+
+
+def test_a_state_of_unknown_rank_has_to_be_brought() -> None:
+    model = running_sum()
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    with pytest.raises(SchemeError, match=r"'before' float32\[any rank\] has no zeros to start from"):
+        list(ChainedSamples(ROWS, model, CHAIN))
+    brought = [{**ROWS[0], "before": np.float32([[100, 0]])}]
+    assert befores(ChainedSamples(brought, model, CHAIN)) == [[100, 0]]

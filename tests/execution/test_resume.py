@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,7 @@ def test_what_is_of_something_else_is_not_used(
 ) -> None:
     if "model" in changes:
         proto = onnx.load(MODEL)
-        proto.producer_name = "another"
+        proto.graph.initializer.add(name="unused", data_type=onnx.TensorProto.FLOAT, dims=[0])
         changes = {"model": tmp_path / "other.onnx"}
         onnx.save(proto, tmp_path / "other.onnx")
     save_statistics(whole(), tmp_path / "s.npz")
@@ -255,8 +256,18 @@ def test_a_memory_budget_splits_the_taps_and_does_not_show(
     collection = Collection(memory=1_000_000 + ahead + max(sizes.values()) * 8, checkpoint=tmp_path / "s.npz")
     assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()
     assert runs[:-1] == [(48, 11), (48, 13)]
-    with pytest.raises(DataError, match="that the memory budget leaves beside the model"):
+    with pytest.raises(DataError) as caught:
         calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), dataclasses.replace(collection, memory=1_000_100 + ahead))
+    found = re.fullmatch(
+        r"--memory is (\d+) MB, expected at least (\d+) MB: 1 MB of the process, (\d+) MB of samples on their way and "
+        r"1 MB of tensor '[^']+' with what is computed beside it; raise it",
+        str(caught.value),
+    )
+    assert found is not None
+    given, enough, waiting = (int(number) for number in found.groups())
+    assert given <= enough <= 1 + waiting + 1
+    enough_memory = dataclasses.replace(collection, memory=enough * 10**6, checkpoint=None)
+    assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), enough_memory) == whole()
 
 
 PROGRAM = """

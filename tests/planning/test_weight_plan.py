@@ -102,6 +102,19 @@ def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
     )
 
 
+@pytest.mark.parametrize(("rows", "mode"), [(2, Mode.FLOAT), (7, Mode.FLOAT), (8, Mode.STORAGE), (50, Mode.STORAGE)])
+def test_a_table_of_few_rows_stays_float(rows: int, mode: Mode) -> None:
+    decision = decide(call("Gather", (rows, 384), index=0), mode=Mode.STORAGE)
+    assert decision.mode is mode
+    assert ("errors would stand everywhere" in decision.reason) is (mode is Mode.FLOAT)
+
+
+def test_few_rows_of_many_values_are_stored_and_other_frameworks_followed() -> None:
+    assert decide(call("Gather", (2, 16384), index=0), mode=Mode.STORAGE).mode is Mode.STORAGE
+    burn = Spec("int8-narrow", method=Method.BURN)
+    assert decide(call("Gather", (2, 384), index=0), burn, Mode.STORAGE).mode is Mode.STORAGE
+
+
 def test_indices_of_unknown_rank_are_no_obstacle_to_storage() -> None:
     node = call("Gather", (50, 32), index=0)
     node.inputs[1].shape = None
@@ -134,8 +147,8 @@ def test_nodes_without_large_float_weights_stay_float(node: Node) -> None:
 
 
 def test_small_tables_stay_float() -> None:
-    node = call("Gather", (2, 384), index=0)
-    assert decide(node).reason == "a table of 768 values saves nothing as codes"
+    node = call("Gather", (20, 32), index=0)
+    assert decide(node).reason == "a table of 640 values saves nothing as codes"
     assert decide(node, mode=Mode.STORAGE).mode is Mode.STORAGE
 
 

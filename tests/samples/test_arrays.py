@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ def test_npy_arrays_are_read_whole_and_by_row(array: NDArray[np.generic], tmp_pa
     stored = npy_array(path)
     assert (stored.shape, stored.dtype) == (array.shape, array.dtype.newbyteorder("="))
     assert np.array_equal(stored.read(), array)
-    assert [row.tolist() for row in stored.rows()] == array.tolist()
+    assert [row.tolist() for row in stored.rows(range(len(array)))] == array.tolist()
+    assert [row.tolist() for row in stored.rows([len(array) - 1])] == array[-1:].tolist()
     assert stored.read().dtype.isnative
 
 
@@ -43,7 +45,7 @@ def test_rows_hold_one_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "a.npy"
     np.save(path, np.zeros((100, 10), np.float32))
     monkeypatch.setattr("onnxq.samples.arrays.ARRAY_LIMIT", 40)
-    assert len(list(npy_array(path).rows())) == 100
+    assert len(list(npy_array(path).rows(range(100)))) == 100
     with pytest.raises(DataError, match="declares 4000 bytes, expected at most 40"):
         npy_array(path).read()
 
@@ -62,3 +64,11 @@ def test_a_newer_npy_version_is_refused(tmp_path: Path) -> None:
     path.write_bytes(stream.getvalue())
     with pytest.raises(DataError, match=r"is .npy version \(3, 0\)"):
         npy_array(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_rows_of_an_archive_are_picked(save: Callable[..., None], tmp_path: Path) -> None:
+    array = np.arange(200_000, dtype=np.float32).reshape(100, 2000)
+    save(tmp_path / "a.npz", x=array)
+    picked = npz_arrays(tmp_path / "a.npz")["x"].rows([0, 7, 99])
+    assert [row[0] for row in picked] == [0, 14_000, 198_000]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError
-from onnxq.samples.data import Input, Sample, open_samples
+from onnxq.samples.arrays import StoredArray
+from onnxq.samples.data import Input, Sample, evenly, open_samples
 
 FLOAT = np.dtype(np.float32)
 X = Input("x", FLOAT, ("N", 2))
@@ -55,12 +57,89 @@ def test_a_re_iterable_without_length_is_counted() -> None:
     assert len(open_samples(Loader(), SINGLE)) == 3
 
 
-def test_an_iterable_that_shrinks_is_noticed() -> None:
+def test_a_list_that_shrinks_is_noticed() -> None:
     source = dicts(3)
     samples = open_samples(source, SINGLE)
     source.pop()
-    with pytest.raises(DataError, match="gave 2 samples, expected 3 as when opened"):
+    with pytest.raises(DataError, match="now has 2, expected 3 as when opened"):
         list(samples)
+
+
+class Shuffled(list[Sample]):
+    """Begins elsewhere in each pass, as data sets that shuffle or augment do."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.passes += 1
+        return iter([*self[self.passes :], *self[: self.passes]])
+
+
+class Augmented:
+    """Adds something new to each sample in each pass, and has a length."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[Sample]:
+        return ({"x": sample["x"] + np.float32(self.generator.random())} for sample in dicts(3))
+
+
+@pytest.mark.parametrize("kind", [Shuffled, Augmented])
+def test_all_passes_over_an_iterable_that_changes_see_the_same(kind: type[Shuffled] | type[Augmented]) -> None:
+    source = Shuffled(dicts(3)) if kind is Shuffled else Augmented()
+    samples = open_samples(source, SINGLE)
+    assert firsts(samples) == firsts(samples) == firsts(samples)
+    assert len(firsts(samples)) == 3
+
+
+def test_one_dict_of_an_iterable_is_one_sample_whatever_its_batch() -> None:
+    batches = [{"x": rows(4)}, {"x": rows(2)}]
+    for source in (batches, iter(batches)):
+        assert [sample["x"].shape for sample in open_samples(source, (X,))] == [(4, 2), (2, 2)]
+
+
+def test_an_iterable_without_end_is_refused_unless_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.samples.data.MOST_SAMPLES", 5)
+    with pytest.raises(DataError, match="holds 6 samples, expected at most 5"):
+        open_samples(cycle(dicts(2)), SINGLE)
+    assert firsts(open_samples(cycle(dicts(2)), SINGLE, limit=3)) == [0, 2, 0]
+
+
+def test_evenly_reads_only_what_it_picks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, row in enumerate(rows(6)):
+        np.save(tmp_path / f"{index}.npy", row[None])
+    np.savez(tmp_path / "6.npz", x=rows(4))
+    samples = open_samples(tmp_path, SINGLE)
+    read: list[Path | str] = []
+    one, several = StoredArray.read, StoredArray.rows
+    monkeypatch.setattr(StoredArray, "read", lambda array: read.append(Path(array.where).stem) or one(array))
+    monkeypatch.setattr(StoredArray, "rows", lambda array, at: read.append(f"rows {list(at)}") or several(array, at))
+    assert firsts(evenly(samples, 4)) == [0, 6, 0, 6]
+    assert read == ["0", "3", "rows [0, 3]"]
+
+
+@pytest.mark.parametrize(("count", "most"), [(3, 9), (9, 3), (1, 1), (5, 1)])
+def test_evenly_is_the_same_for_samples_lists_and_streams(count: int, most: int) -> None:
+    class Stream:
+        def __len__(self) -> int:
+            return count
+
+        def __iter__(self) -> Iterator[Sample]:
+            return iter(dicts(count))
+
+    kinds = (open_samples(dicts(count), SINGLE), open_samples(iter(dicts(count)), SINGLE), dicts(count), Stream())
+    found = [firsts(evenly(samples, most)) for samples in kinds]
+    assert found == found[:1] * 4
+    assert len(found[0]) == min(count, most)
+
+
+def test_evenly_keeps_within_the_limit(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", rows(10))
+    assert firsts(evenly(open_samples(tmp_path, SINGLE, limit=4), 2)) == [0, 6]
 
 
 def test_a_one_shot_iterator_can_be_iterated_again_and_leaves_nothing(
@@ -146,6 +225,26 @@ def test_a_leading_dimension_that_is_no_batch_belongs_to_the_sample(dim: str | N
     np.savez(tmp_path / "a.npz", x=rows(5))
     (sample,) = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
     assert sample["x"].shape == (5, 2)
+
+
+def test_500_images_stacked_on_an_axis_that_nobody_named_are_500_samples(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((500, 1, 2, 2), np.float32))
+    images = Input("x", FLOAT, ("s0", 1, 2, 2), open_batch=True)
+    samples = open_samples(tmp_path, (images,))
+    assert len(samples) == 500
+    assert next(iter(samples))["x"].shape == (1, 1, 2, 2)
+
+
+def test_an_axis_more_tells_one_long_sample_from_many_short_ones(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", rows(5)[None])
+    (sample,) = open_samples(tmp_path, (Input("x", FLOAT, (None, 2), open_batch=True),))
+    assert sample["x"].shape == (5, 2)
+
+
+def test_a_stack_that_lacks_an_input_is_told_which(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3, 2), np.float32))
+    with pytest.raises(DataError, match=r"a.npz: input 'n' int64\[\] is missing, found 'x'"):
+        open_samples(tmp_path / "a.npz", PAIR)
 
 
 @pytest.mark.parametrize("dim", ["batch", "batch_size", "N", "b"])

@@ -84,8 +84,8 @@ def test_grayscale_and_transparent_files_become_rgb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 3, None, None), "has no fixed height and width"),
-        ((1, 8, 8, 8), "shows no clear channel axis"),
+        ((1, 3, None, None), "has no fixed height and width; give --image-size"),
+        ((1, 8, 8, 8), "shows no clear channel axis, expected 1 or 3 channels; give --image-layout"),
         ((1, 3, 8, 3), "shows no clear channel axis"),
         ((1, 10), "takes no images, expected rank 4"),
         (None, "takes no images, expected rank 4"),
@@ -96,9 +96,46 @@ def test_an_input_that_images_do_not_fit_is_told_why(shape: Any, message: str, r
         list(open_samples(red, (Input("x", FLOAT, shape),), images=ImageOptions()))
 
 
-def test_images_need_options(red: Path) -> None:
-    with pytest.raises(DataError, match=r"red.png is an image, expected image options"):
-        list(open_samples(red, (NCHW,)))
+def test_without_options_the_defaults_hold(red: Path) -> None:
+    (sample,) = open_samples(red, (NCHW,))
+    assert np.allclose(sample["x"][0, :, 0, 0], (1, 0, 0.2))
+
+
+def test_pictures_are_turned_upright(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (2, 4), (0, 0, 0))
+    picture.paste((255, 255, 255), (0, 0, 2, 1))
+    turned = Image.Exif()
+    # 6: what is the left side of the stored pixels is the top of the picture.
+    turned[0x0112] = 6
+    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=turned)
+    (sample,) = open_samples(tmp_path, (Input("x", FLOAT, (1, 3, 4, 2)),))
+    assert sample["x"][0, 0].tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 25), (25, 40), (31, 31)])
+@pytest.mark.parametrize("resize", [12, 20, 64])
+def test_the_centre_is_cut_out_of_the_resized_picture(width: int, height: int, resize: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    options = ImageOptions(size=(8, 12), scale=1.0, fit="crop", resize=resize)
+    (sample,) = open_samples(tmp_path, (Input("x", FLOAT, (1, None, None, 3)),), images=options)
+    sides = int(resize * width / min(width, height)), int(resize * height / min(width, height))
+    whole = np.asarray(Image.fromarray(pixels).resize(sides, Image.Resampling.BILINEAR), np.float32)
+    left, top = round((sides[0] - 12) / 2), round((sides[1] - 8) / 2)
+    assert np.abs(sample["x"][0] - whole[top : top + 8, left : left + 12]).max() <= 1
+
+
+def test_a_resized_picture_that_does_not_cover_the_size_is_told(red: Path) -> None:
+    options = ImageOptions(size=(8, 8), fit="crop", resize=4)
+    with pytest.raises(DataError, match=r"red.png is 4x8 once resized, expected at least 8x8; raise --image-resize"):
+        list(open_samples(red, (NCHW,), images=options))
+
+
+def test_a_ribbon_of_a_picture_is_resized_in_little_memory(tmp_path: Path) -> None:
+    Image.new("RGB", (30_000, 1), RED).save(tmp_path / "a.png")
+    options = ImageOptions(size=(224, 224), fit="crop", resize=256)
+    (sample,) = open_samples(tmp_path, (Input("x", FLOAT, (1, 3, 224, 224)),), images=options)
+    assert np.allclose(sample["x"][0, :, 7, 7], (1, 0, 0.2))
 
 
 def test_missing_pillow_names_the_extra(red: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +161,10 @@ def test_sixteen_bit_images_are_refused(tmp_path: Path) -> None:
         {"std": (1.0, 1.0, np.nan)},
         {"scale": 0.0},
         {"size": (0, 4)},
+        {"resize": 0, "fit": "crop"},
+        {"resize": 256},
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=f"Image option {next(iter(options))} is"):
+    with pytest.raises(DataError, match=f"^--image-{next(iter(options))} is"):
         ImageOptions(**options)

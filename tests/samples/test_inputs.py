@@ -61,6 +61,11 @@ def test_a_fitting_sample_passes() -> None:
         ({"X": np.zeros((1, 3), np.float32)}, r"s: 'X' is not an input of the model, expected 'x'"),
         ({"x": np.zeros((1, 3))}, r"'x' is float64, expected float32; save it as array.astype\('float32'\)"),
         ({"x": np.zeros((1, 3), np.float16)}, "'x' is float16, expected float32"),
+        (
+            {"x": np.zeros((1, 3), np.uint8)},
+            r"'x' is uint8, expected float32; .* array.astype\('float32'\) / 255 where",
+        ),
+        ({"x": np.array([[1, None, "a"]], object)}, "'x' is object, expected float32"),
         ({"x": np.zeros(3, np.float32)}, r"shape \[3\] of rank 1, expected rank 2"),
         ({"x": np.zeros((1, 4), np.float32)}, r"expected 3 and found 4 on axis 1"),
         ({"x": [[1.0, 2.0, 3.0]]}, "'x' is list, expected a numpy array"),
@@ -109,3 +114,51 @@ def test_an_input_of_an_unknown_element_type_is_refused() -> None:
 
 def test_the_bytes_of_a_sample_are_those_of_its_arrays() -> None:
     assert sample_bytes({"x": np.zeros((2, 3), np.float32), "n": np.int64(1)[None]}) == 32
+
+
+def test_a_missing_input_is_told_before_the_shapes_of_others() -> None:
+    with pytest.raises(DataError, match=r"s: input 'ids' .* is missing, found 'x'"):
+        check_sample({"x": np.zeros((9, 2, 3), np.float32)}, (X, IDS), "s")
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a"])
+def test_an_array_of_objects_holds_strings_alone(value: object) -> None:
+    text = Input("t", np.dtype(object), (None,))
+    with pytest.raises(DataError, match=f"'t' holds {type(value).__name__}, expected strings alone"):
+        check_sample({"t": np.array(["a", value], object)}, (text,), "s")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "found"),
+    [
+        ({"x": ["s0", 3, 224, 224]}, {"y": ["s0", 10]}, [True]),
+        ({"x": ["unk__12", 2048]}, {"y": ["unk__13", 214]}, [True]),
+        ({"x": [None, 3, None, None]}, {"y": None}, [True]),
+        ({"x": [None, 80]}, {"y": [1, 40]}, [False]),
+        ({"x": [None, 80]}, {"y": []}, [False]),
+        ({"x": [None]}, {"y": [None]}, [False]),
+        ({"x": [None, "batch", 80]}, {"y": [None, "batch", 80]}, [False]),
+        ({"x": ["time", 80]}, {"y": ["time", 80]}, [False]),
+        ({"x": [None, None], "state": [2, None, 128]}, {"y": [None, 1]}, [False, False]),
+        ({"x": ["batch", 80], "y": [None]}, {"z": [1]}, [True, True]),
+        ({"x": [1, 80], "y": [None, 4]}, {"z": [1]}, [True, True]),
+        ({"x": [3, 80]}, {"z": [3]}, [False]),
+    ],
+)
+def test_inputs_are_batched_where_the_whole_model_shows_it(
+    inputs: dict[str, list[int | str | None]], outputs: dict[str, list[int | str | None] | None], found: list[bool]
+) -> None:
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in side.items()]
+        for side in (inputs, outputs)
+    ]
+    model = helper.make_model(helper.make_graph([], "g", *values))
+    assert [entry.batched for entry in model_inputs(model)] == found
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_what_a_recurrent_node_reads_begins_with_time(layout: int) -> None:
+    node = helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=4, layout=layout)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, 8]) for name in "xy")
+    (entry,) = model_inputs(helper.make_model(helper.make_graph([node], "g", [x], [y])))
+    assert entry.batched is bool(layout)
