@@ -159,7 +159,7 @@ def rows_of(seen: Seen, request: Request) -> NDArray[Any]:
     """
     axis, groups = seen.axis(request.axis), int(request.option("groups", 1))
     array = seen.values.reshape(seen.array.shape)
-    channels = int(array.shape[axis])
+    channels: int = array.shape[axis]
     if groups < 1 or channels % groups:
         raise DataError(f"Tensor {seen.tensor!r} has {channels} channels, expected a multiple of {groups} groups")
     most = int(request.option("rows", 0)) or None

@@ -113,7 +113,7 @@ def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
         bare = onnx.NodeProto()
         bare.CopyFrom(node)
         for field in ("doc_string", "metadata_props"):
-            bare.ClearField(field)  # type: ignore[arg-type]
+            bare.ClearField(field)
         yield "node", bare
     yield from (("function", function) for function in model.functions)
     yield from (("initializer", tensor) for tensor in graph.initializer)
