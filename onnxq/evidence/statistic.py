@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from functools import cached_property
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,25 @@ from onnxq.evidence.bins import stride_of
 from onnxq.evidence.requests import Option, Request
 from onnxq.samples.inputs import is_floating
 
+Found = TypeVar("Found")
 Arrays = Mapping[str, NDArray[Any]]
 
 MASK = 8192.0
 """Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
+
+
+class _Once(Generic[Found]):
+    """A property that is computed once; unlike functools' up to Python 3.11 it lets other threads compute theirs."""
+
+    def __init__(self, compute: Callable[[Any], Found]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: Any, _: object = None) -> Found:
+        found = self._compute(owner)
+        # What is in the instance is found before what is in its class.
+        vars(owner)[self._compute.__name__] = found
+        return found
 
 
 class Seen:
@@ -38,7 +52,7 @@ class Seen:
         self.sample = sample
         self._index = index
 
-    @cached_property
+    @_Once
     def values(self) -> NDArray[Any]:
         """All elements, float32 or float64 of shape (elements,).
 
@@ -52,7 +66,7 @@ class Seen:
         values = self.array.reshape(-1)
         return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
 
-    @cached_property
+    @_Once
     def ends(self) -> tuple[float, float]:
         """The least and the greatest element.
 
@@ -69,13 +83,13 @@ class Seen:
             )
         return minimum, maximum
 
-    @cached_property
+    @_Once
     def core(self) -> NDArray[Any]:
         """The elements below `MASK` in magnitude, of shape (elements,)."""
         minimum, maximum = self.ends
         return self.values if max(-minimum, maximum) < MASK else self.values[np.abs(self.values) < MASK]
 
-    @cached_property
+    @_Once
     def core_ends(self) -> tuple[float, float]:
         """The least and the greatest element below `MASK` in magnitude; +inf and -inf where there is none."""
         if self.core is self.values:
