@@ -150,7 +150,7 @@ class _Encoding:
         """Return the codes of a weight and what becomes of the bias behind it."""
         source = node.inputs[weight.index]
         recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
-        key = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
+        key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
         if recurrent:
             return self.cache.codes(key, lambda: _rows(source.values, weight)), None
         found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.statistics))
