@@ -30,6 +30,8 @@ Array = NDArray[Any]
 # Their weights are [directions, gates, size], and a gate of each direction is a channel.
 _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
+# Attributes that say where a weight's error goes.
+_FORM: Final = ("transB", "group", "strides")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +152,31 @@ class _Encoding:
         """Return the codes of a weight and what becomes of the bias behind it."""
         source = node.inputs[weight.index]
         recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
-        key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
+        key = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
         if recurrent:
             return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+        behind = self._behind(node, decision) if weight.index == _WEIGHT else None
+        return self.cache.chosen((key, behind), lambda: self._chosen(node, decision, weight, key))
+
+    def _behind(self, node: Node, decision: Decision) -> Hashable:
+        """Return what decides the bias of a weight, and through that the weight's least scales."""
+        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
+        data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
+        place = bias_of(node) if means is not None else None
+        index = decision.bias
+        bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
+        return (
+            *(node.op, *(repr(node.attrs.get(name)) for name in _FORM)),
+            *(decision.mode is Mode.STATIC, decision.bias, self.target, place is not None),
+            None if data is None else float(data.scale),
+            None if means is None else means.tobytes(),
+            None if bias is None else self.cache.digest(bias),
+        )
+
+    def _chosen(
+        self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
+    ) -> tuple[QTensor, Bias | None]:
+        source = node.inputs[weight.index]
         found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.statistics))
         if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
             corrected = self._corrected(node, decision, weight, found, key)
@@ -173,7 +197,7 @@ class _Encoding:
         if means is None or place is None:
             return None
         source, bias = node.inputs[weight.index], optional(*place)
-        form = node.op, *(repr(node.attrs.get(name)) for name in ("transB", "group", "strides"))
+        form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
         lost = self.cache.array(
             ("lacking", key, form, means.tobytes()),
             lambda: lacking(node, source.values, codes, means),
