@@ -158,6 +158,15 @@ def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
+# The NormalFloat of 4 bits of QLoRA (Dettmers et al. 2023, section 3): eight quantiles of the normal distribution below
+# zero and nine from it on, divided by the largest; as bitsandbytes and onnxruntime have them to the last bit.
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
 # Types that the oldest supported onnx does not name.
 _UINT2, _INT2, _FLOAT6E2M3, _FLOAT6E3M2 = 25, 26, 27, 28
 
@@ -182,6 +191,7 @@ _TABLE = (
     _float("float4e2m1", ml_dtypes.float4_e2m1fn, TensorProto.FLOAT4E2M1, 23, Minifloat(2, 1, 6.0)),
     _float("float6e2m3", ml_dtypes.float6_e2m3fn, _FLOAT6E2M3, 28, Minifloat(2, 3, 7.5)),
     _float("float6e3m2", ml_dtypes.float6_e3m2fn, _FLOAT6E3M2, 28, Minifloat(3, 2, 28.0)),
+    _codebook("nf4", _NF4, TensorProto.UINT4, 21),
 )
 
 FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _TABLE})
