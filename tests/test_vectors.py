@@ -25,7 +25,6 @@ from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Rounding, Spec
 from onnxq.numbers.torch_observers import Observer
-from onnxq.numbers.torch_observers import Observer
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 ELEMENTS = {
