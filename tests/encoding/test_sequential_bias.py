@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.encoding.sequential_bias import Layer, Rounded, sequential_biases, told_from_chance
+from onnxq.execution.stage import stages
+from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.numerics import Array, parameters_from_range, quantize
+from onnxq.numbers.weights import quantize_weight
+from onnxq.runtime import open_session, run
+from tests.conftest import Build
+
+LAYERS = (Layer("a", 1, "b0"), Layer("c", 1, "b1"), Layer("y", -1, "b2"))
+FREE = ("w0", "w1", "w2", "b0", "b1", "b2")
+GENERATOR = np.random.default_rng(5)
+SAMPLES = [{"x": GENERATOR.random((1, 3, 6, 6), np.float32)} for _ in range(12)]
+
+
+@pytest.fixture(scope="module")
+def network(build: Build) -> onnx.ModelProto:
+    return build(
+        """(float[1,3,6,6] x) => (float[1,36,5] y) {
+        a = Conv <pads = [1,1,1,1]> (x, w0, b0)
+        b = Relu(a)
+        c = Conv(b, w1, b1)
+        shape = Constant <value = int64[3] {1, 4, 36}> ()
+        d = Reshape(c, shape)
+        e = Transpose <perm = [0,2,1]> (d)
+        product = MatMul(e, w2)
+        y = Add(product, b2)
+        }""",
+        w0=(8, 3, 3, 3),
+        b0=(8,),
+        w1=(4, 8, 1, 1),
+        b1=(4,),
+        w2=(4, 5),
+        b2=(5,),
+    )
+
+
+def coarse(array: Array) -> Array:
+    """Return what 3 bits leave of values."""
+    parameters = parameters_from_range(array.min(), array.max(), FORMATS["uint2"], symmetric=False)
+    return quantize(array, parameters, FORMATS["uint2"]).dequantize()
+
+
+def rounded_of(model: onnx.ModelProto) -> Rounded:
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    codes = {name: quantize_weight(stored[name], FORMATS["int4"], None).dequantize() for name in ("w0", "w1", "w2")}
+    return Rounded(codes | {name: stored[name] for name in ("b0", "b1", "b2")}, {"b": coarse, "c": coarse})
+
+
+def outputs(model: onnx.ModelProto, rounded: Rounded, biases: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Return what the layers give with rounded weights and data."""
+    parts = stages(model, ["b", "c"], observed=["a"], free=FREE)
+    found = []
+    for sample in SAMPLES:
+        values = dict(sample)
+        for part in parts:
+            weights = {name: {**rounded.weights, **biases}[name] for name in part.weights}
+            made = part.run(values, weights)
+            values |= rounded.of(made)
+            found.append({name: made[name] for name in made if name in ("a", "c", "y")})
+    return found
+
+
+def channel_means(given: list[dict[str, Array]], name: str, axis: int) -> Array:
+    arrays = np.concatenate([one[name] for one in given if name in one])
+    return arrays.mean(tuple(i for i in range(arrays.ndim) if i != axis % arrays.ndim), dtype=np.float64)
+
+
+def corrected(model: onnx.ModelProto, samples: list[dict[str, Array]], layers: tuple[Layer, ...]) -> dict[str, Array]:
+    parts = stages(model, ["b", "c"], observed=["a"], free=FREE)
+    return sequential_biases(parts, samples, layers, rounded_of(model))
+
+
+def test_every_channel_gets_the_mean_of_the_float_model(network: onnx.ModelProto) -> None:
+    rounded, exact = rounded_of(network), Rounded({}, {})
+    biases = corrected(network, SAMPLES, LAYERS)
+    assert {name: (bias.dtype, bias.shape) for name, bias in biases.items()} == {
+        name: (np.dtype(np.float32), (size,)) for name, size in (("b0", 8), ("b1", 4), ("b2", 5))
+    }
+    own = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in network.graph.initializer}
+    for layer in LAYERS:
+        wanted = channel_means(outputs(network, exact, own), layer.output, layer.axis)
+        before = channel_means(outputs(network, rounded, {}), layer.output, layer.axis) - wanted
+        after = channel_means(outputs(network, rounded, biases), layer.output, layer.axis) - wanted
+        assert np.abs(after).max() < 0.1 * np.abs(before).max()
+
+
+def test_the_output_gets_nearer_to_the_float_models(network: onnx.ModelProto) -> None:
+    rounded = rounded_of(network)
+    session = open_session(network)
+    exact = [run(session, sample)[0] for sample in SAMPLES]
+
+    def noise(biases: Mapping[str, Array]) -> float:
+        made = [one["y"] for one in outputs(network, rounded, biases) if "y" in one]
+        return float(sum(np.square(one - other).sum() for one, other in zip(exact, made, strict=True)))
+
+    assert noise(corrected(network, SAMPLES[::2], LAYERS)) < 0.7 * noise({})
+
+
+@pytest.mark.parametrize("samples", [[], SAMPLES[:1]])
+def test_too_few_samples_change_no_bias(network: onnx.ModelProto, samples: list[dict[str, Array]]) -> None:
+    rounded = rounded_of(network)
+    for name, bias in corrected(network, samples, LAYERS).items():
+        assert bias.tolist() == rounded.weights[name].tolist()
+
+
+def test_layers_that_no_part_gives_are_left_alone(network: onnx.ModelProto) -> None:
+    parts = stages(network, ["b"], free=FREE)
+    assert set(sequential_biases(parts, SAMPLES, LAYERS, rounded_of(network))) == {"b2"}
+
+
+@given(st.integers(4, 20), st.integers(0, 1000))
+def test_a_steady_error_is_corrected_in_full_and_noise_hardly(samples: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    noise = generator.standard_normal((samples, 400))
+    elements = generator.integers(1, 9, samples)
+    steady = np.full((samples, 1), 3.0) * elements[:, None]
+    assert told_from_chance(steady, elements) == pytest.approx([3.0])
+    found = told_from_chance(noise * elements[:, None], elements)
+    plain = (noise * elements[:, None]).sum(0) / elements.sum()
+    assert (np.abs(found) <= np.abs(plain)).all()
+    assert np.square(found).sum() < 0.5 * np.square(plain).sum()
+
+
+def test_samples_without_elements_say_nothing() -> None:
+    assert told_from_chance(np.array([[4.0], [0.0], [6.0]]), np.array([2, 0, 3])) == pytest.approx([2.0])
+    assert told_from_chance(np.array([[4.0], [0.0]]), np.array([2, 0])).tolist() == [0.0]
