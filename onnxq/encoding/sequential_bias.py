@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from onnxq.execution.activations import Activations
 from onnxq.execution.stage import Stage
+from onnxq.graph import Constant, Graph
+from onnxq.planning.corrections import bias_of
+from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
 
 Floats = NDArray[np.float64]
@@ -49,6 +52,23 @@ class Rounded:
         return {
             name: self.activations[name](array) if name in self.activations else array for name, array in values.items()
         }
+
+
+def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
+    """Return the layers of a plan whose biases can be corrected, by node in the order of the main graph.
+
+    Left out are biases that several nodes share, and those that no plan corrects.
+    """
+    found = {}
+    for node in graph.nodes:
+        decision = plan.by_node.get(node.name)
+        place = bias_of(node) if decision is not None and decision.mean is not None else None
+        if place is not None:
+            owner, index = place
+            bias: Constant = owner.inputs[index]
+            if len(bias.outputs) == 1:
+                found[node.name] = Layer(owner.outputs[0].name, 1 if node.op == "Conv" else -1, bias.name)
+    return found
 
 
 def sequential_biases(

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.encoding.sequential_bias import Layer, Rounded, sequential_biases, told_from_chance
+from onnxq.encoding.sequential_bias import Layer, Rounded, layers_of, sequential_biases, told_from_chance
 from onnxq.execution.stage import stages
+from onnxq.modelfile import read_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import Array, parameters_from_range, quantize
 from onnxq.numbers.weights import quantize_weight
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
+from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
+from onnxq.targets import TARGETS
 from tests.conftest import Build
 
 LAYERS = (Layer("a", 1, "b0"), Layer("c", 1, "b1"), Layer("y", -1, "b2"))
@@ -134,3 +139,28 @@ def test_a_steady_error_is_corrected_in_full_and_noise_hardly(samples: int, seed
 def test_samples_without_elements_say_nothing() -> None:
     assert told_from_chance(np.array([[4.0], [0.0], [6.0]]), np.array([2, 0, 3])) == pytest.approx([2.0])
     assert told_from_chance(np.array([[4.0], [0.0]]), np.array([2, 0])).tolist() == [0.0]
+
+
+def test_the_layers_of_a_plan_are_those_with_a_bias_of_their_own(build: Build) -> None:
+    model = build(
+        """(float[1,3,6,6] x) => (float[1,3,5] y) {
+        [first] a = Conv <pads = [1,1,1,1]> (x, w0, shared)
+        [second] b = Conv <pads = [1,1,1,1]> (a, w0, shared)
+        [third] c = Conv (b, w1, own)
+        shape = Constant <value = int64[3] {1, 3, 36}> ()
+        d = Reshape(c, shape)
+        [product] e = MatMul(d, w2)
+        [bias] f = Add(column, e)
+        [last] y = MatMul(f, w3)
+        }""",
+        w0=(3, 3, 3, 3),
+        shared=(3,),
+        w1=(3, 3, 1, 1),
+        own=(3,),
+        w2=(36, 5),
+        column=(5,),
+        w3=(5, 5),
+    )
+    graph = prepare(read_model(model))
+    plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    assert layers_of(graph, plan) == {"third": Layer("c", 1, "own"), "product": Layer("f", -1, "column")}
