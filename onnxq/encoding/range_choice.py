@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -102,7 +103,7 @@ def takes_off(noise: Noise, found: Noise) -> bool:
     taken = noise[:, worst] - found[:, worst]
     if len(taken) < 2 or not np.isfinite(taken).all():
         return True
-    return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * len(taken) ** 0.5
+    return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
 def _worst(noise: Noise) -> float:
