@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnxq.execution.activations import Activations
 from onnxq.execution.stage import Stage
 from onnxq.graph import Constant, Graph
+from onnxq.numbers.numerics import QTensor
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
@@ -40,11 +41,11 @@ class Rounded:
     """What rounding makes of a model.
 
     Attributes:
-        weights: values by initializer that codes stand for; the biases to start from are among them.
+        weights: by initializer, those that are codes; biases to start from are among them.
         activations: what becomes of the values of a tensor, for tensors behind whose nodes stages end.
     """
 
-    weights: Mapping[str, Array]
+    weights: Mapping[str, QTensor | Array]
     activations: Mapping[str, Rounding]
 
     def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -52,6 +53,11 @@ class Rounded:
         return {
             name: self.activations[name](array) if name in self.activations else array for name, array in values.items()
         }
+
+    def weights_of(self, part: Stage) -> dict[str, Array]:
+        """Return the values that codes stand for, of the free weights of a part."""
+        found = ((name, self.weights[name]) for name in part.weights if name in self.weights)
+        return {name: values.dequantize() if isinstance(values, QTensor) else values for name, values in found}
 
 
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
@@ -103,10 +109,10 @@ def sequential_biases(
             exact.put(number, sample)
             coded.put(number, rounded.of(sample))
             order.append(number)
-        for part in parts if order else ():
+        for part in parts[: _corrected(parts, layers)] if order else ():
             own = [layer for layer in layers if layer.output in part.outputs]
             kept = [name for name in part.outputs if name in part.kept]
-            given = {name: rounded.weights[name] for name in part.weights if name in rounded.weights}
+            given = rounded.weights_of(part)
             with part:
                 expected: dict[Layer, list[_Sums]] = {layer: [] for layer in own}
                 for number in order:
@@ -128,6 +134,12 @@ def sequential_biases(
             exact.keep(part.kept)
             coded.keep(part.kept)
     return found
+
+
+def _corrected(parts: Sequence[Stage], layers: Sequence[Layer]) -> int:
+    """Return how many parts there are up to the last one with a layer."""
+    outputs = {layer.output for layer in layers}
+    return max((place for place, part in enumerate(parts, 1) if outputs.intersection(part.outputs)), default=0)
 
 
 def told_from_chance(sums: Floats, elements: NDArray[np.int64]) -> Floats:

@@ -57,7 +57,7 @@ def coarse(array: Array) -> Array:
 
 def rounded_of(model: onnx.ModelProto) -> Rounded:
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    codes = {name: quantize_weight(stored[name], FORMATS["int4"], None).dequantize() for name in ("w0", "w1", "w2")}
+    codes = {name: quantize_weight(stored[name], FORMATS["int4"], None) for name in ("w0", "w1", "w2")}
     return Rounded(codes | {name: stored[name] for name in ("b0", "b1", "b2")}, {"b": coarse, "c": coarse})
 
 
@@ -68,7 +68,7 @@ def outputs(model: onnx.ModelProto, rounded: Rounded, biases: Mapping[str, Array
     for sample in SAMPLES:
         values = dict(sample)
         for part in parts:
-            weights = {name: {**rounded.weights, **biases}[name] for name in part.weights}
+            weights = {**rounded.weights_of(part), **{name: biases[name] for name in part.weights if name in biases}}
             made = part.run(values, weights)
             values |= rounded.of(made)
             found.append({name: made[name] for name in made if name in ("a", "c", "y")})
