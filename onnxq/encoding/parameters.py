@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,16 @@ from onnxq.planning.plan import Plan
 RangeMethod = Callable[[TensorStatistics], tuple[float, float]]
 
 
-def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMethod) -> Mapping[str, Parameters]:
+def activation_parameters(
+    plan: Plan, statistics: Statistics, method: RangeMethod, own: Mapping[str, RangeMethod] = MappingProxyType({})
+) -> Mapping[str, Parameters]:
     """Turn what calibration saw into scales and zero points; tensors of one group share them.
 
     Args:
         plan: names the tensors, their specs and their groups.
         statistics: of at least ``plan.taps``.
         method: which range the statistics of a tensor mean.
+        own: methods of single tensors, which go before.
 
     Returns:
         Parameters by tensor name.
@@ -35,7 +39,9 @@ def activation_parameters(plan: Plan, statistics: Statistics, method: RangeMetho
     """
     ranges: dict[str, tuple[float, float]] = {}
     for activation in plan.activations:
-        found = activation.fixed_range or _calibrated_range(activation.tensor, statistics, method)
+        found = activation.fixed_range or _calibrated_range(
+            activation.tensor, statistics, own.get(activation.tensor, method)
+        )
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {

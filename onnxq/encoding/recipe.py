@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import hashlib
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from onnxq.encoding.parameters import RangeMethod
+from onnxq.encoding.range_choice import RangeChoice
 from onnxq.evidence.ranges import MinMax
+from onnxq.numbers.numerics import Array
 
 
 @dataclass(frozen=True)
@@ -15,14 +19,28 @@ class Recipe:
 
     Attributes:
         ranges: which range the statistics of a tensor mean.
+        own_ranges: by tensor, where another than `ranges` says so.
+        biases: by node, in the shape and type of those of the model: biases that were found to make up for all rounding
+            in front of them, in the place of those that make up for the mean of the own weight's.
     """
 
     ranges: RangeMethod = field(default_factory=MinMax)
+    own_ranges: Mapping[str, RangeMethod] = field(default_factory=lambda: MappingProxyType({}))
+    biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_choice(cls, choice: RangeChoice[RangeMethod]) -> Recipe:
+        """Return the recipe with these ranges and nothing else."""
+        return cls(choice.default, choice.own)
 
     @property
     def key(self) -> Hashable:
         """What tells recipes apart that give other codes."""
-        return repr(self.ranges)
+        biases = hashlib.blake2b()
+        for node in sorted(self.biases):
+            biases.update(node.encode() + self.biases[node].tobytes())
+        own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
+        return repr(self.ranges), own, biases.digest()
 
 
 USUAL = Recipe()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.encoding.codes import Codes
+from onnxq.encoding.recipe import Recipe
 from onnxq.execution.activations import Activations
-from onnxq.execution.stage import Stage
+from onnxq.execution.stage import Stage, stages
 from onnxq.graph import Constant, Graph
-from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
@@ -58,6 +63,66 @@ class Rounded:
         """Return the values that codes stand for, of the free weights of a part."""
         found = ((name, self.weights[name]) for name in part.weights if name in self.weights)
         return {name: values.dequantize() if isinstance(values, QTensor) else values for name, values in found}
+
+
+def with_sequential_biases(
+    recipe: Recipe, plan: Plan, graph: Graph, codes: Codes, model: Path, samples: Iterable[Mapping[str, Array]]
+) -> Recipe:
+    """Return a recipe whose biases make up for all that a plan's rounding does in front of them; see below.
+
+    Float nodes beside static ones are taken to read rounded data too. Bodies of control flow run in float, and
+    nothing in them is corrected.
+
+    Args:
+        recipe: how the codes were chosen.
+        plan: what becomes of each node.
+        graph: the prepared graph.
+        codes: of the plan, by the recipe.
+        model: the file of the prepared graph.
+        samples: inputs by name.
+
+    Raises:
+        DataError: a sample does not run.
+        OutputError: the disk has no room for the activations.
+    """
+    layers = layers_of(graph, plan)
+    if not layers:
+        return recipe
+    rounded = rounded_by(codes, plan, graph)
+    outputs = [layer.output for layer in layers.values()]
+    parts = stages(model, rounded.activations.keys(), observed=outputs, free=rounded.weights.keys())
+    found = sequential_biases(parts, samples, tuple(layers.values()), rounded)
+    biases = {node: found[layer.bias] for node, layer in layers.items() if layer.bias in found}
+    return replace(recipe, biases={**recipe.biases, **biases})
+
+
+def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
+    """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers."""
+    weights: dict[str, QTensor | Array] = dict(codes.constants)
+    biases = {node: layer.bias for node, layer in layers_of(graph, plan).items()}
+    made = {tensor.name for tensor in graph.inputs}
+    for node in graph.nodes:
+        made.update(tensor.name for tensor in node.outputs)
+        for index, tensor in enumerate(node.inputs):
+            # What other floats become is left out, as is what is no float at all.
+            if (node.name, index) in codes.weights and tensor.dtype == np.float32:
+                weights.setdefault(tensor.name, codes.weights[node.name, index])
+        if node.name in biases:
+            place = bias_of(node)
+            corrected = codes.biases.get(node.name)
+            assert place is not None, "a layer has a bias"
+            own: Constant = place[0].inputs[place[1]]
+            weights[own.name] = own.values if corrected is None or corrected.values is None else corrected.values
+    activations = {
+        activation.tensor: partial(_rounded, codes.activations[activation.tensor], activation.spec.format)
+        for activation in plan.activations
+        if activation.tensor in made
+    }
+    return Rounded(weights, activations)
+
+
+def _rounded(parameters: Parameters, format: str, values: Array) -> Array:
+    return quantize(values, parameters, format_named(format)).dequantize().astype(values.dtype, copy=False)
 
 
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
+import numpy as np
+
+from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
+
+RECIPES = (
+    USUAL,
+    Recipe(Percentile(99.0)),
+    Recipe.of_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    Recipe(own_ranges={"b": Percentile(99.0)}),
+    Recipe(biases={"a": np.ones(2, np.float32)}),
+    Recipe(biases={"a": np.zeros(2, np.float32)}),
+    Recipe(biases={"b": np.ones(2, np.float32)}),
+)
+
+
+def test_recipes_that_differ_have_different_keys() -> None:
+    assert all(one.key != other.key for one, other in combinations(RECIPES, 2))
 
 
 def test_the_usual_recipe_takes_the_extremes() -> None:
     assert Recipe() == USUAL == Recipe(MinMax())
 
 
-def test_recipes_that_give_other_codes_have_other_keys() -> None:
+def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
     assert Recipe().key == USUAL.key
-    assert len({USUAL.key, Recipe(Percentile(99.9)).key, Recipe(Percentile(99.99)).key}) == 3
+    methods = {"a": MinMax(), "b": Percentile(99.0)}
+    assert Recipe(own_ranges=methods).key == Recipe(own_ranges=dict(reversed(methods.items()))).key
+    biases = {"a": np.ones(2), "b": np.zeros(2)}
+    assert Recipe(biases=biases).key == Recipe(biases=dict(reversed(biases.items()))).key
