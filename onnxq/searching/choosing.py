@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxq.encoding.parameters import RangeMethod
 from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.ranges import MeanSquaredError, MinMax, Percentile
 from onnxq.evidence.statistics import Statistics
 from onnxq.metrics import Metric, score
@@ -20,13 +21,21 @@ from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
+from onnxq.searching.recipes import Recipes
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
 from onnxq.verify import Verification, verify
 from onnxq.workbench import Workbench
 
-FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
+FIRST_RANGES: tuple[RangeMethod, ...] = (
+    MinMax(),
+    Percentile(99.999),
+    Percentile(99.99),
+    MeanSquaredError(),
+    Percentile(99.9),
+    Entropy(),
+)
 """The range methods that are tried when the user names none; the first is taken where nothing is measured."""
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
@@ -130,10 +139,13 @@ class Chooser:
         """
         kept = evenly(self.samples, _SEARCH_SAMPLES)
         trials = Trials.of(self.bench, self.reference, kept, self.statistics)
-        recipe = Recipe(ranges or _best_range(trials, plan))
+        recipes = Recipes(trials, self.samples)
+        recipe = Recipe(ranges) if ranges else recipes.with_ranges(plan, FIRST_RANGES, effort.recipes)
+        recipe = first = recipes.with_biases(plan, recipe)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
-            outcome = self._search(trials, recipe, effort, goal)
+            outcome = self._search(trials, first, effort, goal)
+            recipe = recipes.settled(outcome.plan, first)
             verification = self._built(outcome, recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
@@ -186,10 +198,3 @@ class Chooser:
 def _goal(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
     return min(max(min_sqnr + _HEADROOM, _LOWEST_GOAL), _HIGHEST_GOAL)
-
-
-def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
-    """Return the range method whose model is closest to the float model; the first of equals."""
-    if not plan.taps:
-        return FIRST_RANGES[0]
-    return max(FIRST_RANGES, key=lambda method: trials.sqnr(plan, Recipe(method)))

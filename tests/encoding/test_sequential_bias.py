@@ -185,7 +185,7 @@ def test_the_layers_of_a_plan_are_those_with_a_bias_of_their_own(build: Build) -
     assert layers_of(graph, plan) == {"third": Layer("c", 1, "own"), "product": Layer("f", -1, "column")}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8-storage", "int8-per-tensor"])
+@pytest.mark.parametrize("scheme", ["int8", "int8-per-tensor"])
 def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
     network: onnx.ModelProto, tmp_path: Path, scheme: str
 ) -> None:

@@ -1,0 +1,129 @@
+"""Recipes chosen by measuring: ranges tensor by tensor, and biases in order, each kept only where noise falls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.encoding.codes import encode
+from onnxq.encoding.parameters import RangeMethod
+from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, takes_off
+from onnxq.encoding.recipe import Recipe
+from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
+from onnxq.evidence.ranges import MinMax, expected_errors, histogram_of
+from onnxq.evidence.tensor_statistics import TensorStatistics
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.spec import Spec
+from onnxq.planning.plan import Plan
+from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.trials import Trials
+from onnxq.verify import evenly
+
+# More find other means hardly better, and each costs three runs of the float model.
+_BIAS_SAMPLES = 32
+# With fewer beside those that candidates are judged by, half of these are taken.
+_FEWEST = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Recipes:
+    """Finds the recipe of least noise for a plan.
+
+    Attributes:
+        trials: builds candidates and knows what the float model gives for a few of the samples.
+        samples: all of them.
+    """
+
+    trials: Trials
+    samples: SampleSource
+
+    def with_ranges(self, plan: Plan, methods: Sequence[RangeMethod], most: int) -> Recipe:
+        """Return the recipe with the ranges of least noise, see `choose_ranges`.
+
+        Args:
+            plan: what becomes of each node.
+            methods: to choose from; the first is taken where nothing is better.
+            most: models to build at most.
+        """
+        if not plan.taps:
+            return Recipe(methods[0])
+
+        def measure(choice: RangeChoice[RangeMethod]) -> NDArray[np.float64]:
+            return self.trials.noise(plan, Recipe.of_choice(choice))
+
+        ranges = ranges_by_tensor(plan, self.trials.statistics.tensors, methods)
+        return Recipe.of_choice(choose_ranges(ranges, measure, most=most, methods=methods))
+
+    def with_biases(self, plan: Plan, recipe: Recipe) -> Recipe:
+        """Return the recipe with biases corrected in order, where these lower the noise; else as it is.
+
+        They are found on samples that candidates are not judged by; where there are too few of these, on half of those
+        that are, and judged by the other half; what has paid is then found on all of them.
+        """
+        if self.trials.bench.is_large or not layers_of(self.trials.bench.graph, plan):
+            return recipe
+        judged, others = self._judged()
+        if len(others) >= _FEWEST:
+            wanted = frozenset(evenly(others, len(others), _BIAS_SAMPLES))
+            found = self._corrected(plan, recipe, (one for index, one in enumerate(self.samples) if index in wanted))
+            return found if self._is_quieter(plan, found, recipe, slice(None)) else recipe
+        first = self._corrected(plan, recipe, self.trials.samples[::2])
+        if len(judged) < 2 or not self._is_quieter(plan, first, recipe, slice(1, None, 2)):
+            return recipe
+        return self._corrected(plan, recipe, self.trials.samples)
+
+    def settled(self, plan: Plan, recipe: Recipe) -> Recipe:
+        """Return the recipe of another plan than the one that its biases were found for: with new ones if these pay."""
+        if not recipe.biases:
+            return recipe
+        return min(
+            (recipe, self.with_biases(plan, replace(recipe, biases={}))),
+            key=lambda one: self.trials.trust(plan, one).noise,
+        )
+
+    def _judged(self) -> tuple[list[int], list[int]]:
+        """Return the indices of the samples that candidates are judged by, and the others."""
+        count, most = len(self.samples), len(self.trials.samples)
+        judged = list(evenly(range(count), count, most))
+        return judged, [index for index in range(count) if index not in set(judged)]
+
+    def _corrected(self, plan: Plan, recipe: Recipe, samples: Iterable[Sample]) -> Recipe:
+        bench = self.trials.bench
+        codes = encode(plan, bench.graph, self.trials.statistics, recipe, bench.codes)
+        return with_sequential_biases(recipe, plan, bench.graph, codes, bench.prepared, samples)
+
+    def _is_quieter(self, plan: Plan, found: Recipe, recipe: Recipe, rows: slice) -> bool:
+        before, after = (self.trials.noise(plan, one)[rows] for one in (recipe, found))
+        return takes_off(before, after)
+
+
+def ranges_by_tensor(
+    plan: Plan, statistics: Mapping[str, TensorStatistics], methods: Sequence[RangeMethod]
+) -> dict[str, dict[RangeMethod, Range]]:
+    """Return the range that each method means for each tensor of a plan, tensors of much noise for their signal first.
+
+    Args:
+        plan: names the tensors and their specs.
+        statistics: by tensor.
+        methods: hashable range methods.
+    """
+    specs = {activation.tensor: activation.spec for activation in plan.activations}
+    seen = {tensor: statistics[tensor] for tensor in plan.taps if statistics[tensor].count}
+    order = sorted(seen, key=lambda tensor: -noise_share(seen[tensor], specs[tensor]))
+    return {tensor: {method: method(seen[tensor]) for method in methods} for tensor in order}
+
+
+def noise_share(statistics: TensorStatistics, spec: Spec) -> float:
+    """Return the squared error that codes from minimum to maximum have, in units of the variance of the data."""
+    data = histogram_of(statistics)
+    format = format_named(spec.format)
+    low, high = MinMax()(statistics)
+    levels = int(format.maximum - format.minimum) + 1
+    error = float(expected_errors(data, np.array([low]), np.array([high]), levels)[0])
+    centers = (data.edges[:-1] + data.edges[1:]) / 2 / (max(-data.minimum, data.maximum) or 1.0)
+    weights = data.counts / data.counts.sum()
+    variance = float(weights @ np.square(centers - weights @ centers))
+    return error / variance if variance > 0 else 0.0
