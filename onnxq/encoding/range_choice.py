@@ -76,7 +76,7 @@ def choose_ranges(
         if measured < most:
             found = measure(RangeChoice(method))
             measured += 1
-            if _worst(found) < _worst(noise):
+            if worst(found) < worst(noise):
                 best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         for method in _unlike(known, best.of(tensor)):
@@ -97,16 +97,16 @@ def takes_off(noise: Noise, found: Noise) -> bool:
         noise: before.
         found: after.
     """
-    worst = int(np.argmax(noise.sum(0)))
-    if not _worst(found) < (1 - _WORTH) * _worst(noise):
+    output = int(np.argmax(noise.sum(0)))
+    if not worst(found) < (1 - _WORTH) * worst(noise):
         return False
-    taken = noise[:, worst] - found[:, worst]
+    taken = noise[:, output] - found[:, output]
     if len(taken) < 2 or not np.isfinite(taken).all():
         return True
     return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
-def _worst(noise: Noise) -> float:
+def worst(noise: Noise) -> float:
     """Return the noise-to-signal ratio of the worst output; infinite where one is not finite."""
     ratios = noise.sum(0)
     return float(ratios.max(initial=0.0)) if np.isfinite(ratios).all() else float("inf")
