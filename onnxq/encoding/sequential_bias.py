@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,14 @@ from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
 from onnxq.execution.activations import Activations
 from onnxq.execution.stage import Stage, stages
-from onnxq.graph import Constant, Graph
+from onnxq.graph import Graph, optional
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
+
+_MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 
 Floats = NDArray[np.float64]
 Rounding = Callable[[Array], Array]
@@ -99,7 +102,8 @@ def with_sequential_biases(
 def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
     """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers."""
     weights: dict[str, QTensor | Array] = dict(codes.constants)
-    biases = {node: layer.bias for node, layer in layers_of(graph, plan).items()}
+    layers = layers_of(graph, plan)
+    added: dict[str, Array] = {}
     made = {tensor.name for tensor in graph.inputs}
     for node in graph.nodes:
         made.update(tensor.name for tensor in node.outputs)
@@ -107,28 +111,31 @@ def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
             # What other floats become is left out, as is what is no float at all.
             if (node.name, index) in codes.weights and tensor.dtype == np.float32:
                 weights.setdefault(tensor.name, codes.weights[node.name, index])
-        if node.name in biases:
-            place = bias_of(node)
-            corrected = codes.biases.get(node.name)
-            assert place is not None, "a layer has a bias"
-            own: Constant = place[0].inputs[place[1]]
-            weights[own.name] = own.values if corrected is None or corrected.values is None else corrected.values
-    activations = {
-        activation.tensor: partial(_rounded, codes.activations[activation.tensor], activation.spec.format)
-        for activation in plan.activations
-        if activation.tensor in made
-    }
-    return Rounded(weights, activations)
+        bias = codes.biases.get(node.name)
+        place = bias_of(node) if node.name in layers or bias is not None else None
+        own = optional(*place) if place is not None else None
+        if own is not None and node.name in layers:
+            weights[own.name] = own.values if bias is None or bias.values is None else bias.values
+        elif own is None and bias is not None and bias.values is not None:
+            added[node.outputs[0].name] = bias.values.reshape(-1, *(1,) * (len(node.inputs[1].shape) - 2))
+    roundings: dict[str, Rounding] = {tensor: partial(np.add, bias) for tensor, bias in added.items()}
+    for activation in plan.activations:
+        if activation.tensor in made:
+            parameters, format = codes.activations[activation.tensor], activation.spec.format
+            roundings[activation.tensor] = partial(_rounded, parameters, format, added.get(activation.tensor))
+    return Rounded(weights, roundings)
 
 
-def _rounded(parameters: Parameters, format: str, values: Array) -> Array:
-    return quantize(values, parameters, format_named(format)).dequantize().astype(values.dtype, copy=False)
+def _rounded(parameters: Parameters, format: str, bias: Array | None, values: Array) -> Array:
+    """Return what codes stand for, of values behind a convolution that has no bias in the float model yet."""
+    whole = values if bias is None else values + bias
+    return quantize(whole, parameters, format_named(format)).dequantize().astype(values.dtype, copy=False)
 
 
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
     """Return the layers of a plan whose biases can be corrected, by node in the order of the main graph.
 
-    Left out are biases that several nodes share, and those that no plan corrects.
+    Left out are biases that several nodes share, those that a convolution still lacks, and those that no plan corrects.
     """
     found = {}
     for node in graph.nodes:
@@ -136,9 +143,10 @@ def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
         place = bias_of(node) if decision is not None and decision.mean is not None else None
         if place is not None:
             owner, index = place
-            bias: Constant = owner.inputs[index]
-            if len(bias.outputs) == 1:
-                found[node.name] = Layer(owner.outputs[0].name, 1 if node.op == "Conv" else -1, bias.name)
+            bias = optional(owner, index)
+            if bias is not None and len(bias.outputs) == 1:
+                axis = -1 if node.op in _MATRIX_PRODUCTS else 1
+                found[node.name] = Layer(owner.outputs[0].name, axis, bias.name)
     return found
 
 

@@ -18,9 +18,9 @@ from onnxq.evidence.tensor_statistics import TensorStatistics
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
+from onnxq.samples.data import even_places, picked
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.trials import Trials
-from onnxq.verify import evenly
 
 # More find other means hardly better, and each costs three runs of the float model.
 _BIAS_SAMPLES = 32
@@ -67,8 +67,8 @@ class Recipes:
             return recipe
         judged, others = self._judged()
         if len(others) >= _FEWEST:
-            wanted = frozenset(evenly(others, len(others), _BIAS_SAMPLES))
-            found = self._corrected(plan, recipe, (one for index, one in enumerate(self.samples) if index in wanted))
+            wanted = [others[place] for place in even_places(len(others), _BIAS_SAMPLES)]
+            found = self._corrected(plan, recipe, picked(self.samples, wanted))
             return found if self._is_quieter(plan, found, recipe, slice(None)) else recipe
         first = self._corrected(plan, recipe, self.trials.samples[::2])
         if len(judged) < 2 or not self._is_quieter(plan, first, recipe, slice(1, None, 2)):
@@ -87,7 +87,7 @@ class Recipes:
     def _judged(self) -> tuple[list[int], list[int]]:
         """Return the indices of the samples that candidates are judged by, and the others."""
         count, most = len(self.samples), len(self.trials.samples)
-        judged = list(evenly(range(count), count, most))
+        judged = even_places(count, most)
         return judged, [index for index in range(count) if index not in set(judged)]
 
     def _corrected(self, plan: Plan, recipe: Recipe, samples: Iterable[Sample]) -> Recipe:

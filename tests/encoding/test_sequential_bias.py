@@ -185,11 +185,30 @@ def test_the_layers_of_a_plan_are_those_with_a_bias_of_their_own(build: Build) -
     assert layers_of(graph, plan) == {"third": Layer("c", 1, "own"), "product": Layer("f", -1, "column")}
 
 
+@pytest.fixture(scope="module")
+def bare(build: Build) -> onnx.ModelProto:
+    """Return convolutions of which the first ones have no bias before it is corrected."""
+    return build(
+        """(float[1,3,6,6] x) => (float[1,4,6,6] y) {
+        a = Conv <pads = [1,1,1,1]> (x, w0)
+        b = Relu(a)
+        c = Conv <pads = [1,1,1,1]> (b, w1)
+        y = Conv (c, w2, b2)
+        }""",
+        w0=(8, 3, 3, 3),
+        w1=(4, 8, 3, 3),
+        w2=(4, 4, 1, 1),
+        b2=(4,),
+    )
+
+
+@pytest.mark.parametrize("name", ["network", "bare"])
 @pytest.mark.parametrize("scheme", ["int8", "int8-per-tensor"])
 def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
-    network: onnx.ModelProto, tmp_path: Path, scheme: str
+    name: str, tmp_path: Path, scheme: str, request: pytest.FixtureRequest
 ) -> None:
-    bench = open_workbench(read_model(network), PRESETS[scheme], TARGETS["onnxruntime-cpu"], tmp_path)
+    model: onnx.ModelProto = request.getfixturevalue(name)
+    bench = open_workbench(read_model(model), PRESETS[scheme], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
     codes = encode(plan, bench.graph, evidence)

@@ -17,10 +17,10 @@ from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
+from onnxq.samples.data import evenly
 from onnxq.searching.recipes import Recipes, noise_share, ranges_by_tensor
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
-from onnxq.verify import evenly
 from onnxq.workbench import Workbench, open_workbench
 
 UINT8, UINT4 = (Spec(name, symmetric=False) for name in ("uint8", "uint4"))
@@ -42,7 +42,7 @@ def plan(bench: Workbench) -> Plan:
 
 def recipes(bench: Workbench, plan: Plan, judged: int, most: int) -> Recipes:
     statistics = bench.calibrate(plan, SAMPLES[:most], silent)
-    spread = evenly(SAMPLES[:most], most, judged)
+    spread = evenly(SAMPLES[:most], judged)
     return Recipes(Trials.of(bench, MODELS / "mobilenet.onnx", spread, statistics), SAMPLES[:most])
 
 
