@@ -13,7 +13,7 @@ import onnx
 from onnxq.encoding.parameters import RangeMethod, corrected_biases
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
-from onnxq.evidence.range_table import chosen_methods, needs_histogram, parse_range, range_text
+from onnxq.evidence.range_table import chosen_methods, needs_histogram, parse_range
 from onnxq.evidence.statistics import Statistics
 from onnxq.execution.resume import Collection
 from onnxq.graph import Graph
@@ -40,7 +40,7 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Scheme
-from onnxq.searching.choosing import FIRST_RANGES, Chooser, Wish
+from onnxq.searching.choosing import Chooser, Wish
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.measures import effort_named
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -183,9 +183,8 @@ def quantize(
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(
-                    plan, Recipe(ranges or (parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0])), wish
-                )
+                recipe = Recipe(ranges) if ranges else Recipe.of_plan(plan)
+                chosen = chooser.follow(plan, recipe, wish)
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -200,7 +199,7 @@ def quantize(
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            plan=replace(outcome.plan, ranges=range_text(chosen.recipe.ranges)),
+            plan=chosen.recipe.noted_in(outcome.plan),
             ranges=repr(chosen.recipe.ranges),
             range_methods=chosen_methods(chosen.recipe.ranges, plan.taps, statistics),
             agreement=verification.agreement,

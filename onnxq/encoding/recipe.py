@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from onnxq.encoding.parameters import RangeMethod
 from onnxq.encoding.range_choice import RangeChoice
+from onnxq.evidence.range_table import parse_range, range_text
 from onnxq.evidence.ranges import MinMax
 from onnxq.numbers.numerics import Array
+from onnxq.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,25 @@ class Recipe:
     def of_choice(cls, choice: RangeChoice[RangeMethod]) -> Recipe:
         """Return the recipe with these ranges and nothing else."""
         return cls(choice.default, choice.own)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Recipe:
+        """Return the recipe that `noted_in` has put into a plan, but for the biases, which are to be found anew."""
+        own = {
+            activation.tensor: parse_range(activation.ranges) for activation in plan.activations if activation.ranges
+        }
+        return cls(parse_range(plan.ranges) if plan.ranges else MinMax(), own)
+
+    def noted_in(self, plan: Plan) -> Plan:
+        """Return a plan that says by which recipe it is carried out."""
+        own = {tensor: range_text(method) for tensor, method in self.own_ranges.items()}
+        activations = (replace(one, ranges=own.get(one.tensor, "")) for one in plan.activations)
+        return replace(
+            plan,
+            ranges=range_text(self.ranges),
+            activations=tuple(activations),
+            biases_in_order=bool(self.biases),
+        )
 
     @property
     def key(self) -> Hashable:

@@ -53,6 +53,7 @@ class Activation:
             asked.
         every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
             only give codes demands; otherwise only the integer nodes do.
+        ranges: its own range method, as parse_range takes it; empty where it has that of the plan.
     """
 
     tensor: str
@@ -60,6 +61,7 @@ class Activation:
     group: str
     fixed_range: tuple[float, float] | None = None
     every_consumer: bool = False
+    ranges: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class Plan:
         scheme: name of the scheme.
         target: name of the target.
         ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
+        biases_in_order: whether biases make up for all rounding in front of them, and not for their own weight's alone.
     """
 
     decisions: tuple[Decision, ...]
@@ -136,6 +139,7 @@ class Plan:
     scheme: str
     target: str
     ranges: str = ""
+    biases_in_order: bool = False
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

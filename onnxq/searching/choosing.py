@@ -21,7 +21,7 @@ from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
-from onnxq.searching.recipes import Recipes
+from onnxq.searching.recipes import Recipes, corrected, fitting
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
@@ -124,6 +124,8 @@ class Chooser:
 
     def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
+        if plan.biases_in_order:
+            recipe = corrected(self.bench, self.statistics, plan, recipe, fitting(self.samples, _SEARCH_SAMPLES))
         outcome = Outcome(plan, (), 0)
         verification = self._built(outcome, recipe)
         return Chosen(recipe, outcome, verification, self._scores(wish.metric))
@@ -145,7 +147,7 @@ class Chooser:
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
             outcome = self._search(trials, first, effort, goal)
-            recipe = recipes.settled(outcome.plan, first)
+            recipe = recipes.with_biases(outcome.plan, first) if first.biases else first
             verification = self._built(outcome, recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
 from onnxq.evidence.ranges import MinMax, expected_errors, histogram_of
+from onnxq.evidence.statistics import Statistics
 from onnxq.evidence.tensor_statistics import TensorStatistics
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.spec import Spec
@@ -21,6 +22,7 @@ from onnxq.planning.plan import Plan
 from onnxq.samples.data import even_places, picked
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.trials import Trials
+from onnxq.workbench import Workbench
 
 # More find other means hardly better, and each costs three runs of the float model.
 _BIAS_SAMPLES = 32
@@ -58,46 +60,53 @@ class Recipes:
         return Recipe.of_choice(choose_ranges(ranges, measure, most=most, methods=methods))
 
     def with_biases(self, plan: Plan, recipe: Recipe) -> Recipe:
-        """Return the recipe with biases corrected in order, where these lower the noise; else as it is.
+        """Return the recipe with biases corrected in order, where these lower the noise; else without.
 
         They are found on samples that candidates are not judged by; where there are too few of these, on half of those
         that are, and judged by the other half; what has paid is then found on all of them.
+
+        Args:
+            plan: what becomes of each node.
+            recipe: how codes are chosen; its biases were those of another plan.
         """
-        if self.trials.bench.is_large or not layers_of(self.trials.bench.graph, plan):
+        bench, judged = self.trials.bench, self.trials.samples
+        recipe = replace(recipe, biases={})
+        if bench.is_large or not layers_of(bench.graph, plan):
             return recipe
-        judged, others = self._judged()
-        if len(others) >= _FEWEST:
-            wanted = [others[place] for place in even_places(len(others), _BIAS_SAMPLES)]
-            found = self._corrected(plan, recipe, picked(self.samples, wanted))
+        statistics, usual = self.trials.statistics, fitting(self.samples, len(judged))
+        if len(self.samples) - len(judged) >= _FEWEST:
+            found = corrected(bench, statistics, plan, recipe, usual)
             return found if self._is_quieter(plan, found, recipe, slice(None)) else recipe
-        first = self._corrected(plan, recipe, self.trials.samples[::2])
-        if len(judged) < 2 or not self._is_quieter(plan, first, recipe, slice(1, None, 2)):
+        half = corrected(bench, statistics, plan, recipe, judged[::2])
+        if len(judged) < 2 or not self._is_quieter(plan, half, recipe, slice(1, None, 2)):
             return recipe
-        return self._corrected(plan, recipe, self.trials.samples)
-
-    def settled(self, plan: Plan, recipe: Recipe) -> Recipe:
-        """Return the recipe of another plan than the one that its biases were found for: with new ones if these pay."""
-        if not recipe.biases:
-            return recipe
-        return min(
-            (recipe, self.with_biases(plan, replace(recipe, biases={}))),
-            key=lambda one: self.trials.trust(plan, one).noise,
-        )
-
-    def _judged(self) -> tuple[list[int], list[int]]:
-        """Return the indices of the samples that candidates are judged by, and the others."""
-        count, most = len(self.samples), len(self.trials.samples)
-        judged = even_places(count, most)
-        return judged, [index for index in range(count) if index not in set(judged)]
-
-    def _corrected(self, plan: Plan, recipe: Recipe, samples: Iterable[Sample]) -> Recipe:
-        bench = self.trials.bench
-        codes = encode(plan, bench.graph, self.trials.statistics, recipe, bench.codes)
-        return with_sequential_biases(recipe, plan, bench.graph, codes, bench.prepared, samples)
+        return corrected(bench, statistics, plan, recipe, usual)
 
     def _is_quieter(self, plan: Plan, found: Recipe, recipe: Recipe, rows: slice) -> bool:
         # One question, unlike one for each tensor: which of the two is likelier to be the better needs no more.
         return worst(self.trials.noise(plan, found)[rows]) < worst(self.trials.noise(plan, recipe)[rows])
+
+
+def fitting(samples: SampleSource, judged: int) -> Iterator[Sample]:
+    """Yield the samples on which biases are found: others than those by which candidates are judged, or these.
+
+    Args:
+        samples: all of them.
+        judged: by how many candidates are judged.
+    """
+    reserved = even_places(len(samples), judged)
+    others = [index for index in range(len(samples)) if index not in set(reserved)]
+    if len(others) < _FEWEST:
+        return picked(samples, reserved)
+    return picked(samples, [others[place] for place in even_places(len(others), _BIAS_SAMPLES)])
+
+
+def corrected(
+    bench: Workbench, statistics: Statistics, plan: Plan, recipe: Recipe, samples: Iterable[Sample]
+) -> Recipe:
+    """Return a recipe with biases that are corrected in order, as samples say; see `with_sequential_biases`."""
+    codes = encode(plan, bench.graph, statistics, recipe, bench.codes)
+    return with_sequential_biases(recipe, plan, bench.graph, codes, bench.prepared, samples)
 
 
 def ranges_by_tensor(

@@ -18,7 +18,7 @@ from onnxq.planning.plan import Plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.samples.data import evenly
-from onnxq.searching.recipes import Recipes, noise_share, ranges_by_tensor
+from onnxq.searching.recipes import Recipes, fitting, noise_share, ranges_by_tensor
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
@@ -52,8 +52,7 @@ def test_biases_are_kept_where_they_pay(bench: Workbench, plan: Plan, judged: in
     corrected = found.with_biases(plan, Recipe())
     assert corrected.biases
     assert found.trials.trust(plan, corrected).noise < 0.9 * found.trials.trust(plan, Recipe()).noise
-    assert found.settled(plan, corrected).biases
-    assert found.settled(plan, Recipe()).key == Recipe().key
+    assert found.with_biases(plan, corrected).key == corrected.key
 
 
 def test_biases_that_do_not_pay_are_not_kept(bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +62,16 @@ def test_biases_that_do_not_pay_are_not_kept(bench: Workbench, plan: Plan, monke
         "onnxq.searching.recipes.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
     )
     assert found.with_biases(plan, Recipe()).key == Recipe().key
+
+
+@pytest.mark.parametrize(
+    ("count", "judged", "expected"),
+    [(10, 4, [0, 3, 6, 9]), (12, 4, [1, 2, 3, 5, 6, 8, 9, 10]), (2, 2, [0, 1]), (0, 4, [])],
+)
+def test_biases_are_found_on_samples_that_judge_nothing_where_there_are_enough(
+    count: int, judged: int, expected: list[int]
+) -> None:
+    assert [int(sample["x"]) for sample in fitting([{"x": np.array(n)} for n in range(count)], judged)] == expected
 
 
 def test_a_single_sample_corrects_nothing(bench: Workbench, plan: Plan) -> None:
