@@ -14,7 +14,7 @@ from onnxq.encoding.parameters import corrected_biases
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods, parse_range, range_text
+from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods, parse_range
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Graph
@@ -169,11 +169,11 @@ def quantize(
         samples = bench.samples(calibration, images, limit, chain or {}, (collection or Collection()).notice)
         plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
-        if replay is not None and ranges is None:
-            ranges = parse_range(plan.ranges) if plan.ranges else FIRST_RANGES[0]
+        given = Recipe(ranges) if ranges is not None else Recipe.of_plan(replay) if replay is not None else None
+        methods = given.methods if given is not None else FIRST_RANGES
         if statistics is not None:
-            bench.check(statistics, plan, ranges)
-        evidence = statistics or bench.calibrate(plan, samples, progress, collection, ranges)
+            bench.check(statistics, plan, methods)
+        evidence = statistics or bench.calibrate(plan, samples, progress, collection, methods)
         if replay is None:
             bench = bench.without_idle_bodies(plan, evidence)
             plan = bench.plan({})
@@ -186,7 +186,7 @@ def quantize(
         wish = Wish(min_sqnr, metric, max_drop)
         try:
             if effort is None:
-                chosen = chooser.follow(plan, Recipe(ranges or FIRST_RANGES[0]), wish)
+                chosen = chooser.follow(plan, given or Recipe(), wish)
             else:
                 chosen = chooser.choose(plan, ranges, effort, wish)
         finally:
@@ -201,13 +201,9 @@ def quantize(
             output=str(output) if output is not None else None,
             float_bytes=stored_bytes(reference) + external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            plan=replace(outcome.plan, ranges=range_text(chosen.recipe.ranges)),
+            plan=chosen.recipe.noted_in(outcome.plan),
             ranges=repr(chosen.recipe.ranges),
-            range_methods=chosen_methods(
-                chosen.recipe.ranges,
-                {one.tensor: one.spec for one in plan.activations if one.fixed_range is None},
-                evidence,
-            ),
+            range_methods=chosen_methods(chosen.recipe.ranges, plan.calibrated, evidence),
             agreement=verification.agreement,
             kernels=verification.kernels,
             latency=verification.latency,
@@ -264,11 +260,12 @@ def calibrate(
         Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
     """
     scheme, runtime = _scheme(scheme), target_named(target)
+    methods = FIRST_RANGES if ranges is None else (ranges,)
     graph = _rewritten(model, prepare)
     with staging(None) as folder:
         bench = open_workbench(graph, scheme, runtime, folder)
         samples = bench.samples(calibration, images, limit, chain or {}, (collection or Collection()).notice)
-        return bench.calibrate(bench.plan({}), samples, progress, collection or Collection(), ranges)
+        return bench.calibrate(bench.plan({}), samples, progress, collection or Collection(), methods)
 
 
 def plan(

@@ -51,6 +51,12 @@ _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
     ("mxfp4", Mode.WEIGHT_ONLY, _microscaling("float4e2m1"), "OCP microscaling, 4-bit floats"),
     ("mxint8", Mode.WEIGHT_ONLY, _microscaling("int8-narrow"), "OCP microscaling, 8-bit integers"),
     ("nvfp4", Mode.WEIGHT_ONLY, _NVFP4, "4-bit floats in blocks of 16 with two levels of scales"),
+    (
+        "nf4-block64",
+        Mode.WEIGHT_ONLY,
+        _blocks("nf4", 64),
+        "4-bit codes of numbers spaced as weights are: float arithmetic",
+    ),
     ("int8-words", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32, storage=Storage.WORDS), "int8-block32 in uint32 words"),
     ("int4-words", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE, Storage.WORDS), "int4-block32 in uint32 words"),
     ("burn-q8s", Mode.STORAGE, _burn("int8-narrow", Granularity.TENSOR), "all parameters as Burn's Q8S per tensor"),

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxq.encoding.recipe import Recipe
 from onnxq.evaluate import output_names
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, return_memory, run
 from onnxq.samples.inputs import Sample
-from onnxq.trust import Trust, trust
+from onnxq.trust import Trust, noise_by_sample, trust
 from onnxq.workbench import Workbench
 
 
@@ -35,7 +38,7 @@ class Trials:
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
-    measured: dict[object, Trust] = field(default_factory=dict)
+    measured: dict[object, tuple[Trust, NDArray[np.float64]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
@@ -52,9 +55,17 @@ class Trials:
 
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
         """Build and run a plan's model; what was measured before is remembered."""
+        return self._measured(plan, recipe)[0]
+
+    def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
+        """Return what each sample adds to the noise at each output, see `noise_by_sample`."""
+        return self._measured(plan, recipe)[1]
+
+    def _measured(self, plan: Plan, recipe: Recipe) -> tuple[Trust, NDArray[np.float64]]:
         key = plan.effect, recipe.key
         if key not in self.measured:
-            self.measured[key] = trust(self._outputs(plan, recipe))
+            pairs = self._outputs(plan, recipe)
+            self.measured[key] = trust(pairs), noise_by_sample(pairs)
         return self.measured[key]
 
     def _outputs(self, plan: Plan, recipe: Recipe) -> list[tuple[tuple[Any, ...], list[Any]]]:

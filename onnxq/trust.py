@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.evaluate import agreement_of
 from onnxq.numbers.numerics import signal_to_noise
@@ -59,24 +60,65 @@ def trust(pairs: Sequence[Pair]) -> Trust:
     return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
 
 
+def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
+    """Return what each sample adds to the expected noise-to-signal ratio of each output, for comparing candidates.
+
+    The largest sum over the samples is the `Trust.noise` of the candidate. What mirrored errors do counts for the
+    sample that they are of; what labels or sequences tell, that is judged all together, counts for all samples alike.
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+
+    Returns:
+        float64 of shape (samples, outputs), NaN or infinite where an output is not finite.
+    """
+    columns = [_noises([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
+
+
+def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
+    found = _seen_and_mirrored(pairs)
+    if found is None:
+        return np.full(len(pairs), _trust(pairs).noise / len(pairs))
+    seen, mirrored = found
+    signal = _total([*seen, *mirrored])[0]
+    noises = np.array([noise for _, noise in seen])
+    if mirrored:
+        noises += [noise for _, noise in mirrored]
+    if signal == 0:
+        return np.where(noises > 0, np.inf, 0.0)
+    return np.asarray(noises / signal)
+
+
 def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
-    wide = [(_widened(one), _widened(other)) for one, other in pairs]
-    if not all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide):
-        # Labels and sequences are judged all together: a single label is right or wrong.
+    found = _seen_and_mirrored(pairs)
+    if found is None:
         agreement = agreement_of(["output"], [((one,), (other,)) for one, other in pairs])
         sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
         return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
-    seen = [_energies(one, other) for one, other in wide]
-    if not 0 < sum(map(sum, seen)) < math.inf:
-        wide = _finite(wide)
-        seen = [_energies(one, other) for one, other in wide]
-    probabilities = all(_are_probabilities(one) for one, _ in wide)
-    both = [*seen, *(_energies(one, _mirrored(one, other)) for one, other in wide if probabilities)]
+    seen, mirrored = found
+    both = [*seen, *mirrored]
     (signal, noise), of_both = _total(seen), _total(both)
     if not math.isfinite(signal + noise):
         return Trust(-math.inf, math.inf)
     bound = lower_bound([signal_to_noise(*one) for one in both])
     return Trust(min(signal_to_noise(signal, noise), bound), 10 ** (-signal_to_noise(*of_both) / 10))
+
+
+def _seen_and_mirrored(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Energies], list[Energies]] | None:
+    """Return the energies of each sample, and of probabilities those with errors of the opposite sign as well.
+
+    None for labels and sequences, which are judged all together: a single label is right or wrong.
+    """
+    wide = [(_widened(one), _widened(other)) for one, other in pairs]
+    if not all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide):
+        return None
+    seen = [_energies(one, other) for one, other in wide]
+    if not 0 < sum(map(sum, seen)) < math.inf:
+        wide = _finite(wide)
+        seen = [_energies(one, other) for one, other in wide]
+    probabilities = all(_are_probabilities(one) for one, _ in wide)
+    return seen, [_energies(one, _mirrored(one, other)) for one, other in wide if probabilities]
 
 
 def _total(energies: Sequence[Energies]) -> Energies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -125,8 +125,8 @@ class Workbench:
         """Tells the prepared model apart from others, whatever opset it needs."""
         return self.content or model_digest(self.prepared)
 
-    def check(self, evidence: Evidence, plan: Plan, ranges: RangeMethod | None = None) -> None:
-        """Check that evidence is of this model and has what a plan and a range method, or those that are tried, need.
+    def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
+        """Check that evidence is of this model and has what a plan and any of these range methods need.
 
         Raises:
             DataError: It is of another model, or lacks something.
@@ -136,7 +136,7 @@ class Workbench:
                 "The given statistics are of another model, expected those of this one as it is prepared for this "
                 "scheme and target; calibrate again"
             )
-        for request in requests_for(plan, FIRST_RANGES if ranges is None else (ranges,)):
+        for request in requests_for(plan, methods):
             # Without means biases stay as they are.
             wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
             if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
@@ -175,9 +175,9 @@ class Workbench:
         samples: SampleSource,
         progress: Progress,
         collection: Collection | None = None,
-        ranges: RangeMethod | None = None,
+        methods: Sequence[RangeMethod] = FIRST_RANGES,
     ) -> Evidence:
-        """Run the float model and observe what the plan needs, for one range method or for those that are tried.
+        """Run the float model and observe what the plan needs, for any of these range methods.
 
         Told how to collect it, the evidence says which model it is of, which takes reading the model once more.
         """
@@ -185,7 +185,7 @@ class Workbench:
         def told(done: int, total: int) -> None:
             progress("calibrate", done, total)
 
-        requests = requests_for(plan, FIRST_RANGES if ranges is None else (ranges,))
+        requests = requests_for(plan, methods)
         # Means alone would need runs of the float model, which a large one's weights make expensive.
         if not requests or (not plan.taps and self.is_large):
             return Evidence()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.evaluate import agreement_of
-from onnxq.trust import lower_bound, trust
+from onnxq.trust import lower_bound, noise_by_sample, trust
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -123,3 +123,23 @@ def test_a_model_without_outputs_and_an_empty_optional_are_judged() -> None:
     assert trust([((), ())]).sqnr == math.inf
     assert trust([((None,), (None,))]).sqnr == math.inf
     assert trust([((np.ones(2, np.float32),), (None,))]).sqnr == -math.inf
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_the_noises_of_samples_add_up_to_that_of_the_candidate(seed: int, probabilities: bool) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 1, (6, 5, 4))
+    noise = 0.3 * generator.normal(0, 1, logits.shape)
+    both = noisy(logits, noise) if probabilities else [((a,), (a + b,)) for a, b in zip(logits, noise, strict=True)]
+    pairs = [((*one, one[0]), (*other, one[0])) for one, other in both]
+    found = noise_by_sample(pairs)
+    assert found.shape == (6, 2)
+    assert found.sum(0) == pytest.approx([trust(pairs).noise, 0.0])
+    assert noise_by_sample(pairs[::-1])[::-1] == pytest.approx(found)
+
+
+def test_labels_count_for_all_samples_alike_and_silence_is_no_signal() -> None:
+    labels = [((np.array([0, 1, 2]),), (np.array([0, 1, wrong]),)) for wrong in (2, 0, 0, 0)]
+    assert noise_by_sample(labels)[:, 0] == pytest.approx(trust(labels).noise / 4)
+    silent = [((np.zeros(2),), (np.array([0.0, noise]),)) for noise in (0.0, 1.0)]
+    assert noise_by_sample(silent).tolist() == [[0.0], [np.inf]]

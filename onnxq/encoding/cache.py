@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +17,10 @@ from onnxq.numbers.numerics import QTensor
 
 LARGEST = 1 << 29
 """Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""
+
+
+Made = TypeVar("Made")
+Chosen = TypeVar("Chosen", bound="tuple[QTensor, Any]")
 
 
 class CodesCache:
@@ -30,7 +35,7 @@ class CodesCache:
     def __init__(self, capacity: int = LARGEST) -> None:
         self._capacity = capacity
         self._bytes = 0
-        self._made: OrderedDict[Hashable, tuple[QTensor | NDArray[np.float64], int]] = OrderedDict()
+        self._made: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._digests: WeakKeyDictionary[Payload, bytes] = WeakKeyDictionary()
 
     def digest(self, tensor: Constant) -> bytes:
@@ -45,32 +50,35 @@ class CodesCache:
 
     def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
         """Return the codes that a key stands for, made now or before; nobody may write to them."""
-        if isinstance(known := self._known(key), QTensor):
-            return known
-        made = make()
-        # Where constants wait in a file to be written, codes do so as well.
-        made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
-        made.codes.flags.writeable = False
-        self._keep(key, made, made.codes.nbytes + made.parameters.scale.nbytes)
-        return made
+
+        def kept() -> QTensor:
+            made = make()
+            # Where constants wait in a file to be written, codes do so as well.
+            made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
+            made.codes.flags.writeable = False
+            return made
+
+        return self._found(("codes", key), kept, lambda made: made.codes.nbytes + made.parameters.scale.nbytes)
+
+    def chosen(self, key: Hashable, make: Callable[[], Chosen]) -> Chosen:
+        """Return the codes of a weight with what becomes of its bias, made now or before."""
+        # These hold the codes even when their own entry is gone.
+        return self._found(("chosen", key), make, lambda made: made[0].codes.nbytes + made[0].parameters.scale.nbytes)
 
     def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the array that a key stands for, made now or before."""
-        if isinstance(known := self._known(key), np.ndarray):
+        return self._found(("array", key), make, lambda made: made.nbytes)
+
+    def _found(self, key: Hashable, make: Callable[[], Made], size_of: Callable[[Made], int]) -> Made:
+        if key in self._made:
+            self._made.move_to_end(key)
+            known: Made = self._made[key][0]
             return known
         made = make()
-        self._keep(key, made, made.nbytes)
-        return made
-
-    def _known(self, key: Hashable) -> QTensor | NDArray[np.float64] | None:
-        if key not in self._made:
-            return None
-        self._made.move_to_end(key)
-        return self._made[key][0]
-
-    def _keep(self, key: Hashable, made: QTensor | NDArray[np.float64], size: int) -> None:
+        size = size_of(made)
         self._made[key] = made, size
         self._bytes += size
         while self._bytes > self._capacity:
             _, (_, gone) = self._made.popitem(last=False)
             self._bytes -= gone
+        return made

@@ -30,6 +30,10 @@ Array = NDArray[Any]
 # Their weights are [directions, gates, size], and a gate of each direction is a channel.
 _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
+# Attributes that say where a weight's error goes.
+_FORM: Final = ("transB", "group", "strides")
+NO_BIASES: Final[Mapping[str, Array]] = MappingProxyType({})
+"""Where every bias rests on means."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +89,9 @@ def encode(
         ModelError: a weight holds NaN or infinity.
         SchemeError: the plan's blocks have more axes than the weight.
     """
-    parameters = activation_parameters(plan, evidence, recipe.ranges)
+    parameters = activation_parameters(plan, evidence, recipe.ranges, recipe.own_ranges)
     means = channel_means(plan, evidence)
-    return encode_with(plan, graph, parameters, means, evidence, cache)
+    return encode_with(plan, graph, parameters, means, evidence, cache, recipe.biases)
 
 
 def encode_with(
@@ -97,6 +101,7 @@ def encode_with(
     means: Mapping[str, NDArray[np.float64]],
     evidence: Evidence = NOTHING_SEEN,
     cache: CodesCache | None = None,
+    biases: Mapping[str, Array] = NO_BIASES,
 ) -> Codes:
     """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
 
@@ -107,12 +112,13 @@ def encode_with(
         means: of each channel by tensor name; nodes whose data is not there keep their biases.
         evidence: what calibration saw, for encoders that look at data.
         cache: what was made for other plans; None starts with nothing.
+        biases: corrected ones by node, in the place of those that rest on the means.
     """
-    encoding = _Encoding(parameters, means, evidence, plan.target, CodesCache() if cache is None else cache)
+    encoding = _Encoding(parameters, means, evidence, plan.target, CodesCache() if cache is None else cache, biases)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
-    biases: dict[str, Bias] = {}
+    found_biases: dict[str, Bias] = {}
     for node, decision in _planned(graph, plan):
         for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
             if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
@@ -123,8 +129,8 @@ def encode_with(
                 found, bias = encoding.of(node, decision, weight)
                 weights[node.name, weight.index] = found
                 if bias is not None:
-                    biases[node.name] = bias
-    return Codes(parameters, constants, weights, biases)
+                    found_biases[node.name] = bias
+    return Codes(parameters, constants, weights, found_biases)
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
@@ -145,6 +151,7 @@ class _Encoding:
     evidence: Evidence
     target: str
     cache: CodesCache
+    biases: Mapping[str, Array]
 
     def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
         """Return the codes of a weight and what becomes of the bias behind it."""
@@ -153,6 +160,29 @@ class _Encoding:
         key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
         if recurrent:
             return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+        behind = self._behind(node, decision) if weight.index == _WEIGHT else None
+        return self.cache.chosen((key, behind), lambda: self._chosen(node, decision, weight, key))
+
+    def _behind(self, node: Node, decision: Decision) -> Hashable:
+        """Return what decides the bias of a weight, and through that the weight's least scales."""
+        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
+        data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
+        place = bias_of(node) if means is not None else None
+        index = decision.bias
+        bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
+        return (
+            *(node.op, *(repr(node.attrs.get(name)) for name in _FORM)),
+            *(decision.mode is Mode.STATIC, decision.bias, self.target, place is not None),
+            None if data is None else float(data.scale),
+            None if means is None else means.tobytes(),
+            None if bias is None else self.cache.digest(bias),
+            None if node.name not in self.biases else self.biases[node.name].tobytes(),
+        )
+
+    def _chosen(
+        self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
+    ) -> tuple[QTensor, Bias | None]:
+        source = node.inputs[weight.index]
         found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence))
         if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
             corrected = self._corrected(node, decision, weight, found, key)
@@ -168,12 +198,14 @@ class _Encoding:
 
     def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
         """Return the bias that makes up for what the rounding of a weight takes from the mean, or None."""
+        if weight.index == _WEIGHT and node.name in self.biases:
+            return self.biases[node.name]
         means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
         place = bias_of(node) if means is not None and weight.index == _WEIGHT else None
         if means is None or place is None:
             return None
         source, bias = node.inputs[weight.index], optional(*place)
-        form = node.op, *(repr(node.attrs.get(name)) for name in ("transB", "group", "strides"))
+        form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
         lost = self.cache.array(
             ("lacking", key, form, means.tobytes()),
             lambda: lacking(node, source.values, codes, means),

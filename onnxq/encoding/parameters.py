@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,16 @@ def requests_for(plan: Plan, methods: Iterable[RangeMethod]) -> tuple[Request, .
     return tuple(dict.fromkeys((*plan.requests, *wanted)))
 
 
-def activation_parameters(plan: Plan, evidence: Evidence, method: RangeMethod) -> Mapping[str, Parameters]:
+def activation_parameters(
+    plan: Plan, evidence: Evidence, method: RangeMethod, own: Mapping[str, RangeMethod] = MappingProxyType({})
+) -> Mapping[str, Parameters]:
     """Turn what calibration saw into scales and zero points; tensors of one group share them.
 
     Args:
         plan: names the tensors, their specs and their groups.
         evidence: of at least ``requests_for(plan, (method,))``.
         method: which range the statistics of a tensor mean.
+        own: methods of single tensors, which go before.
 
     Returns:
         Parameters by tensor name.
@@ -44,7 +48,8 @@ def activation_parameters(plan: Plan, evidence: Evidence, method: RangeMethod) -
     """
     ranges: dict[str, tuple[float, float]] = {}
     for activation in plan.activations:
-        found = activation.fixed_range or _calibrated_range(activation, evidence, method)
+        chosen = own.get(activation.tensor, method)
+        found = activation.fixed_range or _calibrated_range(activation, evidence, chosen)
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {

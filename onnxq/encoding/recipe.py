@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from onnxq.encoding.range_choice import RangeChoice
+from onnxq.evidence.range_table import parse_range, range_text
 from onnxq.evidence.ranges import MinMax, RangeMethod
+from onnxq.numbers.numerics import Array
+from onnxq.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -14,14 +20,52 @@ class Recipe:
 
     Attributes:
         ranges: which range the statistics of a tensor mean.
+        own_ranges: by tensor, where another than `ranges` says so.
+        biases: by node, in the shape and type of those of the model: biases that were found to make up for all rounding
+            in front of them, in the place of those that make up for the mean of the own weight's.
     """
 
     ranges: RangeMethod = field(default_factory=MinMax)
+    own_ranges: Mapping[str, RangeMethod] = field(default_factory=lambda: MappingProxyType({}))
+    biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_choice(cls, choice: RangeChoice[RangeMethod]) -> Recipe:
+        """Return the recipe with these ranges and nothing else."""
+        return cls(choice.default, choice.own)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Recipe:
+        """Return the recipe that `noted_in` has put into a plan, but for the biases, which are to be found anew."""
+        own = {
+            activation.tensor: parse_range(activation.ranges) for activation in plan.activations if activation.ranges
+        }
+        return cls(parse_range(plan.ranges) if plan.ranges else MinMax(), own)
+
+    def noted_in(self, plan: Plan) -> Plan:
+        """Return a plan that says by which recipe it is carried out."""
+        own = {tensor: range_text(method) for tensor, method in self.own_ranges.items()}
+        activations = (replace(one, ranges=own.get(one.tensor, "")) for one in plan.activations)
+        return replace(
+            plan,
+            ranges=range_text(self.ranges),
+            activations=tuple(activations),
+            biases_in_order=bool(self.biases),
+        )
+
+    @property
+    def methods(self) -> tuple[RangeMethod, ...]:
+        """All range methods that are used."""
+        return self.ranges, *self.own_ranges.values()
 
     @property
     def key(self) -> Hashable:
         """What tells recipes apart that give other codes."""
-        return repr(self.ranges)
+        biases = hashlib.blake2b()
+        for node in sorted(self.biases):
+            biases.update(node.encode() + self.biases[node].tobytes())
+        own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
+        return repr(self.ranges), own, biases.digest()
 
 
 USUAL = Recipe()

@@ -32,7 +32,14 @@ from onnxq.numbers.spec import Spec
 ENTRY_POINTS = "onnxq.ranges"
 """Group of entry points; each names a class or function that makes a `RangeMethod`."""
 
-FIRST_RANGES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.999), Percentile(99.99), MeanSquaredError())
+FIRST_RANGES: tuple[RangeMethod, ...] = (
+    MinMax(),
+    Percentile(99.999),
+    Percentile(99.99),
+    MeanSquaredError(),
+    Percentile(99.9),
+    Entropy(),
+)
 """The range methods that are tried when the user names none; the first is taken where nothing is measured."""
 
 _CANDIDATES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), Percentile(99.9), Entropy(), MeanSquaredError())

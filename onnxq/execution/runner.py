@@ -102,7 +102,7 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     Raises:
         ModelError: The model cannot be read, or a name is no tensor of the main graph.
     """
-    proto = _read(model) if isinstance(model, Path) else model
+    proto = read_without_data(model) if isinstance(model, Path) else model
     names = tuple(dict.fromkeys(request.tensor for request in requests))
     fed = {value.name for value in proto.graph.input} - {tensor.name for tensor in proto.graph.initializer}
     parts = segments(
@@ -151,7 +151,12 @@ class _Shards:
             yield Shard(held)
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_without_data(path: Path) -> onnx.ModelProto:
+    """Return the model of a file, its external data left where it is.
+
+    Raises:
+        ModelError: The file cannot be read, or is no model.
+    """
     try:
         return onnx.load(path, load_external_data=False)
     except OSError as error:

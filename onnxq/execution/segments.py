@@ -9,7 +9,7 @@ from itertools import chain
 import onnx
 
 from onnxq.execution.body_taps import with_body_taps
-from onnxq.execution.taps import tap_outputs, tapped_bytes
+from onnxq.execution.taps import overridable_bytes, tap_outputs, tapped_bytes, tensor_types
 from onnxq.runtime import serialized
 
 TAPS = 8
@@ -25,15 +25,24 @@ class Segment:
         inputs: tensors that it is fed: inputs of the whole model, and outputs of earlier segments.
         outputs: tensors that it gives: those that are observed, and those that later segments are fed.
         kept: tensors that later segments are fed, wherever they come from.
+        weights: initializers that it can be fed in place of those it has.
     """
 
     model: bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     kept: frozenset[str]
+    weights: tuple[str, ...] = ()
 
 
-def segments(model: onnx.ModelProto, observed: Iterable[str], others: Iterable[str] = ()) -> tuple[Segment, ...]:
+def segments(
+    model: onnx.ModelProto,
+    observed: Iterable[str],
+    others: Iterable[str] = (),
+    *,
+    cuts: Collection[str] | None = None,
+    free: Collection[str] = (),
+) -> tuple[Segment, ...]:
     """Cut a model between tapped tensors; where depends on the model and all its taps alone, and not on samples.
 
     Nodes between tapped tensors stay together, so that onnxruntime fuses what it would fuse in the whole model; but it
@@ -44,6 +53,9 @@ def segments(model: onnx.ModelProto, observed: Iterable[str], others: Iterable[s
         observed: Tensors that are given: outputs of nodes, or initializers of the main graph. Those of bodies are given
             as `with_body_taps` carries them out.
         others: Tensors that are computed as if they were observed.
+        cuts: Tensors behind whose nodes segments end, instead of behind every few taps; whatever is needed later
+            crosses as well, if it is a tensor whose type is known.
+        free: Initializers of the main graph that each segment can be fed in place of its own.
 
     Raises:
         ModelError: A name is no tensor of the model or cannot be carried out of a body, its element type cannot be
@@ -54,10 +66,13 @@ def segments(model: onnx.ModelProto, observed: Iterable[str], others: Iterable[s
     graph = model.graph
     own = {value.name: value for value in graph.output}
     types = own | {value.name: value for value in tap_outputs(model, sorted(given | sized))}
+    if cuts is not None:
+        types = tensor_types(model) | types
     needs = [_needs(node) for node in graph.node]
     last = {name: index for index, names in enumerate(needs) for name in names}
     made_by_nodes = {name for node in graph.node for name in node.output}
-    bounds = list(_bounds(graph, needs, last, given | sized, types.keys()))
+    taps, each = (given | sized, TAPS) if cuts is None else (cuts, 1)
+    bounds = list(_bounds(graph, needs, last, taps, types.keys(), each))
     cut = _Parts(model, types)
     live = [value.name for value in graph.input]
     found = []
@@ -72,8 +87,9 @@ def segments(model: onnx.ModelProto, observed: Iterable[str], others: Iterable[s
         more = [types[name] for name in outputs if name not in own]
         counted = [name for name in made if name in sized and name not in outputs and name not in own]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
-        data = tapped_bytes(serialized(part), more, counted)
-        found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live)))
+        weights = tuple(name for name in used if name in free)
+        data = overridable_bytes(tapped_bytes(serialized(part), more, counted), model, weights)
+        found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live), weights))
     return tuple(found)
 
 
@@ -115,6 +131,7 @@ def _bounds(
     last: dict[str, int],
     taps: Collection[str],
     crossing: Collection[str],
+    each: int,
 ) -> Iterator[tuple[int, int]]:
     """Yield first and last node, the latter excluded, of each segment; one segment where nodes are out of order."""
     place = {name: index for index, node in enumerate(graph.node) for name in node.output}
@@ -124,7 +141,7 @@ def _bounds(
         counted += sum(name in taps for name in node.output)
         blocking |= {name for name in node.output if last.get(name, -1) > index and name not in crossing}
         blocking -= {name for name in needs[index] if last[name] == index}
-        if ordered and counted >= TAPS and not blocking and index + 1 < len(graph.node):
+        if ordered and counted >= each and not blocking and index + 1 < len(graph.node):
             yield start, index + 1
             start, counted = index + 1, 0
     yield start, len(graph.node)

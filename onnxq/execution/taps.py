@@ -8,6 +8,8 @@ import onnx
 
 from onnxq.errors import ModelError, nearest
 
+_OVERRIDABLE = 4
+
 
 def with_taps(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """Return a copy of the model with the named tensors as further outputs; the weights are copied once.
@@ -36,6 +38,40 @@ def tapped_bytes(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequ
     sizes = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in kept]
     graph = onnx.GraphProto(node=nodes, output=[*outputs, *sizes])
     return data + bytes(onnx.ModelProto(graph=graph).SerializeToString())
+
+
+def overridable_bytes(data: bytes, model: onnx.ModelProto, names: Sequence[str]) -> bytes:
+    """Return a serialized part of a model whose named initializers can be fed, and need not be.
+
+    An initializer that is an input as well is its default, and no runtime folds it into others.
+
+    Args:
+        data: The serialized part.
+        model: The model, which has these initializers.
+        names: Initializers that the part has too.
+    """
+    if not names:
+        return data
+    declared = {value.name for value in model.graph.input}
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims))
+        for name in names
+        if name not in declared
+    ]
+    # Before this version every initializer had to be an input, and was a constant.
+    version = max(model.ir_version, _OVERRIDABLE)
+    return data + bytes(onnx.ModelProto(ir_version=version, graph=onnx.GraphProto(input=inputs)).SerializeToString())
+
+
+def tensor_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the tensors of the main graph whose element types are known, texts left out."""
+    known = _inferred_types(model) | _known_types(model.graph)
+    return {
+        name: onnx.ValueInfoProto(name=name, type=value)
+        for name, value in known.items()
+        if value.tensor_type.elem_type not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+    }
 
 
 def tap_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.ValueInfoProto]:

@@ -53,8 +53,9 @@ def decode_folded(chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, s
 
 def is_linear(quantized: QTensor, spec: Spec) -> bool:
     """Return whether one DequantizeLinear can express a weight."""
-    in_words = spec.storage is Storage.WORDS and quantized.format.is_float
-    return Layout.of(quantized).linear is not None and not in_words
+    # Nothing takes a codebook's numbers, or those of minifloats in words, but a lookup.
+    looked_up = quantized.format.is_float and (spec.storage is Storage.WORDS or quantized.format.codebook is not None)
+    return Layout.of(quantized).linear is not None and not looked_up
 
 
 def decode_linear(chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:

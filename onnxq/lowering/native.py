@@ -21,6 +21,8 @@ _INSTEAD: Final = {
 
 def stored_format(format: Format) -> Format:
     """Return the format that onnxruntime can read in which codes of another are stored without loss."""
+    if format.codebook is not None:
+        return FORMATS[f"uint{format.bits}"]
     return _INSTEAD.get(format.name, format)
 
 
@@ -31,7 +33,7 @@ def typed_codes(chain: Chain, codes: Array, format: Format) -> Constant:
 
 def numbers(chain: Chain, codes: Array, format: Format, *, strict: bool = False) -> Variable:
     """Return the codes as float32 numbers, from a constant that onnxruntime can read unless ``strict`` is set."""
-    stored = format if strict else stored_format(format)
+    stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
         return look_up(chain, chain.store_codes("codes", codes.view(stored.dtype), stored), format)
     return chain.cast("numbers", typed_codes(chain, codes.astype(stored.dtype, copy=False), stored))

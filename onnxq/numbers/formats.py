@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 
 import ml_dtypes
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError, nearest
+from onnxq.numbers.codebooks import Codebook
 from onnxq.numbers.minifloats import Minifloat, narrowed
 
 # 1.5 * 2**23: adding it rounds a small float32 to an integer, ties to even, whose two's complement fills the low bits.
@@ -31,7 +32,8 @@ class Format:
         minimum: lowest value that is used.
         maximum: highest value that is used.
         opset: lowest default-domain opset whose DequantizeLinear reads this type.
-        minifloat: the bit layout of a floating-point code; None for integers.
+        minifloat: the bit layout of a floating-point code; None for others.
+        codebook: the number of each code, where it is neither an integer nor a floating-point number.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Format:
     maximum: float
     opset: int
     minifloat: Minifloat | None = None
+    codebook: Codebook | None = None
 
     @property
     def signed(self) -> bool:
@@ -50,8 +53,8 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        """Whether codes are floating-point numbers, which have no zero point."""
-        return self.minifloat is not None
+        """Whether codes stand for numbers that are no integers, which have no zero point."""
+        return self.minifloat is not None or self.codebook is not None
 
     @cached_property
     def values(self) -> npt.NDArray[np.float32]:
@@ -61,6 +64,10 @@ class Format:
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
         """
         assert self.bits <= 8, f"{self.name} has too many codes to list"
+        if self.codebook is not None:
+            table = np.array(self.codebook.numbers, np.float32)
+            table.flags.writeable = False
+            return table
         patterns = np.arange(2**self.bits, dtype=np.uint8)
         if self.signed and not self.is_float:
             half = 2 ** (self.bits - 1)
@@ -68,6 +75,18 @@ class Format:
         values = patterns.view(self.dtype).astype(np.float32)
         values.flags.writeable = False
         return values
+
+    def numbers(self, codes: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+        """Return the float32 numbers that codes stand for before a scale.
+
+        >>> FORMATS["int8"].numbers(np.array([3, -1], np.int8))
+        array([ 3., -1.], dtype=float32)
+        """
+        if self.codebook is not None or self.minifloat is not None:
+            # Looking a minifloat up is faster than its own cast.
+            table = self.values if self.codebook is not None else _table(self.dtype)
+            return np.asarray(np.take(table, codes.view(np.uint8)))
+        return codes.astype(np.float32)
 
     def round(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:
         """Round to the nearest code, ties to even, and saturate (ONNX QuantizeLinear without its zero point).
@@ -102,16 +121,18 @@ class Format:
             np.copyto(codes, self.round(values))
             return
         unknown = np.isnan(values) if np.isnan(np.max(values, initial=-np.inf)) else None
-        if self.minifloat is None:
+        if (grid := self.minifloat or self.codebook) is None:
             np.clip(values, self.minimum, self.maximum, out=values)
             values += _ROUNDER
             np.copyto(codes, values.view(np.int32), casting="unsafe")
         else:
-            self.minifloat.encode_into(np.atleast_1d(values), np.atleast_1d(codes.view(np.uint8)))
+            grid.encode_into(np.atleast_1d(values), np.atleast_1d(codes.view(np.uint8)))
         if unknown is not None:
             codes[unknown] = self._code_of_nan()
 
     def _code_of_nan(self) -> npt.NDArray[np.generic]:
+        if self.codebook is not None:
+            return np.array(self.codebook.zero, self.dtype)
         if self.minifloat is None:
             return np.array(self.minimum, self.dtype)
         return np.array(self.minifloat.nan or 0, np.uint8).view(self.dtype)
@@ -126,6 +147,25 @@ def _integer(name: str, onnx_type: int, minimum: int, maximum: int, opset: int) 
 def _float(name: str, dtype: type, onnx_type: int, opset: int, layout: Minifloat) -> Format:
     return Format(name, np.dtype(dtype), onnx_type, layout.bits, -layout.maximum, layout.maximum, opset, layout)
 
+
+def _codebook(name: str, numbers: tuple[float, ...], onnx_type: int, opset: int) -> Format:
+    book = Codebook(numbers)
+    return Format(name, np.dtype(np.uint8), onnx_type, book.bits, min(numbers), max(numbers), opset, codebook=book)
+
+
+@cache
+def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+
+
+# The NormalFloat of 4 bits of QLoRA (Dettmers et al. 2023, section 3): eight quantiles of the normal distribution below
+# zero and nine from it on, divided by the largest; as bitsandbytes and onnxruntime have them to the last bit.
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
 
 # Types that the oldest supported onnx does not name.
 _UINT2, _INT2, _FLOAT6E2M3, _FLOAT6E3M2 = 25, 26, 27, 28
@@ -151,6 +191,7 @@ _TABLE = (
     _float("float4e2m1", ml_dtypes.float4_e2m1fn, TensorProto.FLOAT4E2M1, 23, Minifloat(2, 1, 6.0)),
     _float("float6e2m3", ml_dtypes.float6_e2m3fn, _FLOAT6E2M3, 28, Minifloat(2, 3, 7.5)),
     _float("float6e3m2", ml_dtypes.float6_e3m2fn, _FLOAT6E3M2, 28, Minifloat(3, 2, 28.0)),
+    _codebook("nf4", _NF4, TensorProto.UINT4, 21),
 )
 
 FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _TABLE})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ class QTensor:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the float32 values the codes stand for."""
-        return dequantize(self.codes, self.parameters)
+        return dequantize(self.codes, self.parameters, self.format)
 
 
 def parameters_from_range(
@@ -146,12 +145,12 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
     return QTensor(codes, parameters, format)
 
 
-def dequantize(codes: Array, parameters: Parameters) -> npt.NDArray[np.float32]:
+def dequantize(codes: Array, parameters: Parameters, format: Format) -> npt.NDArray[np.float32]:
     """Return ``scale * (codes - zero_point)`` in float32, as ONNX DequantizeLinear does."""
     values = np.empty(codes.shape, np.float32)
     scale, zero_point = _arrays(parameters, codes.ndim)
     for piece in pieces(codes.shape, parameters.block_in(codes.shape)):
-        decoded = _numbers(piece.part(codes))
+        decoded = format.numbers(piece.part(codes))
         if zero_point is not None:
             decoded -= piece.own(zero_point)
         part = piece.part(values)
@@ -164,18 +163,6 @@ def _arrays(parameters: Parameters, rank: int) -> tuple[npt.NDArray[np.float32],
     scale, zero_point = parameters.effective_scale, parameters.zero_point
     shape = scale.shape or (1,) * rank
     return scale.reshape(shape), None if zero_point is None else zero_point.astype(np.float32).reshape(shape)
-
-
-def _numbers(codes: Array) -> npt.NDArray[np.float32]:
-    """Return codes as float32; those of minifloats by a table, which is faster than their own cast."""
-    if codes.dtype.kind in "iu":
-        return codes.astype(np.float32)
-    return np.take(_table(codes.dtype), codes.view(np.uint8))
-
-
-@cache
-def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
-    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def signal_to_noise(signal: float, noise: float) -> float:

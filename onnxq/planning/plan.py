@@ -55,6 +55,7 @@ class Activation:
             asked.
         every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
             only give codes demands; otherwise only the integer nodes do.
+        ranges: its own range method, as parse_range takes it; empty where it has that of the plan.
     """
 
     tensor: str
@@ -62,6 +63,7 @@ class Activation:
     group: str
     fixed_range: tuple[float, float] | None = None
     every_consumer: bool = False
+    ranges: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Plan:
         scheme: name of the scheme.
         target: name of the target.
         ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
+        biases_in_order: whether biases make up for all rounding in front of them, and not for their own weight's alone.
     """
 
     decisions: tuple[Decision, ...]
@@ -138,6 +141,7 @@ class Plan:
     scheme: str
     target: str
     ranges: str = ""
+    biases_in_order: bool = False
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

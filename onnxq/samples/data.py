@@ -89,7 +89,20 @@ def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
     >>> [int(sample["x"]) for sample in evenly([{"x": np.array(index)} for index in range(10)], 4)]
     [0, 3, 6, 9]
     """
-    indices = [int(index) for index in np.linspace(0, len(samples) - 1, min(len(samples), most)).round()]
+    return picked(samples, even_places(len(samples), most))
+
+
+def even_places(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` places, evenly spaced.
+
+    >>> even_places(10, 4)
+    [0, 3, 6, 9]
+    """
+    return [int(index) for index in np.linspace(0, count - 1, min(count, most)).round()]
+
+
+def picked(samples: SampleSource, indices: Sequence[int]) -> Iterator[Sample]:
+    """Yield the samples at rising places, without holding them; no others are read where that can be."""
     if isinstance(samples, Samples):
         return samples.pick(indices)
     wanted = frozenset(indices)

@@ -20,6 +20,7 @@ from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
+from onnxq.searching.recipes import Recipes, corrected, fitting
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
@@ -112,6 +113,8 @@ class Chooser:
 
     def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
+        if plan.biases_in_order:
+            recipe = corrected(self.bench, self.evidence, plan, recipe, fitting(self.samples, _SEARCH_SAMPLES))
         outcome = Outcome(plan, (), 0)
         verification = self._built(outcome, recipe)
         return Chosen(recipe, outcome, verification, self._scores(wish.metric))
@@ -127,10 +130,13 @@ class Chooser:
         """
         kept = evenly(self.samples, _SEARCH_SAMPLES)
         trials = Trials.of(self.bench, self.reference, kept, self.evidence)
-        recipe = Recipe(ranges or _best_range(trials, plan))
+        recipes = Recipes(trials, self.samples)
+        recipe = Recipe(ranges) if ranges else recipes.with_ranges(plan, FIRST_RANGES, effort.recipes)
+        recipe = first = recipes.with_biases(plan, recipe)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
-            outcome = self._search(trials, recipe, effort, goal)
+            outcome = self._search(trials, first, effort, goal)
+            recipe = recipes.with_biases(outcome.plan, first) if first.biases else first
             verification = self._built(outcome, recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
@@ -183,10 +189,3 @@ class Chooser:
 def _goal(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
     return min(max(min_sqnr + _HEADROOM, _LOWEST_GOAL), _HIGHEST_GOAL)
-
-
-def _best_range(trials: Trials, plan: Plan) -> RangeMethod:
-    """Return the range method whose model is closest to the float model; the first of equals."""
-    if not plan.taps:
-        return FIRST_RANGES[0]
-    return max(FIRST_RANGES, key=lambda method: trials.sqnr(plan, Recipe(method)))

@@ -106,7 +106,7 @@ def test_a_weight_errs_by_half_a_step_where_no_scale_is_too_small(name: str, per
     weight = np.random.default_rng(0).normal(size=(6, 35, 5)).astype(np.float32)
     tensor = encode_array(weight, spec_of(name, per=per, scale=scale), channel_axis=0, reduction_axis=1)
     step, zero = repeated(tensor)
-    codes = tensor.codes.astype(np.float64)
+    codes = tensor.format.numbers(tensor.codes).astype(np.float64)
     scaled = weight / step + zero
     # What is beyond the codes by less than one saturates.
     inside = np.clip(scaled, float(tensor.format.minimum), float(tensor.format.maximum))

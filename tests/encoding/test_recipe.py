@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
+import numpy as np
+
+from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
+from onnxq.numbers.spec import Spec
+from onnxq.planning.plan import Activation, Plan
+
+RECIPES = (
+    USUAL,
+    Recipe(Percentile(99.0)),
+    Recipe.of_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    Recipe(own_ranges={"b": Percentile(99.0)}),
+    Recipe(biases={"a": np.ones(2, np.float32)}),
+    Recipe(biases={"a": np.zeros(2, np.float32)}),
+    Recipe(biases={"b": np.ones(2, np.float32)}),
+)
+
+
+def test_recipes_that_differ_have_different_keys() -> None:
+    assert all(one.key != other.key for one, other in combinations(RECIPES, 2))
 
 
 def test_the_usual_recipe_takes_the_extremes() -> None:
     assert Recipe() == USUAL == Recipe(MinMax())
 
 
-def test_recipes_that_give_other_codes_have_other_keys() -> None:
+def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
     assert Recipe().key == USUAL.key
-    assert len({USUAL.key, Recipe(Percentile(99.9)).key, Recipe(Percentile(99.99)).key}) == 3
+    methods = {"a": MinMax(), "b": Percentile(99.0)}
+    assert Recipe(own_ranges=methods).key == Recipe(own_ranges=dict(reversed(methods.items()))).key
+    biases = {"a": np.ones(2), "b": np.zeros(2)}
+    assert Recipe(biases=biases).key == Recipe(biases=dict(reversed(biases.items()))).key
+
+
+def test_a_plan_says_by_which_recipe_it_is_carried_out() -> None:
+    plan = Plan((), (Activation("a", Spec("int8"), "a"), Activation("b", Spec("int8"), "b")), "int8", "onnxruntime-cpu")
+    recipe = Recipe(Percentile(99.9), {"b": Percentile(99.0)}, {"node": np.ones(2, np.float32)})
+    noted = recipe.noted_in(plan)
+    assert (noted.ranges, [one.ranges for one in noted.activations]) == ("percentile:99.9", ["", "percentile:99"])
+    assert noted.biases_in_order
+    assert Recipe.of_plan(noted).key == Recipe(recipe.ranges, recipe.own_ranges).key
+    assert Recipe.of_plan(USUAL.noted_in(plan)).key == Recipe.of_plan(plan).key == USUAL.key
+    assert not USUAL.noted_in(noted).biases_in_order

@@ -1,0 +1,122 @@
+"""A range method for each tensor, chosen by what it does to the noise of the whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Method = TypeVar("Method", bound=Hashable)
+Range = tuple[float, float]
+Noise = NDArray[np.float64]
+"""Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
+
+# Ranges whose ends are nearer than this share of the width make the same noise, or as good as.
+_ALIKE = 0.02
+# A method must take off this share of the noise; less is not worth a difference between tensors.
+_WORTH = 0.02
+# So many standard errors over the samples must the noise taken off be away from none.
+_CERTAIN = 1.0
+
+
+@dataclass(frozen=True)
+class RangeChoice(Generic[Method]):
+    """The range method of each tensor.
+
+    Attributes:
+        default: of every tensor that has none of its own.
+        own: by tensor.
+    """
+
+    default: Method
+    own: Mapping[str, Method] = field(default_factory=dict)
+
+    def of(self, tensor: str) -> Method:
+        """Return the method of a tensor."""
+        return self.own.get(tensor, self.default)
+
+    def with_own(self, tensor: str, method: Method) -> RangeChoice[Method]:
+        """Return this choice with another method for one tensor."""
+        return RangeChoice(self.default, {**self.own, tensor: method})
+
+
+def choose_ranges(
+    ranges: Mapping[str, Mapping[Method, Range]],
+    measure: Callable[[RangeChoice[Method]], Noise],
+    *,
+    most: int,
+    methods: Sequence[Method],
+) -> RangeChoice[Method]:
+    """Return the range methods with which a model has the least noise, as far as that can be told from chance.
+
+    First the one method that is best for all tensors. Then one tensor after the other, the noisiest first, is given
+    each other method that would give it another range, and keeps what takes off noise at the worst output: 2 % at
+    least, and more than one standard error of the difference over the samples. A method that is lucky on one
+    sample does not pass.
+
+    Args:
+        ranges: of each method by tensor, tensors with the largest part in the noise first.
+        measure: a choice to the noise of its model on samples that the ranges were not made from.
+        most: measurements to make at most, those of single methods included.
+        methods: to choose from; the first is taken where nothing is better.
+
+    >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
+    >>> def measure(choice):
+    ...     return np.full((2, 1), (choice.of("a") == "wide") + 3 * (choice.of("b") == "narrow"), float)
+    >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
+    RangeChoice(default='wide', own={'a': 'narrow'})
+    """
+    best, noise = RangeChoice(methods[0]), measure(RangeChoice(methods[0]))
+    measured = 1
+    for method in methods[1:]:
+        if measured < most:
+            found = measure(RangeChoice(method))
+            measured += 1
+            if worst(found) < worst(noise):
+                best, noise = RangeChoice(method), found
+    for tensor, known in ranges.items():
+        for method in _unlike(known, best.of(tensor)):
+            if measured >= most:
+                return best
+            other = best.with_own(tensor, method)
+            found = measure(other)
+            measured += 1
+            if takes_off(noise, found):
+                best, noise = other, found
+    return best
+
+
+def takes_off(noise: Noise, found: Noise) -> bool:
+    """Return whether noise has become less at the worst output by more than chance, on the same samples.
+
+    Args:
+        noise: before.
+        found: after.
+    """
+    output = int(np.argmax(noise.sum(0)))
+    if not worst(found) < (1 - _WORTH) * worst(noise):
+        return False
+    taken = noise[:, output] - found[:, output]
+    if len(taken) < 2 or not np.isfinite(taken).all():
+        return True
+    return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * math.sqrt(len(taken))
+
+
+def worst(noise: Noise) -> float:
+    """Return the noise-to-signal ratio of the worst output; infinite where one is not finite."""
+    ratios = noise.sum(0)
+    return float(ratios.max(initial=0.0)) if np.isfinite(ratios).all() else float("inf")
+
+
+def _unlike(known: Mapping[Method, Range], now: Method) -> Iterator[Method]:
+    """Yield the methods whose ranges are unlike the one of now and those of methods before them."""
+    seen = [known[now]]
+    width = max(known[now][1] - known[now][0], np.finfo(np.float64).tiny)
+    for method, (low, high) in known.items():
+        if all(max(abs(low - one[0]), abs(high - one[1])) >= _ALIKE * width for one in seen):
+            seen.append((low, high))
+            yield method

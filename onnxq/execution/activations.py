@@ -1,0 +1,106 @@
+"""Activations: values of tensors for each sample, on disk where memory has no room for them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from onnxq.errors import OutputError
+from onnxq.runtime import Array
+
+MEMORY = 1 << 28
+"""Bytes that stay in memory; what is beyond goes to files."""
+
+
+class Activations:
+    """Arrays by sample and tensor, in memory up to a limit and in files of a temporary folder beyond it.
+
+    The files are gone when it is closed, which ``with`` does too.
+
+    >>> with Activations() as held:
+    ...     held.put(0, {"x": np.ones(2), "y": np.zeros(3)})
+    ...     held.keep({"y"})
+    ...     {name: len(array) for name, array in held.of(0).items()}
+    {'y': 3}
+    """
+
+    def __init__(self, memory: int = MEMORY, folder: Path | None = None) -> None:
+        """Hold nothing yet.
+
+        Args:
+            memory: bytes that stay in memory.
+            folder: where the temporary folder is made; None asks the system.
+        """
+        self._free = memory
+        self._folder = tempfile.TemporaryDirectory(prefix="onnxq-", dir=folder)
+        self._held: dict[int, dict[str, Array | Path]] = {}
+        self._written = 0
+
+    def put(self, sample: int, arrays: Mapping[str, Array]) -> None:
+        """Keep arrays of a sample, in the place of those that it has under these names.
+
+        Raises:
+            OutputError: the disk has no room for them.
+        """
+        own = self._held.setdefault(sample, {})
+        for name, array in arrays.items():
+            self._drop(own, name)
+            own[name] = self._stored(np.asarray(array))
+
+    def of(self, sample: int, tensors: Iterable[str] | None = None) -> dict[str, Array]:
+        """Return the arrays of a sample by tensor: those asked for, of which it may lack some, or all."""
+        own = self._held.get(sample, {})
+        names = own if tensors is None else [name for name in tensors if name in own]
+        return {name: _loaded(own[name]) for name in names}
+
+    def keep(self, tensors: Collection[str]) -> None:
+        """Forget all tensors of all samples but these."""
+        for own in self._held.values():
+            for name in [name for name in own if name not in tensors]:
+                self._drop(own, name)
+
+    def close(self) -> None:
+        """Forget everything and remove the files."""
+        self._held.clear()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stored(self, array: Array) -> Array | Path:
+        if array.nbytes <= self._free:
+            self._free -= array.nbytes
+            return array
+        path = Path(self._folder.name) / f"{self._written}.npy"
+        self._written += 1
+        try:
+            np.save(path, array)
+        except OSError as error:
+            raise OutputError(
+                f"activations cannot be kept in {path.parent}: {error.strerror}; make room there, or set TMPDIR"
+            ) from error
+        return path
+
+    def _drop(self, own: dict[str, Array | Path], name: str) -> None:
+        held = own.pop(name, None)
+        if isinstance(held, Path):
+            held.unlink(missing_ok=True)
+        elif held is not None:
+            self._free += held.nbytes
+
+
+def _loaded(held: Array | Path) -> Array:
+    if isinstance(held, Path):
+        loaded: Array = np.load(held)
+        return loaded
+    return held
