@@ -81,7 +81,7 @@ def test_scales_of_pytorch_are_those_of_its_observers() -> None:
         statistics(a=[-0.3, 2.0], b=[-1e-9, 1e-9]),
         MinMax(),
     )
-    expected = Observer("uint8", reduce_range=True).parameters(np.float32(-0.3), 2.0)
+    expected = Observer("uint8-7bit").parameters(np.float32(-0.3), 2.0)
     assert (found["a"].scale, found["a"].zero_point) == (expected.scale, expected.zero_point)
     # Half the codes, and no scale below the epsilon.
     assert found["a"].zero_point == 17
