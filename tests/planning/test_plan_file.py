@@ -58,6 +58,7 @@ activations = st.builds(
     names,
     st.none() | st.tuples(finite, finite).map(lambda pair: (min(pair), max(pair))),
     st.booleans(),
+    names,
 )
 decisions = st.builds(
     Decision,
@@ -75,6 +76,8 @@ plans = st.builds(
     st.lists(activations, max_size=4, unique_by=lambda one: one.tensor).map(tuple),
     names,
     st.sampled_from(list(TARGETS)),
+    names,
+    st.booleans(),
 )
 
 
