@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Method = TypeVar("Method", bound=Hashable)
+Method = TypeVar("Method")
 Range = tuple[float, float]
 Noise = NDArray[np.float64]
 """Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
