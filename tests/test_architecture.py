@@ -45,6 +45,7 @@ ROOMS = (
     ("named_passes", "preparation"),
     ("dequantization", "rewriting", "workbench"),
     ("optimization", "trials"),
+    ("migrating",),
     ("searching",),
     ("report",),
     ("pipeline",),

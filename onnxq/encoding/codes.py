@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.encoders import NOTHING_SEEN, encode_weight
+from onnxq.encoding.migration import (
+    Around,
+    Factors,
+    Migration,
+    divided_tensors,
+    makers_of_divided,
+)
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
@@ -32,7 +39,6 @@ _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
 # Attributes that say where a weight's error goes.
 _FORM: Final = ("transB", "group", "strides")
-NO_BIASES: Final[Mapping[str, Array]] = MappingProxyType({})
 """Where every bias rests on means."""
 
 
@@ -60,12 +66,16 @@ class Codes:
         constants: codes of the constants among them, by tensor name.
         weights: codes by node and input, in the shape of the float weight; scales have its rank.
         biases: by node, of those that are coded or corrected.
+        factors: what the channels of activations are divided by before they become codes, by tensor name.
+        divided: the tensors among them that come divided, so that their quantizers need not divide.
     """
 
     activations: Mapping[str, Parameters] = field(default_factory=lambda: MappingProxyType({}))
     constants: Mapping[str, QTensor] = field(default_factory=lambda: MappingProxyType({}))
     weights: Mapping[tuple[str, int], QTensor] = field(default_factory=lambda: MappingProxyType({}))
     biases: Mapping[str, Bias] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
+    divided: frozenset[str] = frozenset()
 
 
 def encode(
@@ -91,7 +101,7 @@ def encode(
     """
     parameters = activation_parameters(plan, evidence, recipe.ranges, recipe.own_ranges)
     means = channel_means(plan, evidence)
-    return encode_with(plan, graph, parameters, means, evidence, cache, recipe.biases)
+    return encode_with(plan, graph, parameters, means, evidence, cache, recipe)
 
 
 def encode_with(
@@ -101,7 +111,7 @@ def encode_with(
     means: Mapping[str, NDArray[np.float64]],
     evidence: Evidence = NOTHING_SEEN,
     cache: CodesCache | None = None,
-    biases: Mapping[str, Array] = NO_BIASES,
+    recipe: Recipe = USUAL,
 ) -> Codes:
     """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
 
@@ -112,9 +122,13 @@ def encode_with(
         means: of each channel by tensor name; nodes whose data is not there keep their biases.
         evidence: what calibration saw, for encoders that look at data.
         cache: what was made for other plans; None starts with nothing.
-        biases: corrected ones by node, in the place of those that rest on the means.
+        recipe: corrected biases by node, in the place of those that rest on the means, and factors of any tensors, of
+            which those of tensors without codes are left out of account.
     """
-    encoding = _Encoding(parameters, means, evidence, plan.target, CodesCache() if cache is None else cache, biases)
+    migration = recipe.migration.select(plan.by_tensor)
+    makers = makers_of_divided(graph, plan, migration)
+    cache = CodesCache() if cache is None else cache
+    encoding = _Encoding(parameters, means, evidence, plan.target, cache, recipe.biases, migration, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -122,15 +136,17 @@ def encode_with(
     for node, decision in _planned(graph, plan):
         for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
             if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
-                format = format_named(formats[tensor.name])
-                constants[tensor.name] = quantize(tensor.values, parameters[tensor.name], format)
+                format, own = format_named(formats[tensor.name]), migration.factors.get(tensor.name)
+                values = tensor.values if own is None else own.divide(tensor.values)
+                constants[tensor.name] = quantize(values, parameters[tensor.name], format)
         for weight in decision.weights:
             if is_fixed(node.inputs[weight.index]):
                 found, bias = encoding.of(node, decision, weight)
                 weights[node.name, weight.index] = found
                 if bias is not None:
                     found_biases[node.name] = bias
-    return Codes(parameters, constants, weights, found_biases)
+    divided = divided_tensors(graph, plan, migration)
+    return Codes(parameters, constants, weights, found_biases, migration.factors, divided)
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
@@ -152,6 +168,8 @@ class _Encoding:
     target: str
     cache: CodesCache
     biases: Mapping[str, Array]
+    migration: Migration
+    makers: Mapping[str, Factors]
 
     def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
         """Return the codes of a weight and what becomes of the bias behind it."""
@@ -160,6 +178,9 @@ class _Encoding:
         key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
         if recurrent:
             return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+        around = self._around(node, decision)
+        if around:
+            key = (*key, node.op, repr(node.attrs), around.key)
         behind = self._behind(node, decision) if weight.index == _WEIGHT else None
         return self.cache.chosen((key, behind), lambda: self._chosen(node, decision, weight, key))
 
@@ -167,7 +188,7 @@ class _Encoding:
         """Return what decides the bias of a weight, and through that the weight's least scales."""
         means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
         data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
-        place = bias_of(node) if means is not None else None
+        place = bias_of(node)
         index = decision.bias
         bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
         return (
@@ -182,37 +203,50 @@ class _Encoding:
     def _chosen(
         self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
     ) -> tuple[QTensor, Bias | None]:
-        source = node.inputs[weight.index]
-        found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence))
+        source, around = node.inputs[weight.index], self._around(node, decision)
+
+        def values() -> Array:
+            return around.weight(node, weight.index, source.values)
+
+        found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence))
         if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
             corrected = self._corrected(node, decision, weight, found, key)
             return found, None if corrected is None else self._added(node, decision, found, corrected)
-        bias, scale = node.inputs[decision.bias].values, float(self.parameters[decision.data].scale)
+        bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
         raised = scale_with_room(found.parameters.scale, bias, scale)
         if not np.array_equal(raised, found.parameters.scale):
             key = (*key, raised.tobytes())
-            found = self.cache.codes(key, lambda: encode_weight(source.values, weight, self.evidence, raised))
+            found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence, raised))
         corrected = self._corrected(node, decision, weight, found, key)
         # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
         return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
 
+    def _around(self, node: Node, decision: Decision) -> Around:
+        """Return the factors of what a node reads and makes."""
+        read = self.migration.factors.get(decision.data) if decision.mode is Mode.STATIC else None
+        return Around(read, self.makers.get(node.name))
+
     def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
-        """Return the bias that makes up for what the rounding of a weight takes from the mean, or None."""
+        """Return the bias that makes up for factors, and for what rounding takes from the mean; None where it stays."""
         if weight.index == _WEIGHT and node.name in self.biases:
-            return self.biases[node.name]
+            return self._around(node, decision).bias(self.biases[node.name])
         means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
-        place = bias_of(node) if means is not None and weight.index == _WEIGHT else None
-        if means is None or place is None:
+        place = bias_of(node) if weight.index == _WEIGHT else None
+        around = self._around(node, decision)
+        if place is None or (means is None and around.made is None):
             return None
         source, bias = node.inputs[weight.index], optional(*place)
+        values = None if bias is None else around.bias(bias.values)
+        if means is None:
+            return values
+        shown = around.means(means)
         form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
         lost = self.cache.array(
-            ("lacking", key, form, means.tobytes()),
-            lambda: lacking(node, source.values, codes, means),
+            ("lacking", key, form, shown.tobytes()),
+            lambda: lacking(node, around.weight(node, weight.index, source.values), codes, shown),
         )
-        if bias is None:
+        if values is None:
             return np.asarray(lost.astype(source.dtype)) if lost.any() else None
-        values = bias.values
         return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
 
     def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.evidence.range_table import parse_range, range_text
 from onnxq.evidence.ranges import MinMax, RangeMethod
@@ -23,11 +23,13 @@ class Recipe:
         own_ranges: by tensor, where another than `ranges` says so.
         biases: by node, in the shape and type of those of the model: biases that were found to make up for all rounding
             in front of them, in the place of those that make up for the mean of the own weight's.
+        migration: what the channels of tensors are divided by before they become codes.
     """
 
     ranges: RangeMethod = field(default_factory=MinMax)
     own_ranges: Mapping[str, RangeMethod] = field(default_factory=lambda: MappingProxyType({}))
     biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    migration: Migration = NOTHING
 
     @classmethod
     def of_choice(cls, choice: RangeChoice[RangeMethod]) -> Recipe:
@@ -61,11 +63,7 @@ class Recipe:
     @property
     def key(self) -> Hashable:
         """What tells recipes apart that give other codes."""
-        biases = hashlib.blake2b()
-        for node in sorted(self.biases):
-            biases.update(node.encode() + self.biases[node].tobytes())
-        own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
-        return repr(self.ranges), own, biases.digest()
+        return repr(self.ranges), own, biases.digest(), self.migration.key
 
 
 USUAL = Recipe()

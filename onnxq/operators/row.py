@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from onnxq.operators.axes import AxisOf
+from onnxq.operators.channels import PassageRule
 from onnxq.operators.integer import IntegerOperator
 from onnxq.operators.intervals import IntervalRule
 
@@ -43,6 +44,9 @@ class Operator:
         reductions: input index of each weight to the axis that is summed over, or that a looked-up row lies along.
         bias: input index of a bias added in the accumulator.
         channels: axis of the data's channels where the mean of each is what the mean of the output follows from.
+        passage: where the channels of its data are found in its outputs, where it gives each channel from that channel
+            alone and in proportion.
+        multiplies: whether it multiplies data with data.
         fixed_range: range the output can never leave, whatever the input.
         product: whether it multiplies matrices, data with a weight.
         transposed: attribute that says that the weight lies transposed.
@@ -63,6 +67,8 @@ class Operator:
     reductions: Mapping[int, AxisOf] = field(default_factory=dict)
     bias: int | None = None
     channels: int | None = None
+    passage: PassageRule | None = None
+    multiplies: bool = False
     fixed_range: tuple[float, float] | None = None
     product: bool = False
     transposed: str = ""

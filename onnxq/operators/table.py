@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from onnxq.operators.axes import axis, gathered, gathered_row, turned
+from onnxq.operators.channels import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
 from onnxq.operators.contrib import CONTRIB
 from onnxq.operators.integer import IntegerOperator
 from onnxq.operators.intervals import (
@@ -102,12 +103,21 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(_CARRIER, weights={0: gathered}, reductions={0: gathered_row}, interval=first),
-    "Add": Operator(_ARITHMETIC, data=None, interval=added, integer=_integer("QLinearAdd", _TWO)),
-    "Mul": Operator(_ARITHMETIC, data=None, interval=multiplied, integer=_integer("QLinearMul", _TWO)),
-    "AveragePool": Operator(_ARITHMETIC, interval=first, integer=_integer("QLinearAveragePool")),
-    "GlobalAveragePool": Operator(_ARITHMETIC, interval=first, integer=_integer("QLinearGlobalAveragePool")),
-    "LeakyRelu": Operator(_ARITHMETIC, interval=leaky, integer=_integer("QLinearLeakyRelu")),
+    "Gather": Operator(_CARRIER, weights={0: gathered}, reductions={0: gathered_row}, passage=picked, interval=first),
+    "Add": Operator(_ARITHMETIC, data=None, passage=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
+    "Mul": Operator(
+        _ARITHMETIC,
+        data=None,
+        passage=scaled,
+        multiplies=True,
+        interval=multiplied,
+        integer=_integer("QLinearMul", _TWO),
+    ),
+    "AveragePool": Operator(_ARITHMETIC, passage=alike, interval=first, integer=_integer("QLinearAveragePool")),
+    "GlobalAveragePool": Operator(
+        _ARITHMETIC, passage=alike, interval=first, integer=_integer("QLinearGlobalAveragePool")
+    ),
+    "LeakyRelu": Operator(_ARITHMETIC, passage=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
     "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
     # Most gates use a part of their range, and codes may end there.
     "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
@@ -116,28 +126,29 @@ _STANDARD: Mapping[str, Operator] = {
     "Concat": Operator(
         _CARRIER,
         data=None,
+        passage=concatenated,
         interval=together,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
     "DepthToSpace": _MOVING,
-    "Expand": _MOVING,
-    "Flatten": _MOVING,
-    "MaxPool": _MOVING,
+    "Expand": replace(_MOVING, passage=aligned),
+    "Flatten": replace(_MOVING, passage=reshaped),
+    "MaxPool": replace(_MOVING, passage=alike),
     # It brings in a value of its own.
     "Pad": Operator(_CARRIER, settings=True),
     "ReduceMax": _MOVING,
-    "Reshape": _MOVING,
+    "Reshape": replace(_MOVING, passage=reshaped),
     # It can overshoot.
-    "Resize": Operator(_CARRIER, settings=True),
+    "Resize": Operator(_CARRIER, settings=True, passage=alike),
     "Slice": _MOVING,
     "SpaceToDepth": _MOVING,
-    "Split": _MOVING,
-    "Squeeze": _MOVING,
-    "Tile": _MOVING,
-    "Transpose": _MOVING,
-    "Unsqueeze": _MOVING,
+    "Split": replace(_MOVING, passage=split),
+    "Squeeze": replace(_MOVING, passage=reshaped),
+    "Tile": replace(_MOVING, passage=alike),
+    "Transpose": replace(_MOVING, passage=transposed),
+    "Unsqueeze": replace(_MOVING, passage=reshaped),
     "Clip": Operator(_CLAMP, settings=True, interval=clipped),
-    "Relu": Operator(_CLAMP, interval=rectified),
+    "Relu": Operator(_CLAMP, passage=alike, interval=rectified),
     "Abs": _ABOVE_ZERO,
     "Cast": Operator(_FLOAT, interval=first),
     "Cos": _AROUND_ZERO,

@@ -149,6 +149,11 @@ class Plan:
         return {decision.node: decision for decision in self.decisions}
 
     @cached_property
+    def by_tensor(self) -> Mapping[str, Activation]:
+        """The activations by the name of the tensor."""
+        return {activation.tensor: activation for activation in self.activations}
+
+    @cached_property
     def effect(self) -> tuple[object, ...]:
         """What the plan does, without the reasons: plans of the same effect make the same model."""
         nodes = tuple((decision.mode, decision.weights, decision.bias) for decision in self.decisions)
