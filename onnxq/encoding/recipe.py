@@ -63,6 +63,10 @@ class Recipe:
     @property
     def key(self) -> Hashable:
         """What tells recipes apart that give other codes."""
+        biases = hashlib.blake2b()
+        for node in sorted(self.biases):
+            biases.update(node.encode() + self.biases[node].tobytes())
+        own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
         return repr(self.ranges), own, biases.digest(), self.migration.key
 
 
