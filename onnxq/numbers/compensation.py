@@ -1,0 +1,243 @@
+"""Error-compensating rounding: codes whose errors cancel in the sums that a product computes.
+
+A product with data x makes of the rounding errors e of one output channel the error e . x, whose mean square is
+e H e^T with the Gram matrix H = E[x x^T]. Rounding one value at a time, and letting those that follow make up for what
+is lost, keeps that sum small although single values move away from their nearest codes (GPTQ: Frantar et al.,
+"Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.numbers.formats import Format
+from onnxq.numbers.numerics import Parameters, QTensor
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+DAMPING = 0.01
+"""Share of the mean of a Gram matrix's diagonal that is added to it: what new data may differ by."""
+
+# Columns that are rounded before what they lost reaches the others by one matrix product.
+_BLOCK = 128
+# Values that are worked on together, so that their copies take little beside a large Gram matrix.
+_TOGETHER = 2**22
+# Damping that a matrix without a Cholesky factor is tried again with.
+_MORE = (0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A weight seen as one matrix for each group of channels: a row for each output, a column for each term of a sum.
+
+    Attributes:
+        split: shape of the weight with the groups apart from what they hold.
+        order: axes of ``split`` in the order groups, rows, columns.
+        shape: (groups, rows, columns).
+
+    >>> Matrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
+    array([1, 5, 9])
+    """
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> Matrices:
+        """Return those of a weight of shape (columns, rows), or (rows, columns) when it is transposed."""
+        if transposed:
+            return cls((1, *shape), (0, 1, 2), (1, *shape))
+        return cls((1, *shape), (0, 2, 1), (1, shape[1], shape[0]))
+
+    @classmethod
+    def of_convolution(cls, shape: tuple[int, ...], groups: int) -> Matrices:
+        """Return those of a Conv's weight of shape (rows of all groups, channels of one, *kernel)."""
+        whole = groups, shape[0] // groups, math.prod(shape[1:])
+        return cls(whole, (0, 1, 2), whole)
+
+    def view(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values of the weight's shape as an array of shape (groups, rows, columns)."""
+        return values.reshape(self.split).transpose(self.order).reshape(self.shape)
+
+    def back(self, values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Return the array of the weight's shape that ``view`` makes these values of."""
+        turned = values.reshape([self.split[axis] for axis in self.order])
+        return np.ascontiguousarray(turned.transpose(np.argsort(self.order))).reshape(shape)
+
+
+def compensated(
+    values: npt.NDArray[np.floating],
+    parameters: Parameters,
+    format: Format,
+    gram: npt.NDArray[np.floating],
+    matrices: Matrices,
+    damping: float = DAMPING,
+) -> QTensor:
+    """Choose codes that make ``e H e^T`` small for each output channel, at scales and zero points that are given.
+
+    Columns go by falling diagonal. A channel keeps its nearest codes where others are no better, and so do all of a
+    group whose Gram matrix is not finite, is zero, or is not positive semidefinite even when damped.
+
+    Args:
+        values: finite weight of any rank.
+        parameters: scales and zero points, with blocks of any kind.
+        format: of at most 8 bits.
+        gram: float array of shape (groups, columns, columns), symmetric: of the terms that columns are multiplied with,
+            about zero, or about their means where a bias makes up for these.
+        matrices: how the weight is a matrix for each group.
+        damping: share of the mean diagonal that is added to the diagonal.
+
+    Returns:
+        Codes of the weight's shape with the parameters given.
+    """
+    weight = matrices.view(values)
+    codes_of_zero = np.zeros((), np.uint8) if parameters.zero_point is None else parameters.zero_point
+    entries = parameters.effective_scale, codes_of_zero
+    scale, zero_point = (matrices.view(_spread(one, parameters, values.shape)) for one in entries)
+    bits = np.empty(matrices.shape, np.uint8)
+    groups, rows, columns = matrices.shape
+    for together in _parts(groups, columns * columns):
+        order, factor = _factors(gram[together], damping)
+        for some in _parts(rows, len(order) * columns):
+            part = (together, some)
+            grid = _Grid(format, _turned(scale[part], order), _turned(zero_point[part], order).astype(np.float32))
+            bits[part] = _chosen(_turned(weight[part].astype(np.float32), order), grid, gram[together], order, factor)
+    codes = matrices.back(bits, values.shape).view(format.dtype)
+    return QTensor(codes, parameters, format)
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    """Cut so many things of a size into runs of few values."""
+    step = max(_TOGETHER // max(size, 1), 1)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _spread(entries: npt.NDArray[Any], parameters: Parameters, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Repeat an entry for each block until there is one for each value."""
+    if np.ndim(entries) == 0:
+        return np.broadcast_to(entries, shape)
+    for axis, (extent, length) in enumerate(zip(shape, parameters.block_in(shape), strict=True)):
+        if length > 1:
+            entries = np.repeat(entries, length, axis)[(slice(None),) * axis + (slice(extent),)]
+    return entries
+
+
+def _turned(part: npt.NDArray[Any], order: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Return values of (groups, rows, columns) as (groups, columns in that order, rows)."""
+    return np.take_along_axis(part.transpose(0, 2, 1), order[:, :, None], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """What each value of a part may become; scales and zero points are of the part's shape, columns in front of rows."""
+
+    format: Format
+    scale: Floats
+    zero_point: Floats
+
+    def nearest(self, wanted: Floats, place: Any) -> tuple[Bytes, Floats]:
+        """Return the codes, as bytes, nearest to values at a place of the part, and what they stand for.
+
+        The arithmetic is that of ``numerics.quantize`` and ``dequantize``.
+        """
+        scale, zero_point = self.scale[place], self.zero_point[place]
+        scaled = wanted / scale
+        if not self.format.is_float:
+            np.rint(scaled, out=scaled)
+            scaled += zero_point
+        codes = np.empty(scaled.shape, self.format.dtype)
+        self.format.round_into(scaled, codes)
+        bits = codes.view(np.uint8)
+        return bits, (self.format.values[bits & (2**self.format.bits - 1)] - zero_point) * scale
+
+
+def _chosen(
+    weight: Floats, grid: _Grid, gram: npt.NDArray[np.floating], order: npt.NDArray[np.intp], factor: Floats
+) -> Bytes:
+    """Return the codes of a part, of shape (groups, rows, columns), nearest ones where others are no better."""
+    plain, decoded = grid.nearest(weight, ...)
+    bits, lost = _rounded(weight, grid, factor)
+    back = np.argsort(order, axis=1)[:, :, None]
+    plain, bits, lost, plainly_lost = (
+        np.take_along_axis(one, back, 1) for one in (plain, bits, lost, weight - decoded)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        # What is lost plainly, less what is lost now.
+        gain = ((plainly_lost - lost) * (gram @ (plainly_lost + lost))).sum(1)
+    return np.where(gain[:, None] > 0, bits, plain).transpose(0, 2, 1)
+
+
+def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
+    """Round from the last column to the first.
+
+    With H = L L^T the error of a channel is the sum over columns j of ``(sum over k >= j of e_k L_kj) ** 2``, so once
+    those behind it are rounded, column j makes its term smallest at the code nearest to its value plus
+    ``sum over k > j of e_k L_kj / L_jj``.
+
+    Returns:
+        Codes as bytes, and what each value lost, both of the weight's shape.
+    """
+    bits, lost = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
+    diagonal = np.diagonal(factor, axis1=1, axis2=2)
+    for stop in range(weight.shape[1], 0, -_BLOCK):
+        start = max(stop - _BLOCK, 0)
+        unit = (factor[:, start:, start:stop] / diagonal[:, None, start:stop]).transpose(0, 2, 1)
+        wanted = weight[:, start:stop] + unit[:, :, stop - start :] @ lost[:, stop:]
+        near = np.ascontiguousarray(unit[:, :, : stop - start])
+        for column in range(stop - 1, start - 1, -1):
+            row = column - start
+            made_up = near[:, row : row + 1, row + 1 :] @ lost[:, column + 1 : stop]
+            bits[:, column], decoded = grid.nearest(wanted[:, row] + made_up[:, 0], (slice(None), column))
+            lost[:, column] = weight[:, column] - decoded
+    return bits, lost
+
+
+def _factors(gram: npt.NDArray[np.floating], damping: float) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Return columns by rising diagonal, (groups, columns), and the lower Cholesky factors of the damped matrices.
+
+    Those that have none get the identity, by which every value goes to its nearest code.
+    """
+    diagonal = np.diagonal(gram, axis1=1, axis2=2).astype(np.float64)
+    order = np.argsort(diagonal, axis=1, kind="stable")
+    with np.errstate(over="ignore"):
+        size = diagonal.mean(1)
+    factors = np.empty(gram.shape, np.float32)
+    for group, factor in enumerate(factors):
+        tried = (damping, *_MORE) if 0 < size[group] < np.inf else ()
+        if not any(_factorized(gram[group], order[group], size[group], more, factor) for more in tried):
+            factor[...] = np.eye(len(factor), dtype=np.float32)
+    return order, factors
+
+
+def _factorized(
+    gram: npt.NDArray[np.floating], order: npt.NDArray[np.intp], size: float, damping: float, factor: Floats
+) -> bool:
+    """Put the Cholesky factor of a matrix, in that order and in units of that size, in place; whether it has one."""
+    count = len(order)
+    for start in range(0, count, _BLOCK):
+        rows = order[start : start + _BLOCK]
+        factor[start : start + _BLOCK] = gram[rows][:, order] / size
+    factor[np.diag_indices(count)] += np.float32(damping)
+    if not np.isfinite(factor).all():
+        return False
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        try:
+            corner = np.linalg.cholesky(factor[start:stop, start:stop].astype(np.float64))
+        except np.linalg.LinAlgError:
+            return False
+        factor[start:stop, start:stop] = corner
+        below = factor[stop:, start:stop]
+        below[...] = below @ np.linalg.inv(corner).T
+        for first in range(stop, count, _BLOCK):
+            last = min(first + _BLOCK, count)
+            factor[first:last, stop:last] -= below[first - stop : last - stop] @ below[: last - stop].T
+    return True
