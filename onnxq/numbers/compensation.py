@@ -137,7 +137,7 @@ def _turned(part: npt.NDArray[Any], order: npt.NDArray[np.intp]) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """What each value of a part may become; scales and zero points are of the part's shape, columns in front of rows."""
+    """What each value of a part may become; scale and zero point are of the part's shape, columns in front of rows."""
 
     format: Format
     scale: Floats
