@@ -8,19 +8,22 @@ is lost, keeps that sum small although single values move away from their neares
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxq.numbers.formats import Format
+from onnxq.numbers.matrices import Matrices
 from onnxq.numbers.numerics import Parameters, QTensor
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Order = npt.NDArray[np.intp]
+Rows = Callable[[Order, Order], npt.NDArray[np.floating]]
 
 DAMPING = 0.01
 """Share of the mean of a Gram matrix's diagonal that is added to it: what new data may differ by."""
@@ -28,56 +31,55 @@ DAMPING = 0.01
 # Columns that are rounded before what they lost reaches the others by one matrix product.
 _BLOCK = 128
 # Values that are worked on together, so that their copies take little beside a large Gram matrix.
-_TOGETHER = 2**22
+_TOGETHER = 2**20
 # Damping that a matrix without a Cholesky factor is tried again with.
 _MORE = (0.1, 1.0)
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """A weight seen as one matrix for each group of channels: a row for each output, a column for each term of a sum.
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Gram matrices of the terms that the columns of a weight are multiplied with, up to a factor.
 
     Attributes:
-        split: shape of the weight with the groups apart from what they hold.
-        order: axes of ``split`` in the order groups, rows, columns.
-        shape: (groups, rows, columns).
-
-    >>> Matrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
-    array([1, 5, 9])
+        products: float array of shape (groups, columns, columns), symmetric: sums of the products of each two terms.
+        offsets: float array of shape (groups, columns), whose products with each other are taken from these; with the
+            sums of the terms over the square root of the rows, what is left is about the means.
     """
 
-    split: tuple[int, ...]
-    order: tuple[int, ...]
-    shape: tuple[int, int, int]
+    products: npt.NDArray[np.floating]
+    offsets: npt.NDArray[np.floating] | None = None
 
-    @classmethod
-    def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> Matrices:
-        """Return those of a weight of shape (columns, rows), or (rows, columns) when it is transposed."""
-        if transposed:
-            return cls((1, *shape), (0, 1, 2), (1, *shape))
-        return cls((1, *shape), (0, 2, 1), (1, shape[1], shape[0]))
+    def of(self, groups: slice) -> Moments:
+        """Return those of some groups."""
+        return Moments(self.products[groups], None if self.offsets is None else self.offsets[groups])
 
-    @classmethod
-    def of_convolution(cls, shape: tuple[int, ...], groups: int) -> Matrices:
-        """Return those of a Conv's weight of shape (rows of all groups, channels of one, *kernel)."""
-        whole = groups, shape[0] // groups, math.prod(shape[1:])
-        return cls(whole, (0, 1, 2), whole)
+    @property
+    def diagonal(self) -> npt.NDArray[np.float64]:
+        """The diagonals, of shape (groups, columns)."""
+        found = np.diagonal(self.products, axis1=1, axis2=2).astype(np.float64)
+        return found if self.offsets is None else found - np.square(self.offsets)
 
-    def view(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of the weight's shape as an array of shape (groups, rows, columns)."""
-        return values.reshape(self.split).transpose(self.order).reshape(self.shape)
+    def rows(self, group: int, rows: Order, order: Order) -> npt.NDArray[np.floating]:
+        """Return some rows of a matrix with their columns in that order."""
+        found = self.products[group, rows][:, order]
+        if self.offsets is None:
+            return found
+        offset = self.offsets[group]
+        return found - offset[rows, None] * offset[order]
 
-    def back(self, values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Return the array of the weight's shape that ``view`` makes these values of."""
-        turned = values.reshape([self.split[axis] for axis in self.order])
-        return np.ascontiguousarray(turned.transpose(np.argsort(self.order))).reshape(shape)
+    def times(self, values: Floats) -> npt.NDArray[np.floating]:
+        """Return the matrices' products with values of shape (groups, columns, rows)."""
+        found = self.products @ values
+        if self.offsets is None:
+            return found
+        return found - self.offsets[:, :, None] * (self.offsets[:, None] @ values)
 
 
 def compensated(
     values: npt.NDArray[np.floating],
     parameters: Parameters,
     format: Format,
-    gram: npt.NDArray[np.floating],
+    moments: Moments,
     matrices: Matrices,
     damping: float = DAMPING,
 ) -> QTensor:
@@ -90,8 +92,7 @@ def compensated(
         values: finite weight of any rank.
         parameters: scales and zero points, with blocks of any kind.
         format: of at most 8 bits.
-        gram: float array of shape (groups, columns, columns), symmetric: of the terms that columns are multiplied with,
-            about zero, or about their means where a bias makes up for these.
+        moments: of the terms that columns are multiplied with.
         matrices: how the weight is a matrix for each group.
         damping: share of the mean diagonal that is added to the diagonal.
 
@@ -105,11 +106,12 @@ def compensated(
     bits = np.empty(matrices.shape, np.uint8)
     groups, rows, columns = matrices.shape
     for together in _parts(groups, columns * columns):
-        order, factor = _factors(gram[together], damping)
+        own = moments.of(together)
+        order, factor = _factors(own, damping)
         for some in _parts(rows, len(order) * columns):
             part = (together, some)
             grid = _Grid(format, _turned(scale[part], order), _turned(zero_point[part], order).astype(np.float32))
-            bits[part] = _chosen(_turned(weight[part].astype(np.float32), order), grid, gram[together], order, factor)
+            bits[part] = _chosen(_turned(weight[part].astype(np.float32), order), grid, own, order, factor)
     codes = matrices.back(bits, values.shape).view(format.dtype)
     return QTensor(codes, parameters, format)
 
@@ -130,7 +132,7 @@ def _spread(entries: npt.NDArray[Any], parameters: Parameters, shape: tuple[int,
     return entries
 
 
-def _turned(part: npt.NDArray[Any], order: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+def _turned(part: npt.NDArray[Any], order: Order) -> npt.NDArray[Any]:
     """Return values of (groups, rows, columns) as (groups, columns in that order, rows)."""
     return np.take_along_axis(part.transpose(0, 2, 1), order[:, :, None], 1)
 
@@ -159,9 +161,7 @@ class _Grid:
         return bits, (self.format.values[bits & (2**self.format.bits - 1)] - zero_point) * scale
 
 
-def _chosen(
-    weight: Floats, grid: _Grid, gram: npt.NDArray[np.floating], order: npt.NDArray[np.intp], factor: Floats
-) -> Bytes:
+def _chosen(weight: Floats, grid: _Grid, moments: Moments, order: Order, factor: Floats) -> Bytes:
     """Return the codes of a part, of shape (groups, rows, columns), nearest ones where others are no better."""
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
@@ -171,7 +171,7 @@ def _chosen(
     )
     with np.errstate(over="ignore", invalid="ignore"):
         # What is lost plainly, less what is lost now.
-        gain = ((plainly_lost - lost) * (gram @ (plainly_lost + lost))).sum(1)
+        gain = ((plainly_lost - lost) * moments.times(plainly_lost + lost)).sum(1)
     return np.where(gain[:, None] > 0, bits, plain).transpose(0, 2, 1)
 
 
@@ -200,31 +200,30 @@ def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats
     return bits, lost
 
 
-def _factors(gram: npt.NDArray[np.floating], damping: float) -> tuple[npt.NDArray[np.intp], Floats]:
+def _factors(moments: Moments, damping: float) -> tuple[Order, Floats]:
     """Return columns by rising diagonal, (groups, columns), and the lower Cholesky factors of the damped matrices.
 
     Those that have none get the identity, by which every value goes to its nearest code.
     """
-    diagonal = np.diagonal(gram, axis1=1, axis2=2).astype(np.float64)
+    diagonal = moments.diagonal
     order = np.argsort(diagonal, axis=1, kind="stable")
     with np.errstate(over="ignore"):
         size = diagonal.mean(1)
-    factors = np.empty(gram.shape, np.float32)
+    factors = np.empty(moments.products.shape, np.float32)
     for group, factor in enumerate(factors):
         tried = (damping, *_MORE) if 0 < size[group] < np.inf else ()
-        if not any(_factorized(gram[group], order[group], size[group], more, factor) for more in tried):
+        if not any(
+            _factorized(partial(moments.rows, group), order[group], size[group], more, factor) for more in tried
+        ):
             factor[...] = np.eye(len(factor), dtype=np.float32)
     return order, factors
 
 
-def _factorized(
-    gram: npt.NDArray[np.floating], order: npt.NDArray[np.intp], size: float, damping: float, factor: Floats
-) -> bool:
+def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: Floats) -> bool:
     """Put the Cholesky factor of a matrix, in that order and in units of that size, in place; whether it has one."""
     count = len(order)
     for start in range(0, count, _BLOCK):
-        rows = order[start : start + _BLOCK]
-        factor[start : start + _BLOCK] = gram[rows][:, order] / size
+        factor[start : start + _BLOCK] = rows(order[start : start + _BLOCK], order) / size
     factor[np.diag_indices(count)] += np.float32(damping)
     if not np.isfinite(factor).all():
         return False

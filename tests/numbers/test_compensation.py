@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.numbers import compensation
-from onnxq.numbers.compensation import Matrices, compensated
+from onnxq.numbers.compensation import Moments, compensated
 from onnxq.numbers.formats import FORMATS
+from onnxq.numbers.matrices import Matrices
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.spec import Granularity, Method, Spec
 from onnxq.numbers.weights import encode
@@ -43,7 +44,9 @@ def lost(weight: np.ndarray, tensor: QTensor, gram: np.ndarray) -> np.ndarray:
 
 
 def made(weight: np.ndarray, plain: QTensor, gram: np.ndarray, damping: float = 0.01) -> QTensor:
-    return compensated(weight, plain.parameters, plain.format, gram, Matrices.of_product(weight.shape), damping)
+    return compensated(
+        weight, plain.parameters, plain.format, Moments(gram), Matrices.of_product(weight.shape), damping
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -151,14 +154,14 @@ def test_bad_groups_do_not_spoil_good_ones() -> None:
     grams = np.concatenate([gram_of(seed, 18) for seed in range(4)])
     grams[1] = np.nan
     plain = encode(weight, Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
-    found = compensated(weight, plain.parameters, plain.format, grams, matrices)
+    found = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
     np.testing.assert_array_equal(found.codes[3:6], plain.codes[3:6])
     alone = Matrices.of_product((3, 18), transposed=True)
     for group in (0, 2, 3):
         rows = slice(3 * group, 3 * group + 3)
         part = encode(weight[rows].reshape(3, 18), Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
         expected = compensated(
-            weight[rows].reshape(3, 18), part.parameters, part.format, grams[group : group + 1], alone
+            weight[rows].reshape(3, 18), part.parameters, part.format, Moments(grams[group : group + 1]), alone
         )
         np.testing.assert_array_equal(found.codes[rows].reshape(3, 18), expected.codes)
 
@@ -169,7 +172,7 @@ def test_a_transposed_product_gets_the_same_codes() -> None:
     turned = np.ascontiguousarray(weight.T)
     codes = encode(turned, Spec("int4", (32,)), channel_axis=0, reduction_axis=1)
     matrices = Matrices.of_product(turned.shape, transposed=True)
-    found = compensated(turned, codes.parameters, codes.format, gram, matrices)
+    found = compensated(turned, codes.parameters, codes.format, Moments(gram), matrices)
     np.testing.assert_array_equal(found.codes.T, made(weight, plain, gram).codes)
 
 
@@ -179,19 +182,21 @@ def test_the_size_of_the_parts_changes_nothing(together: int, monkeypatch: pytes
     matrices = Matrices.of_convolution(weight.shape, 12)
     grams = np.concatenate([gram_of(seed, 5) for seed in range(12)])
     plain = encode(weight, Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
-    wanted = compensated(weight, plain.parameters, plain.format, grams, matrices)
+    wanted = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
     monkeypatch.setattr(compensation, "_TOGETHER", together)
-    found = compensated(weight, plain.parameters, plain.format, grams, matrices)
+    found = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
     assert (found.codes == wanted.codes).mean() > 0.98
 
 
-@given(shape=st.sampled_from([(4, 6), (6, 4)]), transposed=st.booleans())
-def test_matrices_are_views_that_go_back(shape: tuple[int, int], transposed: bool) -> None:
-    values = np.arange(24).reshape(shape)
-    matrices = Matrices.of_product(shape, transposed=transposed)
-    view = matrices.view(values)
-    np.testing.assert_array_equal(view[0], values if transposed else values.T)
-    np.testing.assert_array_equal(matrices.back(view, shape), values)
+def test_offsets_bring_the_moments_about_the_means() -> None:
+    weight, generator = weight_of(22), np.random.default_rng(23)
+    data = generator.normal(size=(300, COLUMNS)) @ generator.normal(size=(COLUMNS, COLUMNS)) + 5.0
+    products, offsets = (data.T @ data)[None], data.sum(0)[None] / np.sqrt(300)
+    centred = (data - data.mean(0)).T @ (data - data.mean(0))
+    plain, matrices = rounded(weight), Matrices.of_product(weight.shape)
+    found = compensated(weight, plain.parameters, plain.format, Moments(products, offsets), matrices)
+    assert (found.codes == made(weight, plain, centred[None]).codes).mean() > 0.99
+    assert lost(weight, found, centred[None]).sum() < lost(weight, made(weight, plain, products), centred[None]).sum()
 
 
 def test_large_weights_take_seconds() -> None:
