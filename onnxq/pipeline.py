@@ -194,7 +194,7 @@ def quantize(
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, evidence, chosen.recipe, staged, external_data=external > 0)
+            bench.build(outcome.plan, chosen.evidence, chosen.recipe, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
+from onnxq.encoding.compensating import Sums, compensated_codes
 from onnxq.encoding.encoders import NOTHING_SEEN, encode_weight
 from onnxq.encoding.migration import (
     Around,
@@ -23,6 +24,7 @@ from onnxq.encoding.migration import (
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.gram import Gram
 from onnxq.graph import Constant, Graph, Node, is_fixed, optional, scopes
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
@@ -122,13 +124,13 @@ def encode_with(
         means: of each channel by tensor name; nodes whose data is not there keep their biases.
         evidence: what calibration saw, for encoders that look at data.
         cache: what was made for other plans; None starts with nothing.
-        recipe: corrected biases by node, in the place of those that rest on the means, and factors of any tensors, of
-            which those of tensors without codes are left out of account.
+        recipe: how weights and biases are chosen beyond what the plan says; its ranges are those of the parameters, and
+            factors of tensors without codes are left out of account.
     """
     migration = recipe.migration.select(plan.by_tensor)
     makers = makers_of_divided(graph, plan, migration)
     cache = CodesCache() if cache is None else cache
-    encoding = _Encoding(parameters, means, evidence, plan.target, cache, recipe.biases, migration, makers)
+    encoding = _Encoding(parameters, means, evidence, plan.target, cache, recipe, migration, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -167,7 +169,7 @@ class _Encoding:
     evidence: Evidence
     target: str
     cache: CodesCache
-    biases: Mapping[str, Array]
+    recipe: Recipe
     migration: Migration
     makers: Mapping[str, Factors]
 
@@ -182,7 +184,8 @@ class _Encoding:
         if around:
             key = (*key, node.op, repr(node.attrs), around.key)
         behind = self._behind(node, decision) if weight.index == _WEIGHT else None
-        return self.cache.chosen((key, behind), lambda: self._chosen(node, decision, weight, key))
+        shown = self._digest(node, weight)
+        return self.cache.chosen((key, behind, shown), lambda: self._chosen(node, decision, weight, key))
 
     def _behind(self, node: Node, decision: Decision) -> Hashable:
         """Return what decides the bias of a weight, and through that the weight's least scales."""
@@ -197,7 +200,7 @@ class _Encoding:
             None if data is None else float(data.scale),
             None if means is None else means.tobytes(),
             None if bias is None else self.cache.digest(bias),
-            None if node.name not in self.biases else self.biases[node.name].tobytes(),
+            None if node.name not in self.recipe.biases else self.recipe.biases[node.name].tobytes(),
         )
 
     def _chosen(
@@ -210,6 +213,7 @@ class _Encoding:
 
         found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence))
         if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
+            found, key = self._compensated(node, decision, weight, found, key)
             corrected = self._corrected(node, decision, weight, found, key)
             return found, None if corrected is None else self._added(node, decision, found, corrected)
         bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
@@ -217,6 +221,7 @@ class _Encoding:
         if not np.array_equal(raised, found.parameters.scale):
             key = (*key, raised.tobytes())
             found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence, raised))
+        found, key = self._compensated(node, decision, weight, found, key)
         corrected = self._corrected(node, decision, weight, found, key)
         # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
         return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
@@ -226,11 +231,45 @@ class _Encoding:
         read = self.migration.factors.get(decision.data) if decision.mode is Mode.STATIC else None
         return Around(read, self.makers.get(node.name))
 
+    def _compensated(
+        self, node: Node, decision: Decision, weight: Weight, nearest: QTensor, key: tuple[Hashable, ...]
+    ) -> tuple[QTensor, tuple[Hashable, ...]]:
+        """Return codes with the scales of the nearest ones whose errors cancel, where data is known; and their key."""
+        compensation, shown, around = self.recipe.compensation, self._shown(node, weight), self._around(node, decision)
+        # The matrix is of data without factors.
+        if compensation is None or shown is None or around.read is not None:
+            return nearest, key
+        values = around.weight(node, weight.index, node.inputs[weight.index].values)
+        corrected = self._means(node, decision, weight) is not None
+
+        def compensated() -> QTensor:
+            return compensated_codes(values, nearest, *shown, compensation.damping, corrected=corrected)
+
+        key = (*key, self._digest(node, weight), corrected)
+        return self.cache.codes(key, compensated), key
+
+    def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
+        """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
+        sums = self.recipe.compensation.sums(node, weight) if self.recipe.compensation is not None else None
+        gram = self.evidence.statistics.get(sums.request) if sums is not None else None
+        return (gram, sums) if sums is not None and isinstance(gram, Gram) and gram.count else None
+
+    def _digest(self, node: Node, weight: Weight) -> Hashable:
+        """Return what decides how a weight is compensated."""
+        shown = self._shown(node, weight)
+        return None if shown is None else (self.recipe.compensation, shown[1], shown[0].count, shown[0].sums.tobytes())
+
+    def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
+        """Return the mean of each channel of the data of a weight, where a bias can make up for what it loses of it."""
+        if decision.mean is None or weight.index != _WEIGHT or bias_of(node) is None:
+            return None
+        return self.means.get(decision.mean.tensor)
+
     def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
         """Return the bias that makes up for factors, and for what rounding takes from the mean; None where it stays."""
-        if weight.index == _WEIGHT and node.name in self.biases:
-            return self._around(node, decision).bias(self.biases[node.name])
-        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
+        if weight.index == _WEIGHT and node.name in self.recipe.biases:
+            return self._around(node, decision).bias(self.recipe.biases[node.name])
+        means = self._means(node, decision, weight)
         place = bias_of(node) if weight.index == _WEIGHT else None
         around = self._around(node, decision)
         if place is None or (means is None and around.made is None):

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.evidence.range_table import parse_range, range_text
@@ -23,12 +24,14 @@ class Recipe:
         own_ranges: by tensor, where another than `ranges` says so.
         biases: by node, in the shape and type of those of the model: biases that were found to make up for all rounding
             in front of them, in the place of those that make up for the mean of the own weight's.
+        compensation: which weights are rounded so that their errors cancel; None rounds all to their nearest codes.
         migration: what the channels of tensors are divided by before they become codes.
     """
 
     ranges: RangeMethod = field(default_factory=MinMax)
     own_ranges: Mapping[str, RangeMethod] = field(default_factory=lambda: MappingProxyType({}))
     biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    compensation: Compensation | None = None
     migration: Migration = NOTHING
 
     @classmethod
@@ -67,7 +70,7 @@ class Recipe:
         for node in sorted(self.biases):
             biases.update(node.encode() + self.biases[node].tobytes())
         own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
-        return repr(self.ranges), own, biases.digest(), self.migration.key
+        return repr(self.ranges), own, biases.digest(), self.migration.key, self.compensation
 
 
 USUAL = Recipe()

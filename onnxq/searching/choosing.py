@@ -21,6 +21,7 @@ from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
 from onnxq.searching.recipes import Recipes, corrected, fitting
+from onnxq.searching.rounding import Rounding
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
@@ -77,12 +78,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, and what the model does that it makes."""
+    """What was chosen, on which evidence, and what the model does that it makes."""
 
     recipe: Recipe
     outcome: Outcome
     verification: Verification
     scores: Scores | None
+    evidence: Evidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ class Chooser:
             recipe = corrected(self.bench, self.evidence, plan, recipe, fitting(self.samples, _SEARCH_SAMPLES))
         outcome = Outcome(plan, (), 0)
         verification = self._built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self._scores(wish.metric))
+        return Chosen(recipe, outcome, verification, self._scores(wish.metric), self.evidence)
 
     def choose(self, plan: Plan, ranges: RangeMethod | None, effort: Effort, wish: Wish) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float.
@@ -132,6 +134,13 @@ class Chooser:
         trials = Trials.of(self.bench, self.reference, kept, self.evidence)
         recipes = Recipes(trials, self.samples)
         recipe = Recipe(ranges) if ranges else recipes.with_ranges(plan, FIRST_RANGES, effort.recipes)
+        rounding = Rounding(self.bench, self.reference, self.samples, self.progress)
+        recipe, evidence = rounding.choose(plan, recipe, self.evidence)
+        return replace(self, evidence=evidence)._planned(replace(trials, evidence=evidence), plan, recipe, effort, wish)
+
+    def _planned(self, trials: Trials, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish) -> Chosen:
+        """Choose a plan for a recipe, and biases for both."""
+        recipes = Recipes(trials, self.samples)
         recipe = first = recipes.with_biases(plan, recipe)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
@@ -146,7 +155,7 @@ class Chooser:
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
                 break
-        return Chosen(recipe, outcome, verification, scores)
+        return Chosen(recipe, outcome, verification, scores, self.evidence)
 
     def _stored(
         self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, goal: float

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.encoding.encoders import encode_array as encode
 from onnxq.numbers import compensation
 from onnxq.numbers.compensation import Moments, compensated
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.matrices import Matrices
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.spec import Granularity, Method, Spec
-from onnxq.numbers.weights import encode
 
 SMALL = [name for name, format in FORMATS.items() if format.bits <= 8]
 PERS = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (5,), (3, 7)]

@@ -1,0 +1,154 @@
+"""Which weights are rounded so that their errors cancel, and what has to be seen of data for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from onnxq.evidence.gram import Gram
+from onnxq.evidence.requests import Option, Request
+from onnxq.graph import Graph, Node, Variable, is_fixed
+from onnxq.numbers.compensation import DAMPING, Moments, compensated
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.matrices import Matrices
+from onnxq.numbers.numerics import QTensor
+from onnxq.planning.plan import Plan, Weight
+from onnxq.scheme import Method, Mode
+
+ROWS: Final = 8192
+"""Rows of data that Gram matrices are made of, from all samples together."""
+
+# Their arithmetic is followed to the last bit.
+_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
+_CELLS = frozenset({"GRU", "LSTM", "RNN"})
+_MOST_BITS = 8
+_WEIGHT, _RECURRENCE = 1, 2
+_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How a weight is multiplied.
+
+    Attributes:
+        request: what is to be seen of its data.
+        matrices: how the weight is matrices that multiply it.
+    """
+
+    request: Request
+    matrices: Matrices
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """Error-compensating rounding, and the weights that get it.
+
+    Attributes:
+        rows: most rows of data that each sample shows.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
+        bits: weights of more bits are rounded.
+        memory: bytes that all Gram matrices may take; weights whose matrices have no room are rounded.
+    """
+
+    rows: int
+    damping: float = DAMPING
+    bits: int = _MOST_BITS
+    memory: int = 1 << 30
+
+    @classmethod
+    def of_samples(cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS) -> Compensation:
+        """Return one whose Gram matrices have about ``ROWS`` rows when each of so many samples shows as many.
+
+        >>> Compensation.of_samples(100).rows
+        82
+        """
+        return cls(-(-ROWS // max(samples, 1)), damping, bits)
+
+    def requests(self, plan: Plan, graph: Graph) -> tuple[Request, ...]:
+        """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
+        sizes: dict[Request, int] = {}
+        for node in graph.nodes:
+            decision = plan.by_node.get(node.name)
+            for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
+                if (sums := self.sums(node, weight)) is not None:
+                    groups, _, columns = sums.matrices.shape
+                    sizes[sums.request] = groups * columns * columns * _BYTES
+        return tuple(_within(sizes, self.memory))
+
+    def sums(self, node: Node, weight: Weight) -> Sums | None:
+        """Return how a weight is multiplied, or None where it is rounded."""
+        source, spec = node.inputs[weight.index], weight.spec
+        if format_named(spec.format).bits > min(self.bits, _MOST_BITS) or spec.method in _FOLLOWED:
+            return None
+        # One that several nodes read is stored once, so it would need the data of all.
+        if not is_fixed(source) or len(source.outputs) != 1:
+            return None
+        return _sums(node, weight.index, tuple(source.shape), self.rows)
+
+
+def _within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
+    for request, size in sorted(sizes.items(), key=lambda one: one[1]):
+        memory -= size
+        if memory < 0:
+            return
+        yield request
+
+
+def _sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+    """Return how the node multiplies its input of that index and shape, where that is known."""
+    if node.op in _CELLS:
+        return _recurrent_sums(node, index, shape, rows)
+    data: Any = node.inputs[0]
+    if not isinstance(data, Variable) or index != _WEIGHT:
+        return None
+    if node.op == "Conv":
+        return _patches(node, data, shape, rows)
+    if node.op in ("Gemm", "MatMul") and len(shape) == 2:
+        transposed = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
+        axis = 0 if node.op == "Gemm" and node.attrs.get("transA", 0) else -1
+        request = Request.of(data.name, "gram", axis, rows=rows)
+        return Sums(request, Matrices.of_product((shape[0], shape[1]), transposed=transposed))
+    return None
+
+
+def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> Sums | None:
+    pads = [int(pad) for pad in node.attrs.get("pads", ())]
+    if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or min(pads, default=0) < 0:
+        return None
+    groups = int(node.attrs.get("group", 1))
+    extents = {"kernel": shape[2:], "pads": pads}
+    extents |= {name: node.attrs[name] for name in ("strides", "dilations") if name in node.attrs}
+    options: dict[str, Option] = {name: ",".join(map(str, numbers)) for name, numbers in extents.items() if numbers}
+    request = Request.of(data.name, "gram", 1, rows=rows, groups=groups, **options)
+    return Sums(request, Matrices.of_convolution(shape, groups))
+
+
+def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+    """Return how a cell of one direction multiplies its weights.
+
+    What it gives at one step is what it multiplies at the next; of that, only the first state is not seen.
+    """
+    data: Any = node.inputs[0] if index == _WEIGHT else node.outputs[0] if index == _RECURRENCE else None
+    if not isinstance(data, Variable) or data.is_empty() or shape[0] != 1 or node.attrs.get("layout", 0):
+        return None
+    return Sums(Request.of(data.name, "gram", -1, rows=rows), Matrices.of_cell(shape))
+
+
+def compensated_codes(
+    values: NDArray[Any], plain: QTensor, gram: Gram, sums: Sums, damping: float, *, corrected: bool
+) -> QTensor:
+    """Return codes of a weight whose errors cancel, where these are better than its nearest ones.
+
+    Args:
+        values: the float weight.
+        plain: its nearest codes, whose scales and zero points stay.
+        gram: what was seen of its data.
+        sums: how it is multiplied.
+        damping: see `Compensation`.
+        corrected: whether a bias makes up for what is lost in the mean.
+    """
+    moments = Moments(gram.moments(), gram.means() if corrected else None)
+    return compensated(values, plain.parameters, plain.format, moments, sums.matrices, damping)
