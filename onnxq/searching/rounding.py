@@ -14,9 +14,9 @@ from onnxq.evidence.requests import Request
 from onnxq.execution.runner import collect
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.trials import Trials
-from onnxq.verify import evenly
 from onnxq.workbench import Workbench
 
 FEW_BITS = 4
@@ -77,7 +77,7 @@ class Rounding:
             return recipe, evidence
         shown, kept = Half(self.samples, odd=False), Half(self.samples, odd=True)
         grams = self._collected(shown, requests)
-        tried = evenly(kept, len(kept), _MOST_SAMPLES)
+        tried = evenly(kept, _MOST_SAMPLES)
         trials = Trials.of(self.bench, self.reference, tried, _joined(evidence, grams))
         recipes = (recipe, *(replace(recipe, compensation=replace(first, damping=one)) for one in _DAMPINGS))
         best = max(recipes, key=lambda one: trials.sqnr(plan, one))
