@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.evidence.gram import Gram
@@ -150,5 +151,5 @@ def compensated_codes(
         damping: see `Compensation`.
         corrected: whether a bias makes up for what is lost in the mean.
     """
-    moments = Moments(gram.moments(), gram.means() if corrected else None)
+    moments = Moments(gram.moments(np.float32), gram.means() if corrected else None)
     return compensated(values, plain.parameters, plain.format, moments, sums.matrices, damping)

@@ -119,16 +119,15 @@ class Gram(Statistic):
         """Return E[x], float64 of shape (groups, n)."""
         return np.asarray(self.multiplied().sums / max(self.count, 1))
 
-    def moments(self) -> NDArray[np.float64]:
-        """Return E[x x^T], float64 of shape (groups, n, n)."""
+    def moments(self, dtype: type[np.floating[Any]] = np.float64) -> NDArray[np.floating[Any]]:
+        """Return E[x x^T], of shape (groups, n, n); in float32 those of 4,096 values take 64 MB."""
         whole = self.multiplied()
         groups, size = whole.sums.shape
-        found = np.zeros((groups, size, size))
+        found = np.zeros((groups, size, size), dtype)
         for group in range(groups):
             for first, band in _bands(whole.products[group], size):
-                found[group, first : first + len(band), first:] = band
-                found[group, first:, first : first + len(band)] = band.T
-        found /= max(self.count, 1)
+                found[group, first : first + len(band), first:] = band / max(self.count, 1)
+                found[group, first:, first : first + len(band)] = found[group, first : first + len(band), first:].T
         return found
 
     def arrays(self) -> Arrays:
