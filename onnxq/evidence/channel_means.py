@@ -56,6 +56,12 @@ class ChannelMeans(Statistic):
         known = bool((np.abs(sums) <= _LARGEST).all())
         return cls(seen.array.size, _whole_and_fraction(sums)) if known else cls(seen.array.size)
 
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        # There seldom are more channels than places.
+        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
+
     def merge(self, other: ChannelMeans) -> ChannelMeans:
         """Return the sums of the elements of both; not known where one of them does not know.
 

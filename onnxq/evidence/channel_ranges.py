@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -37,6 +38,12 @@ class ChannelRanges(Statistic):
         _ = seen.ends
         # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
         return cls(np.stack([wide.min(1), wide.max(1)], 1).astype(np.float64) + 0.0)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        # There seldom are more channels than places.
+        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
     def merge(self, other: ChannelRanges) -> ChannelRanges:
         """Return the extremes of the elements of both.

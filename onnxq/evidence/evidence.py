@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -13,9 +13,6 @@ from onnxq.errors import DataError
 from onnxq.evidence.provenance import Provenance
 from onnxq.evidence.requests import Request
 from onnxq.evidence.statistic import Statistic
-
-# Up to so many samples, what grows with them is small beside the histograms.
-_LEVEL = 1024
 
 Wanted = TypeVar("Wanted", bound=Statistic)
 
@@ -68,6 +65,11 @@ class Evidence:
     statistics: Mapping[Request, Statistic] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
+    def __sizeof__(self) -> int:
+        """Return the bytes that it takes, by which a cluster decides what to move."""
+        kept = (array.nbytes for one in self.statistics.values() for array in one.arrays().values())
+        return sum(kept) + sum(map(len, self.samples))
+
     def of(self, tensor: str) -> TensorEvidence:
         """Return what is known of a tensor."""
         return TensorEvidence(tensor, self.by_tensor.get(tensor, {}))
@@ -117,29 +119,3 @@ class Evidence:
     def lacks(self, samples: Iterable[str]) -> int:
         """Return how many of these samples, equal ones counted as often as they are given, it does not hold."""
         return (Counter(samples) - Counter(self.samples)).total()
-
-
-class Accumulation:
-    """A sum of evidence that grows; merging equals in size keeps the work close to linear in the samples."""
-
-    def __init__(self) -> None:
-        self._latest = Evidence()
-        self._levels: list[Evidence | None] = []
-
-    def add(self, part: Evidence) -> None:
-        """Add the evidence of further samples."""
-        self._latest = self._latest.plus(part)
-        if len(self._latest.samples) < _LEVEL:
-            return
-        carried, self._latest = self._latest, Evidence()
-        for level, held in enumerate(self._levels):
-            if held is None:
-                self._levels[level] = carried
-                return
-            carried, self._levels[level] = held.plus(carried), None
-        self._levels.append(carried)
-
-    def total(self) -> Evidence:
-        """Return the evidence of all that was added."""
-        held = (level for level in self._levels if level is not None)
-        return reduce(Evidence.plus, held, self._latest)

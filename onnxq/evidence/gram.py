@@ -80,6 +80,14 @@ class Gram(Statistic):
             np.full(len(units), exponent, np.int32),
         )
 
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        # There seldom are more channels than places.
+        groups = int(request.option("groups", 1))
+        patch = math.prod(int(extent) for extent in str(request.option("kernel", "1")).split(","))
+        return groups * (math.isqrt(elements) // groups * patch) ** 2 * np.dtype(np.float64).itemsize // 2
+
     def merge(self, other: Gram) -> Gram:
         """Return the sums of the rows of both.
 

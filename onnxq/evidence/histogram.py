@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.evidence.bins import MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of
+from onnxq.evidence.bins import BINS, MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of
 from onnxq.evidence.requests import Option, Request
 from onnxq.evidence.statistic import Arrays, Seen, Statistic, restored_from
 
@@ -113,6 +113,11 @@ class Histogram(Statistic):
     def observer(cls, request: Request) -> HistogramObserver:
         """Return what counts arrays in place."""
         return HistogramObserver(int(request.option("elements", 0)) or None)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        return 2 * BINS * np.dtype(np.int64).itemsize
 
     def merge(self, other: Histogram) -> Histogram:
         """Return the histogram of the elements of both."""

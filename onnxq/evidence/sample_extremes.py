@@ -36,6 +36,11 @@ class SampleExtremes(Statistic):
         """
         return cls(np.array([int(seen.sample[:16] or "0", 16)], np.uint64), np.array([seen.ends]))
 
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        return 3 * np.dtype(np.float64).itemsize * samples
+
     def merge(self, other: SampleExtremes) -> SampleExtremes:
         """Return the extremes of the samples of both; a sample that both saw a part of keeps the wider ones."""
         if not len(self.samples) or not len(other.samples):

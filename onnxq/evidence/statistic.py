@@ -183,6 +183,17 @@ class Statistic(ABC):
         """Return what turns the arrays of one tensor into a statistic of this kind."""
         return _Merging(cls, request)
 
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory the statistic of a tensor takes.
+
+        Args:
+            request: What is wanted of the tensor.
+            elements: How many the tensor has in a sample.
+            samples: How many samples are seen.
+        """
+        return 64
+
     @property
     def note(self) -> str:
         """What people should know of it, in some words; empty where there is nothing."""

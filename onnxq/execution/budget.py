@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
 
 from onnxq.errors import DataError, SchemeError
+from onnxq.evidence.kinds import kind_named
+from onnxq.evidence.requests import Request
 from onnxq.execution.body_taps import with_body_sizes
 from onnxq.execution.segments import Segment
 from onnxq.execution.taps import tap_outputs, tapped_bytes
@@ -17,6 +19,8 @@ from onnxq.samples.inputs import Sample
 
 # Bytes of a value of a body: only those of float32 tensors are carried out.
 _BODY_WIDTH = 4
+# Bytes of an element of nearly all tensors.
+_WIDTH = 4
 
 
 def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
@@ -109,6 +113,21 @@ def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Collect
     """
     taken = {name: _crossing(part, sizes) + sizes[name] for part in parts for name in part.outputs if name in names}
     return max(taken.items(), key=lambda item: item[1], default=("", 0))
+
+
+def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], samples: int) -> dict[str, int]:
+    """Return about how many bytes the statistics of each tensor take.
+
+    Args:
+        requests: What is wanted of tensors.
+        sizes: Bytes of the tensors in one sample, see `tap_sizes`.
+        samples: How many samples are seen.
+    """
+    found: dict[str, int] = {}
+    for request in requests:
+        kept = kind_named(request.kind).bytes_kept(request, sizes[request.tensor] // _WIDTH, samples)
+        found[request.tensor] = found.get(request.tensor, 0) + kept
+    return found
 
 
 def largest_segment(parts: Sequence[Segment], sizes: Mapping[str, int]) -> int:

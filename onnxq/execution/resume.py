@@ -19,15 +19,29 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.evidence.storage import discard, load_statistics, save_statistics
-from onnxq.execution.budget import hungriest, largest_segment, peak_memory, tap_passes, tap_sizes
-from onnxq.execution.runner import SHARD_BYTES, Ledger, collect
+from onnxq.execution.budget import (
+    evidence_bytes,
+    hungriest,
+    largest_segment,
+    peak_memory,
+    tap_groups,
+    tap_passes,
+    tap_sizes,
+)
+from onnxq.execution.runner import Ledger, collect
 from onnxq.execution.segments import segments
-from onnxq.execution.shards import Workers
-from onnxq.execution.workers import Threads, available_cores
+from onnxq.execution.work import SHARD_BYTES
+from onnxq.execution.workers import Threads, Workers, available_cores
 from onnxq.runtime import runtime_version
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource, sample_bytes
 
 Notice = Callable[[str], None]
+
+_SIZED_SAMPLES = 8
+"""Of so many samples the largest says how much memory one takes."""
+_COPIES = 3
+"""How often one thread's statistics of a pass are in memory: observed, summed up, and in the next sum."""
 
 
 @dataclass(frozen=True)
@@ -117,27 +131,38 @@ def _passes(
     missing = tuple(request for request in requests if request not in earlier.statistics)
     if collection.memory is None or not missing:
         return collection.workers, (missing,)
-    sample = next(iter(samples))
+    sample = max(evenly(samples, _SIZED_SAMPLES), key=sample_bytes)
     sizes = tap_sizes(model, sample, names)
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
+    kept = evidence_bytes(missing, sizes, len(samples))
+    result = sum(kept.values())
     # Between reading and running, each worker has up to two shards of samples before it.
     cores = available_cores()
     used, ahead = peak_memory(), 2 * cores * (SHARD_BYTES + sample_bytes(sample))
-    left = collection.memory - used - ahead
-    if collection.workers is None and largest_segment(parts, sizes) * cores <= left:
+    left = collection.memory - used - ahead - result
+    # Statistics are in each thread's observers, on their way from it, and in a sum and the next one.
+    if collection.workers is None and largest_segment(parts, sizes) * cores + result * (2 * cores + 1) <= left:
         return Threads(cores), (missing,)
+    statistics = max(0, min(_COPIES * result, left // 2))
     # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
-    limit = 1 << (left.bit_length() - 1) if left > 0 else 0
+    limit = 1 << ((left - statistics).bit_length() - 1) if left > statistics else 0
     wanted = tuple(dict.fromkeys(request.tensor for request in missing))
     name, needed = hungriest(parts, sizes, wanted)
-    if limit < needed:
-        tensors = 1 << (needed - 1).bit_length()
+    most = max(needed, _COPIES * max(kept.values()))
+    if limit < needed or statistics < _COPIES * max(kept.values()):
+        tensors = 1 << (most - 1).bit_length()
         raise DataError(
-            f"--memory is {_megabytes(collection.memory)}, expected at least {_megabytes(used + ahead + tensors)}: "
-            f"{_megabytes(used)} of the process, {_megabytes(ahead)} of samples on their way and {_megabytes(tensors)} "
-            f"of tensor {name!r} with what is computed beside it; raise it"
+            f"--memory is {_megabytes(collection.memory)}, expected at least "
+            f"{_megabytes(used + ahead + result + 2 * tensors)}: {_megabytes(used)} of the process, "
+            f"{_megabytes(ahead)} of samples on their way, {_megabytes(result + tensors)} of statistics and "
+            f"{_megabytes(tensors)} of tensor {name!r} with what is computed beside it; raise it"
         )
-    passes = tap_passes(parts, sizes, wanted, limit)
+    copies = {tensor: _COPIES * size for tensor, size in kept.items()}
+    passes = [
+        frozenset(group)
+        for names in tap_passes(parts, sizes, wanted, limit)
+        for group in tap_groups({name: copies[name] for name in names}, statistics)
+    ]
     return collection.workers or Threads(1), tuple(
         tuple(request for request in missing if request.tensor in group) for group in passes
     )
@@ -147,17 +172,17 @@ def _megabytes(size: int) -> str:
     return f"{math.ceil(size / 1e6)} MB"
 
 
-def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Callable[[], Evidence]], None]:
+def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Evidence], None]:
     """Return a function that writes statistics when it is time to; a place that cannot be written shows at once."""
     if partial is None:
         return lambda total: None
     save_statistics(base, partial)
     written = time.monotonic()
 
-    def keep(total: Callable[[], Evidence]) -> None:
+    def keep(total: Evidence) -> None:
         nonlocal written
         if time.monotonic() - written >= seconds:
-            save_statistics(total(), partial)
+            save_statistics(total, partial)
             written = time.monotonic()
 
     return keep

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,21 +11,16 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evidence.evidence import Accumulation, Evidence
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import segments
-from onnxq.execution.shards import Shard, Tapped, Workers, run_shards
-from onnxq.execution.workers import Threads
+from onnxq.execution.shards import Tapped
+from onnxq.execution.work import Work
+from onnxq.execution.workers import Threads, Workers
 from onnxq.runtime import is_large
-from onnxq.samples.data import Samples
-from onnxq.samples.inputs import Sample, SampleSource, StoredSample, loaded, sample_bytes
-
-SHARD_SAMPLES = 8
-"""Most samples of a shard."""
-SHARD_BYTES = 2 * 10**6
-"""A shard of so many bytes takes no further samples."""
+from onnxq.samples.inputs import SampleSource
 
 
 @dataclass(frozen=True)
@@ -36,12 +30,12 @@ class Ledger:
     Attributes:
         model: digest of the model, see `onnxq.evidence.provenance.model_digest`.
         earlier: evidence for the same requests from some of the samples, which are not run again.
-        keep: called after each shard with a function that returns the evidence of all finished samples.
+        keep: called with the evidence of all finished samples, whenever there are more of them.
     """
 
     model: str
     earlier: Evidence
-    keep: Callable[[Callable[[], Evidence]], None]
+    keep: Callable[[Evidence], None]
 
 
 def collect(
@@ -78,22 +72,20 @@ def collect(
     for request in requests:
         kind_named(request.kind)
     tapped = replace(tap(model, requests, others), model=ledger.model if ledger else "")
-    shards = _Shards(samples, ledger.earlier if ledger else Evidence())
-    total = Accumulation()
-    reported = len(ledger.earlier.samples) if ledger else 0
-    if reported:
-        assert ledger is not None, "samples are done only where earlier evidence says so"
-        total.add(ledger.earlier)
-    for shard, evidence in run_shards(tapped, shards, workers or Threads()):
-        total.add(evidence)
-        for _ in shard.samples:
-            reported += 1
+    total = ledger.earlier if ledger else Evidence()
+    left = _left(samples, total)
+    done = len(samples) - len(left)
+    for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
+        total, further = total.plus(evidence), len(evidence.samples)
+        # Before the next comes, this one is let go.
+        del evidence
+        for _ in range(further):
+            done += 1
             if progress:
-                progress(reported, len(samples))
+                progress(done, len(samples))
         if ledger:
-            ledger.keep(total.total)
-    found = total.total()
-    return found.select(request for request in dict.fromkeys(requests) if request in found.statistics)
+            ledger.keep(total)
+    return total.select(request for request in dict.fromkeys(requests) if request in total.statistics)
 
 
 def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> Tapped:
@@ -108,11 +100,7 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     parts = segments(
         proto, [name for name in names if name not in fed], [name for name in others if name not in fed | set(names)]
     )
-    content = hashlib.blake2b(repr(requests).encode())
-    for part in parts:
-        content.update(part.model)
     return Tapped(
-        key=content.hexdigest() + (str(model.resolve()) if isinstance(model, Path) else ""),
         segments=parts,
         folder=model.parent if isinstance(model, Path) else None,
         requests=tuple(dict.fromkeys(requests)),
@@ -120,35 +108,26 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     )
 
 
-class _Shards:
-    """The samples that are still to be run, in shards; iterating finds out which ones were done before."""
+def _left(samples: SampleSource, earlier: Evidence) -> list[int]:
+    """Return the indices of the samples that are still to be run.
 
-    def __init__(self, samples: SampleSource, earlier: Evidence) -> None:
-        self._samples = samples
-        self._done = Counter(earlier.samples)
-
-    def __iter__(self) -> Iterator[Shard]:
-        size = max(1, min(SHARD_SAMPLES, len(self._samples) // SHARD_SAMPLES))
-        held: dict[int, Sample | StoredSample] = {}
-        nbytes = 0
-        done = self._done.copy()
-        samples = self._samples.stored() if isinstance(self._samples, Samples) else iter(self._samples)
-        for index, sample in enumerate(samples):
-            if done and done[digest := sample_digest(loaded(sample))]:
-                done[digest] -= 1
-                continue
-            held[index] = sample
-            nbytes += 0 if isinstance(sample, StoredSample) else sample_bytes(sample)
-            if len(held) == size or nbytes >= SHARD_BYTES:
-                yield Shard(held)
-                held, nbytes = {}, 0
-        if gone := done.total():
-            raise DataError(
-                f"{gone} samples of the earlier statistics are not there, expected samples to stay as they are; "
-                "calibrate again"
-            )
-        if held:
-            yield Shard(held)
+    Raises:
+        DataError: A sample that was run before is not there any more.
+    """
+    done = Counter(earlier.samples)
+    left = []
+    for index, sample in enumerate(samples) if done else ():
+        digest = sample_digest(sample)
+        if done[digest]:
+            done[digest] -= 1
+        else:
+            left.append(index)
+    if gone := done.total():
+        raise DataError(
+            f"{gone} samples of the earlier statistics are not there, expected samples to stay as they are; "
+            "calibrate again"
+        )
+    return left if earlier.samples else list(range(len(samples)))
 
 
 def read_without_data(path: Path) -> onnx.ModelProto:

@@ -1,42 +1,39 @@
-"""Shards: a few samples that one worker runs; any executor runs them, and one that loses workers runs them again."""
+"""Observing a shard: what a worker does with a model and a few samples, wherever it is."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from functools import partial, reduce
 from pathlib import Path
-from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from onnxq.errors import DataError
+from onnxq.errors import ModelError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.observing import Observers
 from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import Segment
+from onnxq.execution.work import Shard
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array, Session, open_session, release_shared_memory, run, runtime_version
-from onnxq.samples.inputs import Sample, StoredSample, loaded
+from onnxq.samples.inputs import Sample
 
-_FRUITLESS = 3
-"""How often workers may die without a shard having been finished in between."""
-_LARGE = 40 * 10**6
-"""Bytes of taps above which threads take turns, since speed is then bought with much memory."""
+TAPS_BYTES = 40 * 10**6
+"""Bytes of taps for each thread of this machine; threads with larger ones take turns, since speed is then bought with
+much memory."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tapped:
     """A model with taps, and all that a worker must know to observe them.
 
     Attributes:
-        key: unequal for unequal models and taps.
         segments: the model, in the order in which its parts run.
         folder: where its external data lies; None when it has none, or brings it along.
         requests: what is observed, of inputs and of outputs of segments.
@@ -45,7 +42,6 @@ class Tapped:
         weights: the external data by file name, where a worker may not see the folder.
     """
 
-    key: str
     segments: tuple[Segment, ...]
     folder: Path | None
     requests: tuple[Request, ...]
@@ -53,135 +49,129 @@ class Tapped:
     model: str = ""
     weights: tuple[tuple[str, bytes], ...] = ()
 
-
-@dataclass(frozen=True)
-class Shard:
-    """Samples by their index, read or still to be read."""
-
-    samples: Mapping[int, Sample | StoredSample]
+    def __sizeof__(self) -> int:
+        """Return the bytes that it takes, by which a cluster decides what to move."""
+        return sum(len(segment.model) for segment in self.segments) + sum(len(data) for _, data in self.weights)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """An executor at work.
-
-    Attributes:
-        executor: runs shards.
-        tapped: what to hand over with each shard: a `Tapped`, or what the executor turns into one.
-        count: how many shards it runs at a time.
-        sees_files: whether it can read samples from their files.
-    """
-
-    executor: Executor
-    tapped: object
-    count: int
-    sees_files: bool = True
-
-
-class Workers(Protocol):
-    """Where shards run; statistics are the same bits wherever that is."""
-
-    def open(self, tapped: Tapped) -> AbstractContextManager[Pool]:
-        """Start workers, or connect to them, until the context is left."""
-        ...
-
-
-def observe_shard(tapped: Tapped, shard: Shard) -> Evidence:
+def observe_shard(tapped: Tapped, shard: Shard, *, threads: int = 1, room: int = TAPS_BYTES) -> Evidence:
     """Run the samples of a shard and return what they show. This is what a worker does.
+
+    Args:
+        tapped: The model; its sessions stay open as long as this very object lives.
+        shard: The samples.
+        threads: How many samples run at a time.
+        room: Bytes of taps that those may hold together; one sample runs however many it needs.
 
     Raises:
         ModelError: The model does not load.
         DataError: A sample cannot be read or does not run, or a tensor is not float, or holds NaN or infinite values.
     """
-    opened = _opened(tapped)
+    opened, queue = _opened(tapped), _Queue(shard)
+    if threads == 1:
+        return _observe(tapped, opened, queue, room)
+    with ThreadPoolExecutor(threads) as executor:
+        parts = [executor.submit(_observe, tapped, opened, queue, room) for _ in range(threads)]
+    return reduce(Evidence.plus, (part.result() for part in parts))
+
+
+def _observe(tapped: Tapped, opened: _Opened, queue: _Queue, room: int) -> Evidence:
     observers = Observers(tapped.requests)
     digests = []
-    for index in sorted(shard.samples):
-        sample = loaded(shard.samples[index])
-        digests.append(sample_digest(sample))
-        with opened.turn():
-            opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
-    provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
-    return Evidence(tuple(sorted(digests)), observers.statistics(), provenance)
+    try:
+        for index, sample in queue:
+            digests.append(sample_digest(sample))
+            with opened.turn(room):
+                opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
+    except BaseException:
+        queue.stop()
+        raise
+    # What runs here may be another version than where the samples are handed out.
+    return Evidence(
+        tuple(sorted(digests)),
+        observers.statistics(),
+        Provenance(tapped.model, runtime_version(), (instruction_set(),)),
+    )
 
 
-def run_shards(tapped: Tapped, shards: Iterable[Shard], workers: Workers) -> Iterator[tuple[Shard, Evidence]]:
-    """Yield each shard with what it shows, in the order in which they are finished.
+class _Queue:
+    """The samples of a shard, which threads take one by one; what only one thread can read is read in turns."""
 
-    Few more shards than there are workers are in memory at a time. When workers die, new ones are started and run the
-    shards that were lost.
+    def __init__(self, shard: Shard) -> None:
+        self._ahead = self._each(shard)
+        self._lock = threading.Lock()
 
-    Raises:
-        DataError: Workers died again and again without finishing a shard, or what `observe_shard` raises.
-        ModelError: What `observe_shard` raises.
-    """
-    source, waiting, fruitless = iter(shards), deque[Shard](), 0
-    pending: dict[Future[Evidence], Shard] = {}
-    waiting.extend(islice(source, 1))
-    while waiting:
-        try:
-            with workers.open(tapped) as pool:
-                while waiting or pending:
-                    while waiting and len(pending) <= pool.count:
-                        future = _submitted(pool, waiting[0])
-                        pending[future] = waiting.popleft()
-                        waiting.extend(islice(source, 0 if waiting else 1))
-                    yield from _finished(pending)
-                    fruitless = 0
-        except BrokenExecutor as error:
-            fruitless += 1
-            waiting.extendleft(pending.values())
-            pending.clear()
-            if fruitless == _FRUITLESS:
-                first = min(min(shard.samples) for shard in waiting)
-                raise DataError(
-                    f"Workers died {fruitless} times while running sample {first} or its neighbours, expected them to "
-                    "finish; they may lack memory: use fewer of them"
-                ) from error
+    def __iter__(self) -> Iterator[tuple[int, Sample]]:
+        while True:
+            with self._lock:
+                found = next(self._ahead, None)
+            if found is None:
+                return
+            index, (sample,) = found
+            yield index, sample
+
+    def stop(self) -> None:
+        """Keep other threads from going on with what fails."""
+        with self._lock:
+            self._ahead = iter(())
+
+    def _each(self, shard: Shard) -> Iterator[tuple[int, Iterable[Sample]]]:
+        for stretch in shard.stretches:
+            if len(stretch) == 1:
+                yield stretch.indices[0], stretch
+            else:
+                yield from ((index, [sample]) for index, sample in zip(stretch.indices, stretch, strict=True))
 
 
-def forget_session() -> None:
-    """Close the session that this process holds for its next shard."""
+def forget_sessions(tapped: Tapped) -> None:
+    """Close the sessions that this process holds of a model."""
     with _LOCK:
-        if _OPENED:
-            _OPENED.clear()
+        if _OPENED.pop(tapped, None):
             release_shared_memory()
 
 
 def carrying_weights(tapped: Tapped, files: Iterable[Path]) -> Tapped:
-    """Return the same with its external data inside, for workers that see other disks."""
-    return replace(tapped, folder=None, weights=tuple((path.name, path.read_bytes()) for path in files))
+    """Return the same with its external data inside, for workers that see other disks.
 
-
-def _submitted(pool: Pool, shard: Shard) -> Future[Evidence]:
-    if not pool.sees_files:
-        shard = Shard({index: loaded(sample) for index, sample in shard.samples.items()})
-    # Some executors replace their own references to values by the values.
-    return pool.executor.submit(observe_shard, cast("Tapped", pool.tapped), shard)
-
-
-def _finished(pending: dict[Future[Evidence], Shard]) -> Iterator[tuple[Shard, Evidence]]:
-    done, _ = wait(pending, return_when=FIRST_COMPLETED)
-    # What is finished is taken before an error is raised; a lost shard stays pending, so that it is known.
-    for future in sorted(done, key=lambda future: future.exception() is not None):
-        evidence = future.result()
-        yield pending.pop(future), evidence
+    Raises:
+        ModelError: A file does not lie in the model's folder or below.
+    """
+    if tapped.folder is None:
+        return tapped
+    weights = []
+    for path in files:
+        if not path.resolve().is_relative_to(tapped.folder.resolve()):
+            raise ModelError(
+                f"External data {path} is not below {tapped.folder}, expected it there; save the model anew"
+            )
+        weights.append((path.relative_to(tapped.folder).as_posix(), path.read_bytes()))
+    return replace(tapped, folder=None, weights=tuple(weights))
 
 
 class _Opened:
-    """The sessions of a model that threads share, in turns while the taps of one run are large or not yet known."""
+    """The sessions of a model that threads share, in turns where the taps of all would not fit into memory."""
 
     def __init__(self, segments: Sequence[Segment], sessions: Sequence[Session]) -> None:
         self._segments = tuple(zip(segments, sessions, strict=True))
-        self._alone = True
-        self._lock = threading.Lock()
+        self._largest: int | None = None
+        self._running = 0
+        self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait until it is this thread's turn to run a sample."""
-        # The first sample tells, so its turn is waited for and then no longer needed.
-        with self._lock if self._alone else nullcontext():
+    def turn(self, room: int) -> Iterator[None]:
+        """Wait until the taps of one more sample fit into `room` bytes; the first sample tells how many they are."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running or self._fits(room))
+            self._running += 1
+        try:
             yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _fits(self, room: int) -> bool:
+        return self._largest is not None and self._largest * (self._running + 1) <= room
 
     def observe(self, sample: Sample, show: Callable[[str, Array], None], index: int) -> None:
         """Run one sample and show each tensor as soon as its segment has run."""
@@ -192,7 +182,7 @@ class _Opened:
         for segment, session in self._segments:
             live, taken = _run_segment(segment, session, live, show, index)
             largest = max(largest, taken)
-        self._alone = largest > _LARGE
+        self._largest = max(largest, self._largest or 0)
 
 
 def _run_segment(
@@ -208,16 +198,15 @@ def _run_segment(
 
 
 _LOCK = threading.Lock()
-_OPENED: dict[str, _Opened] = {}
+_OPENED: WeakKeyDictionary[Tapped, _Opened] = WeakKeyDictionary()
 
 
 def _opened(tapped: Tapped) -> _Opened:
     """Return the sessions of this process, opened once however many threads ask."""
     with _LOCK:
-        if tapped.key not in _OPENED:
-            _OPENED.clear()
-            _OPENED[tapped.key] = _Opened(tapped.segments, _sessions(tapped))
-        return _OPENED[tapped.key]
+        if tapped not in _OPENED:
+            _OPENED[tapped] = _Opened(tapped.segments, _sessions(tapped))
+        return _OPENED[tapped]
 
 
 def _sessions(tapped: Tapped) -> list[Session]:
@@ -239,5 +228,7 @@ def _sessions(tapped: Tapped) -> list[Session]:
         return opened(tapped.folder)
     with staging(None) as folder:
         for name, data in tapped.weights:
-            (folder / name).write_bytes(data)
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
         return opened(folder)

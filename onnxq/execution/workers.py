@@ -1,29 +1,60 @@
-"""Where shards run: threads of this process, processes of this machine, or a Dask cluster."""
+"""Where samples run: threads of this process, processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
-from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import onnx
+from typing import TypeAlias
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.evidence.provenance import external_files
-from onnxq.execution.shards import Pool, Tapped, Workers, carrying_weights, forget_session
+from onnxq.evidence.evidence import Evidence
+from onnxq.execution.cluster import Cluster
+from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_shard
+from onnxq.execution.work import Pace, Shard, Work
+
+__all__ = ["Cluster", "Processes", "Threads", "Workers", "available_cores", "workers_for"]
 
 _MOST_THREADS = 8
 """Each thread holds the taps of one sample in memory."""
+_SECONDS = 2.0
+"""How long a thread or process keeps the statistics of its samples to itself; an interruption costs as much."""
+_FRUITLESS = 3
+"""How often workers may die without a shard having been finished in between."""
+
+Workers: TypeAlias = "Threads | Processes | Cluster"
+"""Where samples run; statistics are the same bits wherever that is."""
+Timed: TypeAlias = tuple[Evidence, float]
 
 
 def available_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An executor at work.
+
+    Attributes:
+        submit: starts to run a shard.
+        count: how many shards run at a time.
+    """
+
+    submit: Callable[[Shard], Future[Timed]]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -39,15 +70,20 @@ class Threads:
     def __post_init__(self) -> None:
         _check_count(self.count, "threads")
 
+    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+        """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
+        yield from run_pool(lambda: self._open(tapped), work)
+
     @contextmanager
-    def open(self, tapped: Tapped) -> Iterator[Pool]:
-        """Start threads, and close the session at the end."""
+    def _open(self, tapped: Tapped) -> Iterator[Pool]:
         count = self.count or min(available_cores(), _MOST_THREADS)
+        executor = ThreadPoolExecutor(count)
         try:
-            with _finishing(ThreadPoolExecutor(count)) as executor:
-                yield Pool(executor, tapped, count)
+            yield Pool(lambda shard: executor.submit(_timed, tapped, shard, count * TAPS_BYTES), count)
         finally:
-            forget_session()
+            # What runs is waited for, and what has not begun forgotten, so that an error is not held up.
+            executor.shutdown(wait=True, cancel_futures=True)
+            forget_sessions(tapped)
 
 
 @dataclass(frozen=True)
@@ -63,66 +99,67 @@ class Processes:
     def __post_init__(self) -> None:
         _check_count(self.count, "jobs")
 
+    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+        """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
+        yield from run_pool(lambda: self._open(tapped), work)
+
     @contextmanager
-    def open(self, tapped: Tapped) -> Iterator[Pool]:
+    def _open(self, tapped: Tapped) -> Iterator[Pool]:
         """Start processes; they import onnxq anew, since a fork would copy the threads of onnxruntime half-alive."""
-        with _finishing(ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"))) as executor:
-            yield Pool(executor, tapped, self.count)
+        others = set(multiprocessing.active_children())
+        executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, (tapped,))
+        # Ctrl-C interrupts the main thread wherever it is, and half a process must not be left.
+        starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
+        try:
+            yield Pool(lambda shard: starter.submit(executor.submit, _here, shard).result(), self.count)
+            executor.shutdown(wait=True)
+        except BaseException:
+            # Nobody waits for what is not wanted any more, least of all after Ctrl-C.
+            starter.shutdown(wait=True, cancel_futures=True)
+            started = set(multiprocessing.active_children()) - others
+            for process in started:
+                process.kill()
+            for process in started:
+                process.join(1)
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            starter.shutdown(wait=False)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The workers of a Dask cluster, which need onnxq but no shared disk; Dask gives what they lose to others.
+def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> Iterator[Evidence]:
+    """Yield statistics of samples in the order in which they are finished; together they are those of all the work.
 
-    Args:
-        address: Of the scheduler, such as ``tcp://10.0.0.1:8786``.
-        patience: Seconds to wait for its answer.
+    Few more shards than there are workers are in memory at a time. When workers die, new ones are started and run the
+    shards that were lost.
 
     Raises:
-        SchemeError: Dask is not installed, or no scheduler answers.
+        DataError: Workers died again and again without finishing a shard, or what `observe_shard` raises.
+        ModelError: What `observe_shard` raises.
     """
-
-    address: str
-    patience: float = 10.0
-
-    @contextmanager
-    def open(self, tapped: Tapped) -> Iterator[Pool]:
-        """Connect, and hand the model to every worker once."""
+    pace, fruitless = Pace(_SECONDS), 0
+    pending: dict[Future[Timed], Shard] = {}
+    while work.left:
         try:
-            from distributed import Client, KilledWorker
-            from distributed.comm.addressing import get_address_host_port, normalize_address
-        except ImportError as error:
-            raise SchemeError(
-                "Dask is not installed, expected it for a cluster; run pip install 'onnxq[dask]'"
-            ) from error
-        try:
-            # A client that cannot connect prints a traceback when it is collected, so a plain connection goes first.
-            socket.create_connection(get_address_host_port(normalize_address(self.address)), self.patience).close()
-            connect: Any = Client
-            client = connect(self.address, timeout=self.patience, set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise SchemeError(
-                f"No Dask scheduler answers at {self.address}, expected one as in tcp://10.0.0.1:8786; start it first"
-            ) from error
-        with client:
-            travelling = tapped
-            if tapped.folder is not None:
-                parts = [onnx.ModelProto.FromString(segment.model) for segment in tapped.segments]
-                files = {path for part in parts for path in external_files(part, tapped.folder)}
-                travelling = carrying_weights(tapped, sorted(files))
-            client.wait_for_workers(1)
-            shared = client.scatter(travelling, broadcast=True, hash=False)
-            executor = client.get_executor(pure=False)
-            try:
-                yield Pool(executor, shared, max(1, sum(client.nthreads().values())), sees_files=False)
-            except KilledWorker as error:
+            with opened() as pool:
+                while work.left or pending:
+                    while work.left and len(pending) <= pool.count:
+                        shard = work.take(pace.size(work.left, pool.count))
+                        pending[_begun(pool, shard)] = shard
+                    for shard, (evidence, seconds) in _finished(pending):
+                        pace.learn(len(shard), seconds)
+                        yield evidence
+                    fruitless = 0
+        except BrokenExecutor as error:
+            fruitless += 1
+            lost = [index for shard in pending.values() for index in shard.indices]
+            pending.clear()
+            work.give_back(lost)
+            if fruitless == _FRUITLESS:
                 raise DataError(
-                    f"Workers of {self.address} died again and again, expected them to finish; they may lack memory"
+                    f"Workers died {fruitless} times while running sample {min(lost)} or its neighbours, expected "
+                    "them to finish; they may lack memory: use fewer of them"
                 ) from error
-            except CancelledError as error:
-                raise BrokenExecutor("the workers that held the model are gone") from error
-            finally:
-                executor.shutdown(wait=False)
 
 
 def workers_for(*, jobs: int | None = None, cluster: str | None = None) -> Workers:
@@ -138,13 +175,47 @@ def workers_for(*, jobs: int | None = None, cluster: str | None = None) -> Worke
     return Threads() if jobs is None else Processes(jobs)
 
 
-@contextmanager
-def _finishing(executor: Executor) -> Iterator[Executor]:
-    """Wait for what runs, and forget what has not begun, so that an error is not held up."""
+def _begun(pool: Pool, shard: Shard) -> Future[Timed]:
     try:
-        yield executor
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        return pool.submit(shard)
+    except BrokenExecutor as error:
+        lost: Future[Timed] = Future()
+        lost.set_exception(error)
+        return lost
+
+
+def _finished(pending: dict[Future[Timed], Shard]) -> Iterator[tuple[Shard, Timed]]:
+    done, _ = wait(pending, return_when=FIRST_COMPLETED)
+    # What is finished is taken before an error is raised; a lost shard stays pending, so that it is known.
+    for future in sorted(done, key=lambda future: future.exception() is not None):
+        found = future.result()
+        yield pending.pop(future), found
+
+
+_TAPPED: list[Tapped] = []
+"""What this process runs, where it is a worker of `Processes`: it is handed over once and not with each shard."""
+
+
+def _begin(tapped: Tapped) -> None:
+    # The terminal tells all processes of Ctrl-C; the one that started this one decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _TAPPED[:] = [tapped]
+
+
+def _here(shard: Shard) -> Timed:
+    return _timed(_TAPPED[0], shard, TAPS_BYTES)
+
+
+def _timed(tapped: Tapped, shard: Shard, room: int) -> Timed:
+    start = time.perf_counter()
+    evidence = observe_shard(tapped, shard, room=room)
+    return evidence, time.perf_counter() - start
+
+
+def _without_interrupts() -> None:
+    """Let processes that this thread starts never hear of Ctrl-C, not even before they can ignore it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _check_count(count: int | None, what: str) -> None:

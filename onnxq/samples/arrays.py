@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import lzma
 import math
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, OnnxqError
+from onnxq.samples.stores import Location, size_of
 
 ARRAY_LIMIT = 2 * 1024**3
 """Most bytes that one array may take in memory, or one compressed array may unpack to."""
@@ -29,25 +24,6 @@ PACKED_LIMIT = 64 * 1024**2
 """Bytes that a compressed array may unpack to however small it is; constant data of this size is nothing odd."""
 HIGHEST_RATIO = 1000
 """Most times its compressed size that a larger one may unpack to; deflate packs only constant data more tightly."""
-
-# RuntimeError is what zipfile raises for encrypted members, the others are what hostile bytes make the parsers raise.
-_UNREADABLE = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    DecodeError,
-    lzma.LZMAError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True)
@@ -102,17 +78,17 @@ class StoredArray:
                 yield np.frombuffer(_take(stream, size), self.stored).reshape(shape).astype(self.dtype, copy=False)
 
 
-def npy_array(path: Path) -> StoredArray:
+def npy_array(path: Location) -> StoredArray:
     """Read the header of a ``.npy`` file.
 
     Raises:
         DataError: The file is no ``.npy`` file, is truncated or holds pickled objects.
     """
     with _readable(str(path)), path.open("rb") as stream:
-        return _stored(stream, path.stat().st_size, str(path), partial(_open_file, path))
+        return _stored(stream, size_of(path), str(path), partial(_open_file, path))
 
 
-def npz_arrays(path: Path) -> dict[str, StoredArray]:
+def npz_arrays(path: Location) -> dict[str, StoredArray]:
     """Read the headers of all arrays in an ``.npz`` archive; member names are keys and never become paths.
 
     Raises:
@@ -120,7 +96,7 @@ def npz_arrays(path: Path) -> dict[str, StoredArray]:
             array that unpacks to more than `ARRAY_LIMIT` bytes, or to more than `PACKED_LIMIT` and `HIGHEST_RATIO`
             times its size.
     """
-    with _readable(str(path)), zipfile.ZipFile(path) as archive:
+    with _readable(str(path)), path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
         return {
             info.filename.removesuffix(".npy"): _member(archive, info, path)
             for info in archive.infolist()
@@ -128,7 +104,7 @@ def npz_arrays(path: Path) -> dict[str, StoredArray]:
         }
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> StoredArray:
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Location) -> StoredArray:
     where = f"{path}: {info.filename.removesuffix('.npy')!r}"
     if not info.filename.endswith(".npy"):
         raise DataError(f"{where} is not a .npy array, expected an archive as numpy.savez writes it")
@@ -137,7 +113,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Stor
             f"{where} unpacks to {info.file_size} bytes, expected at most {ARRAY_LIMIT}; split it or save uncompressed"
         )
     # What the archive says of the compressed size may be wrong.
-    packed = min(info.compress_size, path.stat().st_size)
+    packed = min(info.compress_size, size_of(path))
     if info.compress_type != zipfile.ZIP_STORED and info.file_size > max(PACKED_LIMIT, HIGHEST_RATIO * packed):
         raise DataError(
             f"{where} unpacks from {packed} to {info.file_size} bytes, expected at most {HIGHEST_RATIO} times as many; "
@@ -147,13 +123,13 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Stor
         return _stored(stream, info.file_size, where, partial(_open_member, path, info.filename))
 
 
-def _open_file(path: Path) -> AbstractContextManager[IO[bytes]]:
+def _open_file(path: Location) -> AbstractContextManager[IO[bytes]]:
     return path.open("rb")
 
 
 @contextmanager
-def _open_member(path: Path, name: str) -> Iterator[IO[bytes]]:
-    with zipfile.ZipFile(path) as archive, archive.open(name) as stream:
+def _open_member(path: Location, name: str) -> Iterator[IO[bytes]]:
+    with path.open("rb") as whole, zipfile.ZipFile(whole) as archive, archive.open(name) as stream:
         yield stream
 
 
@@ -176,14 +152,14 @@ def _stored(
     return StoredArray(where, dtype, shape, fortran, offset, reopen)
 
 
-def read_tensor(path: Path) -> tuple[str, NDArray[Any]]:
+def read_tensor(path: Location) -> tuple[str, NDArray[Any]]:
     """Read a serialized ``onnx.TensorProto``: its name (may be empty) and its values.
 
     Raises:
         DataError: The file is larger than `ARRAY_LIMIT`, no tensor, or refers to other files.
     """
     with _readable(str(path)):
-        size = path.stat().st_size
+        size = size_of(path)
         if size > ARRAY_LIMIT:
             raise DataError(f"{path} has {size} bytes, expected at most {ARRAY_LIMIT}; split it into samples")
         tensor = onnx.TensorProto.FromString(path.read_bytes())
@@ -203,6 +179,9 @@ def _take(stream: IO[bytes], size: int) -> bytes:
 def _readable(where: str) -> Iterator[None]:
     try:
         yield
-    except _UNREADABLE as error:
+    except OnnxqError:
+        raise
+    # Hostile bytes make the parsers raise nearly anything, and so do stores that cannot be reached.
+    except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise DataError(f"{where} cannot be read: {reason}; write the file again") from error

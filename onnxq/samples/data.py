@@ -7,6 +7,7 @@ import zipfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, cast
@@ -18,18 +19,11 @@ from onnxq.errors import DataError
 from onnxq.modelfile.publish import staging
 from onnxq.samples.files import Part, spooled_part, suffixes, walk
 from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import (
-    Input,
-    Sample,
-    SampleSource,
-    StoredSample,
-    check_sample,
-    checked,
-    loaded,
-    model_inputs,
-)
+from onnxq.samples.inputs import Input, Sample, SampleSource, check_sample, model_inputs
+from onnxq.samples.stores import Location, check_there, location
+from onnxq.samples.stretches import Stretch, picked
 
-__all__ = ["ImageOptions", "Input", "Sample", "Samples", "evenly", "model_inputs", "open_samples"]
+__all__ = ["ImageOptions", "Input", "Sample", "Samples", "even_places", "evenly", "model_inputs", "open_samples"]
 
 MOST_SAMPLES = 1_000_000
 """How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
@@ -48,39 +42,32 @@ class Samples:
         return self._count
 
     def __iter__(self) -> Iterator[Sample]:
-        return map(loaded, self.stored())
+        return chain.from_iterable(self.stretches(range(len(self))))
 
-    def pick(self, indices: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples of some indices, counted from 0 and ascending, and read as few others as can be.
+    def __getitem__(self, index: int) -> Sample:
+        """Read one sample and no other.
 
         Raises:
-            DataError: A sample cannot be read, or does not fit.
+            IndexError: There is none with this index.
+            DataError: It cannot be read, or does not fit.
         """
+        (stretch,) = self.stretches([range(len(self))[index]])
+        (sample,) = stretch
+        return sample
+
+    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+        """Yield the samples with these indices, which rise, in a stretch for each origin; nothing is read yet."""
         first = 0
         for part in self._parts:
             inside = indices[bisect_left(indices, first) : bisect_left(indices, first + part.count)]
-            yield from map(loaded, self._of(part, [index - first for index in inside]))
+            if inside:
+                yield Stretch(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored)
             first += part.count
-
-    def stored(self) -> Iterator[Sample | StoredSample]:
-        """Yield the samples, those that are whole files as such, not yet read."""
-        return islice(self._all(), self._count)
 
     def sequences(self) -> Iterator[str]:
         """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
         counted = (repeat(part.sequence, part.count) for part in self._parts)
         return islice(chain.from_iterable(counted), self._count)
-
-    def _all(self) -> Iterator[Sample | StoredSample]:
-        for part in self._parts:
-            yield from self._of(part, range(part.count))
-
-    def _of(self, part: Part, indices: Sequence[int]) -> Iterator[Sample | StoredSample]:
-        if part.alone:
-            yield from (StoredSample(part.alone, self._inputs, part.where) for _ in indices)
-            return
-        for index, sample in zip(indices, part.read(indices), strict=True):
-            yield checked(sample, self._inputs, f"{part.where}, sample {index}")
 
 
 def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
@@ -101,14 +88,6 @@ def even_places(count: int, most: int) -> list[int]:
     return [int(index) for index in np.linspace(0, count - 1, min(count, most)).round()]
 
 
-def picked(samples: SampleSource, indices: Sequence[int]) -> Iterator[Sample]:
-    """Yield the samples at rising places, without holding them; no others are read where that can be."""
-    if isinstance(samples, Samples):
-        return samples.pick(indices)
-    wanted = frozenset(indices)
-    return (sample for index, sample in enumerate(islice(samples, max(indices, default=-1) + 1)) if index in wanted)
-
-
 def open_samples(
     source: str | Path | Iterable[Mapping[str, NDArray[Any]]],
     inputs: Sequence[Input],
@@ -118,7 +97,7 @@ def open_samples(
 ) -> Samples:
     """Open calibration or evaluation samples for a model with `inputs`.
 
-    Accepted files:
+    A source with a protocol, such as ``s3://bucket/calib``, is read by fsspec. Accepted files:
 
     - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
       input, or when the first dimension of every input counts samples and every array has the same N > 1 there. It does
@@ -156,7 +135,7 @@ def open_samples(
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
     with ExitStack() as held:
         if isinstance(source, str | Path):
-            where, parts = str(source), _file_parts(Path(source), inputs, images or ImageOptions(), limit)
+            where, parts = str(source), _file_parts(location(source), inputs, images or ImageOptions(), limit)
         elif isinstance(source, Mapping) or not isinstance(source, Iterable):
             raise DataError(
                 f"Samples are {type(source).__name__}, expected a path or an iterable of dicts; "
@@ -180,14 +159,13 @@ def open_samples(
 
 
 def _given(samples: Sequence[Sample]) -> Part:
-    count = len(samples)
+    return Part("samples", "samples", len(samples), partial(_read_list, samples, len(samples)), stored=False)
 
-    def read(indices: Sequence[int]) -> Iterator[Sample]:
-        if len(samples) != count:
-            raise DataError(f"The list of samples now has {len(samples)}, expected {count} as when opened; keep it so")
-        return (samples[index] for index in indices)
 
-    return Part("samples", "samples", count, read)
+def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) -> Iterator[Sample]:
+    if len(samples) != count:
+        raise DataError(f"The list of samples now has {len(samples)}, expected {count} as when opened; keep it so")
+    return (samples[index] for index in indices)
 
 
 def _spool(
@@ -207,12 +185,8 @@ def _spool(
     return parts
 
 
-def _file_parts(path: Path, inputs: Sequence[Input], images: ImageOptions, limit: int | None) -> list[Part]:
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
+def _file_parts(path: Location, inputs: Sequence[Input], images: ImageOptions, limit: int | None) -> list[Part]:
+    check_there(path)
     parts: list[Part] = []
     total = 0
     for part in walk(path, inputs, images):

@@ -16,6 +16,7 @@ from onnxq.errors import DataError, nearest
 from onnxq.samples.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.samples.images import IMAGE_SUFFIXES, ImageOptions, read_image
 from onnxq.samples.inputs import Input, Sample, Shape, check_signature, required
+from onnxq.samples.stores import Location
 
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
 _WHOLE = frozenset({".npz"}) | _ONE_ARRAY
@@ -31,17 +32,19 @@ class Part:
         sequence: what the samples of this part continue, see `onnxq.samples.data.Samples.sequences`.
         count: how many samples there are.
         read: yields the samples of ascending indices.
-        alone: reads the sample of a part that is one; another process can call it too.
+        stored: whether another process can call `read` too.
+        stacked: whether errors say which sample of the origin is meant.
     """
 
     where: str
     sequence: str
     count: int
     read: Callable[[Sequence[int]], Iterator[Sample]]
-    alone: Callable[[], Sample] | None = None
+    stored: bool = True
+    stacked: bool = True
 
 
-def walk(source: Path, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Part]:
+def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Part]:
     """Yield the parts below `source` in natural order of names; `onnxq.samples.data.open_samples` says which.
 
     Raises:
@@ -69,42 +72,46 @@ def walk(source: Path, inputs: Sequence[Input], images: ImageOptions) -> Iterato
             pending.extend(e for e in reversed(entries) if e.is_dir() or (e.is_file() and _suffix(e) in _WHOLE))
 
 
-def suffixes(folder: Path) -> str:
+def suffixes(folder: Location) -> str:
     """Return the kinds of files in a folder, for an error: ``.json, .txt``, or ``no files``."""
     found = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
-def spooled_part(path: Path, index: int, inputs: Sequence[Input]) -> Part:
+def spooled_part(path: Location, index: int, inputs: Sequence[Input]) -> Part:
     """Return the part that is one sample of an iterable, which has been written to an ``.npz`` file as it came."""
     return _one(f"samples, sample {index}", "samples", partial(_read_npz, path, inputs))
 
 
 def _one(where: str, sequence: str, alone: Callable[[], Sample]) -> Part:
-    return Part(where, sequence, 1, lambda indices: (alone() for _ in indices), alone)
+    return Part(where, sequence, 1, partial(_alone, alone), stacked=False)
 
 
-def _sample_of(path: Path, alone: Callable[[], Sample]) -> Part:
-    return _one(str(path), str(path.parent), alone)
+def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sample]:
+    return (read() for _ in indices)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _sample_of(path: Location, alone: Callable[[], Sample]) -> Part:
+    return _one(str(path), str(Path(str(path)).parent), alone)
+
+
+def _entries(folder: Location) -> list[Location]:
     try:
         return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=_natural)
     except OSError as error:
-        raise DataError(f"{folder} cannot be listed: {error.strerror}; check its permissions") from error
+        raise DataError(f"{folder} cannot be listed: {error.strerror or error}; check its permissions") from error
 
 
-def _natural(path: Path) -> tuple[list[str | int], str]:
+def _natural(path: Location) -> tuple[list[str | int], str]:
     pieces = re.split(r"([0-9]+)", path.name)
     return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path.name
 
 
-def _suffix(path: Path) -> str:
+def _suffix(path: Location) -> str:
     return path.suffix.lower()
 
 
-def _file(path: Path, inputs: Sequence[Input], images: ImageOptions) -> Part:
+def _file(path: Location, inputs: Sequence[Input], images: ImageOptions) -> Part:
     suffix = _suffix(path)
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs)
@@ -124,7 +131,9 @@ def _file(path: Path, inputs: Sequence[Input], images: ImageOptions) -> Part:
     return _sample_of(path, partial(_read_image, path, entry, images))
 
 
-def _sample_folder(folder: Path, entries: Sequence[Path], inputs: Sequence[Input], images: ImageOptions) -> Part | None:
+def _sample_folder(
+    folder: Location, entries: Sequence[Location], inputs: Sequence[Input], images: ImageOptions
+) -> Part | None:
     files = [entry for entry in entries if entry.is_file()]
     tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
@@ -139,15 +148,15 @@ def _sample_folder(folder: Path, entries: Sequence[Path], inputs: Sequence[Input
     return _sample_of(folder, partial(_read_arrays, folder, arrays, inputs, images))
 
 
-def _read_tensor(path: Path, entry: Input) -> Sample:
+def _read_tensor(path: Location, entry: Input) -> Sample:
     return {entry.name: read_tensor(path)[1]}
 
 
-def _read_image(path: Path, entry: Input, images: ImageOptions) -> Sample:
+def _read_image(path: Location, entry: Input, images: ImageOptions) -> Sample:
     return {entry.name: read_image(path, entry, images)}
 
 
-def _read_npz(path: Path, inputs: Sequence[Input]) -> Sample:
+def _read_npz(path: Location, inputs: Sequence[Input]) -> Sample:
     return _read_stored(_with_extended_types(npz_arrays(path), inputs))
 
 
@@ -162,7 +171,7 @@ def _read_rows(
         yield {name: _as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
 
 
-def _read_tensors(folder: Path, tensors: Mapping[int, Path], inputs: Sequence[Input]) -> Sample:
+def _read_tensors(folder: Location, tensors: Mapping[int, Location], inputs: Sequence[Input]) -> Sample:
     named = {position: read_tensor(path) for position, path in tensors.items()}
     names = [name for name, _ in named.values()]
     if len(set(names)) == len(names) and set(names) <= {entry.name for entry in inputs}:
@@ -172,7 +181,9 @@ def _read_tensors(folder: Path, tensors: Mapping[int, Path], inputs: Sequence[In
     return {inputs[position].name: array for position, (_, array) in sorted(named.items())}
 
 
-def _read_arrays(folder: Path, arrays: Mapping[str, Path], inputs: Sequence[Input], images: ImageOptions) -> Sample:
+def _read_arrays(
+    folder: Location, arrays: Mapping[str, Location], inputs: Sequence[Input], images: ImageOptions
+) -> Sample:
     wanted = {entry.name: entry for entry in inputs}
     for name, path in arrays.items():
         if name not in wanted:
@@ -185,7 +196,7 @@ def _read_arrays(folder: Path, arrays: Mapping[str, Path], inputs: Sequence[Inpu
     }
 
 
-def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> Part:
+def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> Part:
     typed = _with_extended_types(arrays, inputs)
     count = _stack_size({name: array.shape for name, array in typed.items()}, inputs)
     wanted = {entry.name: entry for entry in inputs}
@@ -196,7 +207,6 @@ def _arrays_part(path: Path, arrays: Mapping[str, StoredArray], inputs: Sequence
     )
     if count is None:
         return _sample_of(path, partial(_read_stored, typed))
-
     return Part(str(path), str(path), count, partial(_read_rows, typed, wanted))
 
 

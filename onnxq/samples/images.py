@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError
 from onnxq.samples.inputs import Input, is_floating
+from onnxq.samples.stores import Location
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -85,7 +85,7 @@ def _listed(numbers: tuple[float, ...]) -> str:
     return ",".join(f"{number:g}" for number in numbers) or "empty"
 
 
-def read_image(path: Path, entry: Input, options: ImageOptions) -> NDArray[Any]:
+def read_image(path: Location, entry: Input, options: ImageOptions) -> NDArray[Any]:
     """Decode one image into an array for `entry`, with a batch axis of 1.
 
     Raises:
@@ -116,7 +116,7 @@ def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]
     return layout, (height, width)
 
 
-def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
+def _decode(path: Location, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
     """Return uint8 pixels of shape (height, width, 3), or (height, width) for gray."""
     try:
         from PIL import Image, ImageOps
@@ -127,7 +127,7 @@ def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with path.open("rb") as stream, Image.open(stream) as image:
                 _check_depth(path, image)
                 pixels = ImageOps.exif_transpose(image).convert(_MODES[options.channels])
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -144,7 +144,7 @@ def _decode(path: Path, size: tuple[int, int], options: ImageOptions) -> NDArray
 
 
 def _centre(
-    path: Path, pixels: tuple[int, int], size: tuple[int, int], shorter: int
+    path: Location, pixels: tuple[int, int], size: tuple[int, int], shorter: int
 ) -> tuple[float, float, float, float]:
     """Return the box, in pixels of the file, that becomes the centre of the resized image; both sizes (width, height).
 
@@ -167,7 +167,7 @@ def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
     return start * factor, min((start + wanted) * factor, pixels)
 
 
-def _check_depth(path: Path, image: Image.Image) -> None:
+def _check_depth(path: Location, image: Image.Image) -> None:
     if image.mode.startswith(("I", "F")):
         raise DataError(
             f"{path} has more than 8 bits a channel (mode {image.mode}); save it with 8 or use .npz samples"

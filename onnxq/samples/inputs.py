@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -193,34 +193,6 @@ def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: 
                     f"{where}: dim {wanted!r} is {size} in {other!r} and {dim} in {entry.name!r}, expected one size; "
                     "save both from the same sample"
                 )
-
-
-@dataclass(frozen=True)
-class StoredSample:
-    """A sample that is still in its files, for whoever needs it: this process or another that sees them.
-
-    Attributes:
-        read: reads it.
-        inputs: what it has to fit.
-        where: the files, for errors.
-    """
-
-    read: Callable[[], Sample]
-    inputs: tuple[Input, ...]
-    where: str
-
-    def load(self) -> Sample:
-        """Read the sample and check it.
-
-        Raises:
-            DataError: It cannot be read, or does not fit; see `check_sample`.
-        """
-        return checked(self.read(), self.inputs, self.where)
-
-
-def loaded(sample: Sample | StoredSample) -> Sample:
-    """Return a sample that may still be in its files."""
-    return sample.load() if isinstance(sample, StoredSample) else sample
 
 
 def sample_bytes(sample: Sample) -> int:

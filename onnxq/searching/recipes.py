@@ -18,8 +18,9 @@ from onnxq.evidence.squared_error import Grid, expected_errors
 from onnxq.evidence.value_range import Range as Seen
 from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
-from onnxq.samples.data import even_places, picked
+from onnxq.samples.data import even_places
 from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.stretches import picked
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench
 

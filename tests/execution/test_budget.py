@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from observations import wanted
 
 from onnxq.errors import DataError
+from onnxq.evidence.kinds import request_for
 from onnxq.evidence.value_range import Range
-from onnxq.execution.budget import hungriest, largest_segment, peak_memory, tap_groups, tap_passes, tap_sizes
+from onnxq.execution.budget import (
+    evidence_bytes,
+    hungriest,
+    largest_segment,
+    peak_memory,
+    tap_groups,
+    tap_passes,
+    tap_sizes,
+)
 from onnxq.execution.runner import collect
 from onnxq.execution.segments import Segment
 
@@ -17,8 +28,6 @@ SAMPLE = {"image": np.load(MODEL.parent / "data" / "calib.npz")["image"][:3]}
 
 
 def test_sizes_are_those_of_the_tensors() -> None:
-    import onnx
-
     graph = onnx.load(MODEL).graph
     names = [node.output[0] for node in graph.node if node.op_type == "Conv"]
     sizes = tap_sizes(MODEL, SAMPLE, [*names, "image", graph.output[0].name])
@@ -74,3 +83,15 @@ def test_memory_is_counted_in_bytes() -> None:
     ballast = np.ones(50_000_000, np.uint8)
     assert 10_000_000 < before <= peak_memory() < 10**12
     assert peak_memory() > ballast.nbytes
+
+
+def test_the_bytes_of_evidence_are_about_those_that_it_takes() -> None:
+    names = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type == "Conv"]
+    kinds = (("range", None), ("histogram", None), ("sample-extremes", None), ("channel-means", 1), ("gram", 1))
+    samples = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:4]]
+    sizes = tap_sizes(MODEL, samples[0], names)
+    for kind, axis in kinds:
+        requests = [request_for(name, kind, axis) for name in names]
+        found = sys.getsizeof(collect(MODEL, samples, requests))
+        said = sum(evidence_bytes(requests, sizes, len(samples)).values())
+        assert found / 4 < said < found * 20, kind

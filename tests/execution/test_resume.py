@@ -248,25 +248,32 @@ def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: 
 def test_a_memory_budget_splits_the_taps_and_does_not_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, int]]
 ) -> None:
-    from onnxq.execution.budget import tap_sizes
+    from onnxq.execution.budget import evidence_bytes, tap_sizes
 
     sizes = tap_sizes(MODEL, SAMPLES[0], TAPS)
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)
     ahead = 2 * resume.available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
-    collection = Collection(memory=1_000_000 + ahead + max(sizes.values()) * 8, checkpoint=tmp_path / "s.npz")
+    result = sum(evidence_bytes(wanted(TAPS), sizes, len(SAMPLES)).values())
+    enough = 1_000_000 + ahead + 4 * result + max(sizes.values()) * 8
+    collection = Collection(memory=enough, checkpoint=tmp_path / "s.npz")
     assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()
-    assert runs[:-1] == [(48, 11), (48, 13)]
+    assert runs[:-1] == [(48, 12), (48, 12)]
+    runs.clear()
+    # Where statistics are what does not fit, the tensors are split by theirs.
+    fewer = dataclasses.replace(collection, memory=enough - result)
+    assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), fewer) == whole()
+    assert len(runs[:-1]) > 2
     with pytest.raises(DataError) as caught:
         calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), dataclasses.replace(collection, memory=1_000_100 + ahead))
     found = re.fullmatch(
-        r"--memory is (\d+) MB, expected at least (\d+) MB: 1 MB of the process, (\d+) MB of samples on their way and "
-        r"1 MB of tensor '[^']+' with what is computed beside it; raise it",
+        r"--memory is (\d+) MB, expected at least (\d+) MB: 1 MB of the process, (\d+) MB of samples on their way, "
+        r"(\d+) MB of statistics and 1 MB of tensor '[^']+' with what is computed beside it; raise it",
         str(caught.value),
     )
     assert found is not None
-    given, enough, waiting = (int(number) for number in found.groups())
-    assert given <= enough <= 1 + waiting + 1
-    enough_memory = dataclasses.replace(collection, memory=enough * 10**6, checkpoint=None)
+    given, least, waiting, kept = (int(number) for number in found.groups())
+    assert given <= least <= 1 + waiting + kept + 1
+    enough_memory = dataclasses.replace(collection, memory=least * 10**6, checkpoint=None)
     assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), enough_memory) == whole()
 
 

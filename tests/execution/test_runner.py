@@ -17,9 +17,8 @@ from onnxq.evidence.observing import observe
 from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.value_range import Range
 from onnxq.execution.runner import Ledger, collect
-from onnxq.execution.shards import Workers
 from onnxq.execution.taps import with_taps
-from onnxq.execution.workers import Processes, Threads
+from onnxq.execution.workers import Processes, Threads, Workers
 from onnxq.runtime import runtime_version
 
 WEIGHT = np.array([[2, 0], [0, -3]], np.float32)

@@ -1,50 +1,65 @@
 from __future__ import annotations
 
-import gc
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from observations import wanted
 
 from onnxq.errors import DataError, SchemeError
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import request_for
 from onnxq.execution.runner import collect
-from onnxq.execution.shards import Workers
-from onnxq.execution.workers import Cluster, Processes, Threads, available_cores, workers_for
+from onnxq.execution.work import Shard, Work
+from onnxq.execution.workers import (
+    Cluster,
+    Pool,
+    Processes,
+    Threads,
+    Workers,
+    available_cores,
+    run_pool,
+    workers_for,
+)
 from onnxq.samples.data import Samples, open_samples
-from onnxq.samples.inputs import StoredSample, model_inputs
+from onnxq.samples.inputs import model_inputs
+from onnxq.samples.stretches import Stretch
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = wanted(["image", "logits"])
+TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
 class Slowly:
-    """Samples, one after the other finished shard, so that a worker can be killed in between."""
+    """Samples that are read as they are needed, so that a worker can be killed, once, in between."""
 
-    def __init__(self, strike: int, kill: Any) -> None:
-        self.strike, self.kill = strike, kill
+    def __init__(self, strike: int, kill: Callable[[], None]) -> None:
+        self.strike, self.kill, self.struck = strike, kill, False
 
     def __len__(self) -> int:
         return len(SAMPLES)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for index, sample in enumerate(SAMPLES):
-            if index == self.strike:
+            if index == self.strike and not self.struck:
+                self.struck = True
                 self.kill()
             yield sample
 
 
 def kill_a_child() -> None:
     """Kill the youngest process that this one started through multiprocessing."""
-    import multiprocessing
-
     os.kill(multiprocessing.active_children()[-1].pid or 0, signal.SIGKILL)
 
 
@@ -66,8 +81,8 @@ def test_workers_read_files_themselves(workers: Workers, tmp_path: Path, monkeyp
     samples = files(tmp_path)
     expected = collect(MODEL, list(samples), TAPS, workers=Threads(1))
     here = threading.get_ident()
-    load = StoredSample.load
-    monkeypatch.setattr(StoredSample, "load", lambda self: load(self) if threading.get_ident() != here else None)
+    read = Stretch.__iter__
+    monkeypatch.setattr(Stretch, "__iter__", lambda self: read(self) if threading.get_ident() != here else iter(()))
     assert collect(MODEL, samples, TAPS, workers=workers) == expected
 
 
@@ -78,46 +93,95 @@ def test_an_unreadable_file_is_the_same_sentence_from_a_process(tmp_path: Path) 
         collect(MODEL, samples, TAPS, workers=Processes(1))
 
 
-def test_a_cluster_is_sent_what_is_in_the_files(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-    samples = files(tmp_path)
-    expected = collect(MODEL, SAMPLES, TAPS)
-    with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
-        assert collect(MODEL, samples, TAPS, workers=Cluster(cluster.scheduler_address)) == expected
-
-
 def test_an_error_of_a_process_is_the_same_sentence() -> None:
     bad = [SAMPLES[0], {"image": np.zeros((1, 2, 2, 2), np.float32)}]
     with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime"):
         collect(MODEL, bad, TAPS, workers=Processes(1))
 
 
-def test_a_cluster_that_loses_a_worker_gives_the_same_bits() -> None:
-    distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
-        victim = next(iter(cluster.workers.values())).pid
-        killed = threading.Event()
+class Mortal:
+    """Runs at once; of all shards, those numbered in `deaths` find their worker dead, and so do the later ones."""
 
-        def kill() -> None:
-            os.kill(victim, signal.SIGKILL)
-            killed.set()
+    def __init__(self, deaths: set[int], count: int = 2) -> None:
+        self.deaths, self.count, self.opened = deaths, count, 0
+        self.calls = iter(range(10_000))
 
-        found = collect(MODEL, Slowly(33, kill), TAPS, workers=Cluster(cluster.scheduler_address))
-    assert killed.is_set()
-    assert found == collect(MODEL, SAMPLES, TAPS)
+    @contextmanager
+    def open(self) -> Iterator[Pool]:
+        self.opened += 1
+        dead = False
+
+        def submit(shard: Shard) -> Future[tuple[Evidence, float]]:
+            nonlocal dead
+            if dead:
+                raise BrokenExecutor("dead before")
+            future: Future[tuple[Evidence, float]] = Future()
+            if next(self.calls) in self.deaths:
+                dead = True
+                future.set_exception(BrokenExecutor("dead"))
+            else:
+                future.set_result((Evidence(("",) * len(shard)), 3.0))
+            return future
+
+        yield Pool(submit, self.count)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nowhere", "tcp://nowhere.invalid:1"])
-def test_a_cluster_that_is_not_there_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-    with pytest.raises(SchemeError, match=rf"No Dask scheduler answers at {address}, expected one as in tcp://"):
-        collect(MODEL, SAMPLES, TAPS, workers=Cluster(address, patience=0.5))
-    gc.collect()
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize("deaths", [set(), {0}, {3}, {0, 1}, {2, 5, 9, 14}, {10}])
+def test_every_sample_is_run_once_though_workers_die(deaths: set[int]) -> None:
+    pool = Mortal(deaths)
+    assert sum(len(one.samples) for one in run_pool(pool.open, Work(SAMPLES, range(40)))) == 40
+    assert bool(deaths) < pool.opened <= 1 + len(deaths)
+
+
+def test_a_sample_that_kills_every_worker_ends_in_a_sentence() -> None:
+    pool = Mortal(set(range(4, 100)))
+    with pytest.raises(DataError, match=r"Workers died 3 times while running sample \d+ "):
+        list(run_pool(pool.open, Work(SAMPLES, range(40))))
+    assert pool.opened == 3
+
+
+def test_no_work_starts_no_workers() -> None:
+    pool = Mortal(set())
+    assert list(run_pool(pool.open, Work(SAMPLES, []))) == []
+    assert pool.opened == 0
+
+
+CALIBRATING = """
+    import sys, threading
+    from pathlib import Path
+    import numpy as np
+    from onnxq.evidence.kinds import request_for
+    from onnxq.execution.runner import collect
+    from onnxq.execution.workers import Processes
+
+    if __name__ == "__main__":
+        samples = [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 100_000
+        threading.Timer(float(sys.argv[2]), lambda: print("go", flush=True)).start()
+        collect(Path(sys.argv[1]), samples, [request_for("logits", "range")], workers=Processes(2))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.4, 3.0])
+def test_ctrl_c_ends_all_processes_at_once(seconds: float, tmp_path: Path) -> None:
+    script = tmp_path / "calibrating.py"
+    script.write_text(textwrap.dedent(CALIBRATING))
+    with subprocess.Popen(
+        [sys.executable, script, MODEL, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "go\n"
+        started = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+    assert process.returncode in (1, -signal.SIGINT)
+    # The trace is that of the process that was asked; the workers say nothing.
+    assert told.count("Traceback") == 1
+    # Every process holds a pipe, so that none is left once these have ended.
+    assert time.monotonic() - started < 5
 
 
 def test_workers_are_chosen_by_what_was_asked_for() -> None:

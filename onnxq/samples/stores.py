@@ -1,0 +1,156 @@
+"""Where samples lie: paths of this machine, and by fsspec those of object stores and servers, looked at alike."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from errno import ENOENT
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeAlias
+
+from onnxq.errors import DataError, OnnxqError
+
+# One letter would be a drive; a `Path` has made one slash of two.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*):/{1,2}(?=[^/])(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """A file or folder of a store, with the part of `Path` that reading samples needs.
+
+    Args:
+        url: Such as ``s3://bucket/calib``; fsspec's settings and environment hold the credentials.
+
+    Raises:
+        DataError: fsspec is not installed or lacks what the protocol needs, when something is first asked of it.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> StorePath:
+        return StorePath(f"{self.url.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return PurePosixPath(self.url).name
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return PurePosixPath(self.url).stem
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the last part, with its dot."""
+        return PurePosixPath(self.url).suffix
+
+    def exists(self) -> bool:
+        """Return whether anything is there."""
+        return bool(self._files.exists(self._inside))
+
+    def is_dir(self) -> bool:
+        """Return whether it is a folder."""
+        return bool(self._files.isdir(self._inside))
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        return bool(self._files.isfile(self._inside))
+
+    def resolve(self) -> Path:
+        """Return what tells it from others; stores have no links."""
+        return Path(self.url)
+
+    def iterdir(self) -> Iterator[StorePath]:
+        """Yield what the folder holds."""
+        for found in self._files.ls(self._inside, detail=False):
+            yield self / PurePosixPath(str(found)).name
+
+    def rglob(self, pattern: str) -> Iterator[StorePath]:
+        """Yield all files below; the pattern is always ``*``."""
+        for found in self._files.find(self._inside):
+            yield StorePath(str(self._files.unstrip_protocol(found)))
+
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return int(self._files.size(self._inside) or 0)
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Open the file for reading bytes, at any place."""
+        stream: IO[bytes] = self._files.open(self._inside, mode)
+        return stream
+
+    def read_bytes(self) -> bytes:
+        """Return the whole content."""
+        return bytes(self._files.cat_file(self._inside))
+
+    @cached_property
+    def _found(self) -> tuple[Any, str]:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise DataError(
+                f"{self.url} is no path of this machine, expected fsspec to read it; run pip install 'onnxq[stores]'"
+            ) from error
+        try:
+            files, inside = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise DataError(f"{self.url} cannot be opened: {error}; check its protocol") from error
+        return files, inside
+
+    @property
+    def _files(self) -> Any:
+        return self._found[0]
+
+    @property
+    def _inside(self) -> str:
+        return self._found[1]
+
+    def __getstate__(self) -> dict[str, str]:
+        # Connections stay where they are; whoever is sent a path opens its own.
+        return {"url": self.url}
+
+
+Location: TypeAlias = Path | StorePath
+
+
+def location(source: str | Path) -> Location:
+    """Return what a user's path or URL means; a file of this machine of that very name comes first.
+
+    >>> location("calib"), location("memory://calib/0.npz").name
+    (PosixPath('calib'), '0.npz')
+    """
+    path = Path(source)
+    if (found := _URL.fullmatch(str(source))) and not path.exists():
+        return StorePath(f"{found[1]}://{found[2]}")
+    return path
+
+
+def size_of(path: Location) -> int:
+    """Return the bytes of a file."""
+    return path.size() if isinstance(path, StorePath) else path.stat().st_size
+
+
+def check_there(path: Location) -> None:
+    """Look whether something is there that samples can be read from.
+
+    Raises:
+        DataError: Nothing is there, or the store cannot be asked.
+    """
+    try:
+        there = bool(path.stat()) if isinstance(path, Path) else path.exists()
+        reason = "" if there else os.strerror(ENOENT)
+    except OnnxqError:
+        raise
+    # Each store has errors of its own.
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
+    if reason:
+        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.errors import DataError
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import request_for
+from onnxq.execution import leases
+from onnxq.execution.cluster import Cluster
+from onnxq.execution.leases import fits
+from onnxq.execution.runner import Ledger, collect, tap
+from onnxq.execution.shards import Tapped, observe_shard
+from onnxq.execution.work import Shard, Work
+from onnxq.samples.inputs import Sample
+
+distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
+
+MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
+SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
+TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    """Return a client of a cluster of threads in this process, which can be tampered with."""
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected() -> Evidence:
+    return collect(MODEL, SAMPLES, TAPS, ledger=ledger())
+
+
+def ledger() -> Ledger:
+    return Ledger("model", Evidence(), lambda total: None)
+
+
+def same(found: Evidence, expected: Evidence) -> bool:
+    return (found, found.provenance) == (expected, expected.provenance)
+
+
+def test_evidence_travels_once_a_lease_however_many_shards_it_has(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards: list[int] = []
+    observe = leases.observe_shard
+
+    def slow(*given: Any, **more: Any) -> Evidence:
+        shards.append(0)
+        time.sleep(0.1)
+        return observe(*given, **more)
+
+    monkeypatch.setattr(leases, "observe_shard", slow)
+    start = time.monotonic()
+    fetched = [len(one.samples) for one in Cluster(running, lease=0.4).run(tap(MODEL, TAPS), Work(SAMPLES, range(64)))]
+    assert sum(fetched) == 64
+    assert len(fetched) <= (time.monotonic() - start) / 0.4 + 1
+    assert len(shards) > 2 * len(fetched)
+
+
+def test_garbage_of_a_worker_is_run_again(running: Any, expected: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+
+    def once(found: object, *rest: Any) -> bool:
+        looked.append(found)
+        return len(looked) > 1 and fits(found, *rest)
+
+    monkeypatch.setattr(leases, "fits", once)
+    found = collect(MODEL, SAMPLES, TAPS, workers=Cluster(running), ledger=ledger())
+    assert len(looked) > 1
+    assert same(found, expected)
+
+
+def test_garbage_again_and_again_ends_in_a_sentence(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "fits", lambda *anything: False)
+    with pytest.raises(DataError, match=r"failed 3 times on .* \(nothing came back, or no statistics\)"):
+        collect(MODEL, SAMPLES[:8], TAPS, workers=Cluster(running))
+
+
+def test_workers_of_different_versions_end_in_a_sentence(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = count()
+
+    def another(tapped: Tapped, shard: Shard, **more: Any) -> Evidence:
+        found = observe_shard(tapped, shard, **more)
+        return replace(found, provenance=replace(found.provenance, runtime=f"onnxruntime {next(versions)}"))
+
+    monkeypatch.setattr(leases, "observe_shard", another)
+    with pytest.raises(DataError, match=r"Statistics of onnxruntime \d and of onnxruntime \d cannot be merged"):
+        collect(MODEL, SAMPLES, TAPS, workers=Cluster(running, lease=0), ledger=ledger())
+
+
+def test_evidence_fits_when_it_is_of_the_samples_the_requests_and_the_model(expected: Evidence) -> None:
+    tapped = replace(tap(MODEL, TAPS), model="model")
+    assert fits(expected, tapped, len(SAMPLES))
+    assert not fits(None, tapped, len(SAMPLES))
+    assert not fits(expected, tapped, len(SAMPLES) - 1)
+    assert not fits(expected.select(TAPS[:1]), tapped, len(SAMPLES))
+    assert not fits(expected, replace(tapped, model="another"), len(SAMPLES))

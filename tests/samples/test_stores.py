@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from onnxq.errors import DataError
+from onnxq.samples.data import Input, Sample, open_samples
+from onnxq.samples.images import ImageOptions
+from onnxq.samples.stores import StorePath, check_there, location, size_of
+
+fsspec = pytest.importorskip("fsspec", reason="needs pip install 'onnxq[stores]'")
+
+FLOAT = np.dtype(np.float32)
+SINGLE = (Input("x", FLOAT, (1, 2)),)
+
+
+@pytest.fixture
+def store() -> str:
+    """Return the URL of a folder in memory that holds three samples, one of them in a folder of its own."""
+    url = f"memory://{uuid4().hex}"
+    for name, number in (("10.npz", 3), ("2.npz", 2), ("1/0.npz", 1)):
+        stream = io.BytesIO()
+        np.savez_compressed(stream, x=np.full((1, 2), number, np.float32))
+        fsspec.filesystem("memory").pipe(f"{url}/{name}", stream.getvalue())
+    return url
+
+
+def firsts(samples: object) -> list[float]:
+    return [float(sample["x"].flat[0]) for sample in samples]  # type: ignore[attr-defined]
+
+
+def test_samples_come_from_a_store_in_natural_order(store: str) -> None:
+    samples = open_samples(store, SINGLE)
+    assert firsts(samples) == firsts(pickle.loads(pickle.dumps(samples))) == [1, 2, 3]
+    assert firsts(open_samples(f"{store}/10.npz", SINGLE)) == [3]
+    # The command line makes paths of what it is given.
+    assert firsts(open_samples(Path(store), SINGLE)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "pb", "png"])
+def test_every_kind_of_file_comes_from_a_store(suffix: str, store: str) -> None:
+    from onnx import numpy_helper
+    from PIL import Image
+
+    array, stream = np.full((1, 2, 4, 3), 7, np.uint8), io.BytesIO()
+    if suffix == "npy":
+        np.save(stream, array)
+    elif suffix == "pb":
+        stream.write(numpy_helper.from_array(array, "x").SerializeToString())
+    else:
+        Image.fromarray(array[0]).save(stream, "png")
+    name = "input_0.pb" if suffix == "pb" else f"0.{suffix}"
+    fsspec.filesystem("memory").pipe(f"{store}/files/{name}", stream.getvalue())
+    (sample,) = open_samples(f"{store}/files", (Input("x", np.dtype(np.uint8), (1, 2, 4, 3)),), images=ImageOptions())
+    assert np.array_equal(sample["x"], array)
+
+
+def test_what_is_not_there_is_named(store: str) -> None:
+    with pytest.raises(DataError, match=r"memory://\w+/gone cannot be opened: No such file"):
+        open_samples(f"{store}/gone", SINGLE)
+
+
+def test_a_store_that_disappears_ends_in_a_sentence(store: str) -> None:
+    samples = open_samples(store, SINGLE)
+    fsspec.filesystem("memory").rm(store, recursive=True)
+    with pytest.raises(DataError, match=r"memory://\w+/1/0.npz: 'x' cannot be read: "):
+        list(samples)
+
+
+class Unreachable:
+    """A file system whose server does not answer, in a way of its own."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError("the server hung up")
+
+
+def test_a_store_that_cannot_be_reached_ends_in_a_sentence() -> None:
+    path = StorePath("memory://calib")
+    path.__dict__["_found"] = (Unreachable(), "calib")
+    with pytest.raises(DataError, match="memory://calib cannot be opened: the server hung up; expected a file or"):
+        check_there(path)
+
+
+@pytest.mark.parametrize("url", ["nosuchprotocol://x", "nosuchprotocol://x/y.npz"])
+def test_an_unknown_protocol_is_named(url: str) -> None:
+    with pytest.raises(DataError, match=f"{url} cannot be opened: Protocol not known: nosuchprotocol"):
+        open_samples(url, SINGLE)
+
+
+def test_without_fsspec_its_installation_is_named(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(DataError, match=r"expected fsspec to read it; run pip install 'onnxq\[stores\]'"):
+        open_samples(store, SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("calib", Path("calib")),
+        ("C:/calib", Path("C:/calib")),
+        ("a:b", Path("a:b")),
+        ("s3://bucket/a b", StorePath("s3://bucket/a b")),
+        (Path("s3://bucket/x.npz"), StorePath("s3://bucket/x.npz")),
+        ("simplecache::s3://bucket", StorePath("simplecache::s3://bucket")),
+    ],
+    ids=str,
+)
+def test_urls_are_told_from_paths(source: str | Path, found: object) -> None:
+    assert location(source) == found
+
+
+def test_a_file_of_this_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memory:").mkdir()
+    (tmp_path / "memory:" / "x").write_bytes(b"abc")
+    assert size_of(location("memory://x")) == 3
+
+
+def test_a_path_of_a_store_looks_like_a_path(store: str) -> None:
+    path = location(store) / "2.npz"
+    assert (path.name, path.stem, path.suffix, str(path)) == ("2.npz", "2", ".npz", f"{store}/2.npz")
+    assert (path.is_file(), path.is_dir(), location(store).is_dir()) == (True, False, True)
+    assert size_of(path) == len(path.read_bytes())
+    assert sorted(found.name for found in location(store).iterdir()) == ["1", "10.npz", "2.npz"]
+    assert sorted(found.name for found in location(store).rglob("*")) == ["0.npz", "10.npz", "2.npz"]
+    sample: Sample = open_samples(str(path), SINGLE)[0]
+    assert sample["x"].tolist() == [[2, 2]]
