@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.accuracy.effort import METHODS, Accuracy, accuracy_named
 from onnxq.encoding.parameters import corrected_biases
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
@@ -83,6 +84,7 @@ def quantize(
     chain: Mapping[str, str] | None = None,
     min_sqnr: float = MINIMUM_SQNR,
     search: str = "fast",
+    accuracy: str | Accuracy = "fast",
     replay: Plan | None = None,
     emit: str = Emit.QDQ,
     metric: Metric | None = None,
@@ -104,9 +106,8 @@ def quantize(
         target: a name of TARGETS.
         prepare: passes of your own, or texts that name them (see pass_named), which rewrite the float model before
             onnxq prepares it. The result is compared with the model as it was given all the same.
-        ranges: which range the statistics of a tensor mean; None tries min-max, percentiles and the least squared
-            error on the whole model and keeps the best, or takes min-max when there is no search; a scheme that names a
-            range method has that one.
+        ranges: which range the statistics of a tensor mean; None tries several on the whole model and keeps the best,
+            or takes min-max without that accuracy method; a scheme that names a range method has that one.
         statistics: from calibrate() on the same model and scheme; None runs the calibration.
         collection: where samples run, and which earlier statistics are used; None runs all in this process.
         costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
@@ -114,6 +115,8 @@ def quantize(
         min_sqnr: fidelity in decibels that the worst output must have.
         search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
             faithful enough, full with more effort; ``off`` takes the scheme as it is.
+        accuracy: what is tried to make codes more faithful, each method kept only where it lowers the noise of the
+            whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
         replay: a plan from an earlier report or file to carry out as it is, instead of scheme, target and search; the
             range method is the plan's own unless ``ranges`` is given.
         emit: a value of Emit: ``qdq``, ``ort``, or ``strict``, whose model is verified in the form that onnxruntime can
@@ -170,7 +173,8 @@ def quantize(
         plan = replay or bench.plan({})
         check_plan(plan, bench.graph)
         given = Recipe(ranges) if ranges is not None else Recipe.of_plan(replay) if replay is not None else None
-        methods = given.methods if given is not None else FIRST_RANGES
+        wanted = _wanted(accuracy, given, replay, large=bench.is_large)
+        methods = FIRST_RANGES if "ranges" in wanted.methods else (given or Recipe()).methods
         if statistics is not None:
             bench.check(statistics, plan, methods)
         evidence = statistics or bench.calibrate(plan, samples, progress, collection, methods)
@@ -185,16 +189,18 @@ def quantize(
         effort = effort_named(search) if replay is None else None
         wish = Wish(min_sqnr, metric, max_drop)
         try:
+            refined = chooser.refined(plan, given or Recipe(), wanted)
+            chooser = chooser.with_evidence(refined.evidence)
             if effort is None:
-                chosen = chooser.follow(plan, given or Recipe(), wish)
+                chosen = chooser.follow(plan, refined.recipe, wish)
             else:
-                chosen = chooser.choose(plan, ranges, effort, wish)
+                chosen = chooser.choose(plan, refined.recipe, effort, wish)
         finally:
             known.save()
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, chosen.evidence, chosen.recipe, staged, external_data=external > 0)
+            bench.build(outcome.plan, refined.evidence, chosen.recipe, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
@@ -214,6 +220,7 @@ def quantize(
             scores=chosen.scores,
             loads=loads,
             corrected_biases=corrected_biases(outcome.plan, evidence),
+            gains=refined.gains,
             passes=(*applied, *bench.applied),
             metadata_bytes=metadata_bytes(load(staged)),
             samples=len(samples),
@@ -303,6 +310,17 @@ def _rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
     apply_to_float(graph, as_passes(prepare))
     refuse_quantized(graph)
     return graph
+
+
+def _wanted(accuracy: str | Accuracy, given: Recipe | None, replay: Plan | None, *, large: bool) -> Accuracy:
+    """Return what is tried for accuracy: no other ranges than given ones, and what a plan that is carried out says."""
+    wanted = accuracy_named(accuracy) if isinstance(accuracy, str) else accuracy
+    methods = wanted.methods if replay is None else replay.accuracy
+    # The others build a model of many bytes too often.
+    affordable = ("ranges",) if large else METHODS
+    return replace(
+        wanted, methods=tuple(name for name in methods if name in affordable and (name != "ranges" or given is None))
+    )
 
 
 def _scheme(scheme: str | Scheme) -> Scheme:

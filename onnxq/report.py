@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from onnxq.accuracy.refining import Gain
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.evaluate import Agreement, OutputAgreement, share_at
 from onnxq.graph import Applied
@@ -44,6 +45,7 @@ class Report:
         loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
             that it can load.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
+        gains: what each accuracy method that was tried did to the whole model.
         passes: what the passes before the plan changed and left, the user's own first.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
@@ -67,6 +69,7 @@ class Report:
     scores: Scores | None = None
     loads: bool = True
     corrected_biases: int = 0
+    gains: tuple[Gain, ...] = ()
     passes: tuple[Applied, ...] = ()
     metadata_bytes: int = 0
 

@@ -45,7 +45,7 @@ ROOMS = (
     ("named_passes", "preparation"),
     ("dequantization", "rewriting", "workbench"),
     ("optimization", "trials"),
-    ("migrating",),
+    ("accuracy",),
     ("searching",),
     ("report",),
     ("pipeline",),

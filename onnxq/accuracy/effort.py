@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
@@ -18,22 +18,24 @@ class Accuracy:
 
     Attributes:
         methods: which of METHODS are tried.
-        models: most models that each method builds and runs.
-        seconds: after which no further model is built.
+        models: most models that are built to choose ranges.
+        one_by_one: whether tensors, and layers that pass ranges on, are also tried each by itself.
+        seconds: after which nothing is tried by itself any more.
     """
 
     methods: tuple[str, ...] = METHODS
-    models: int = 8
+    models: int = 6
+    one_by_one: bool = False
     seconds: float = 60.0
 
 
-OFF = Accuracy(methods=(), models=0, seconds=0.0)
-"""Codes as the scheme says, whatever data says."""
+OFF = Accuracy(methods=())
+"""Codes as the scheme says, whatever they do to the model."""
 
 FAST = Accuracy()
-"""A few models a method."""
+"""A handful of models a method."""
 
-FULL = Accuracy(models=64, seconds=1_800.0)
+FULL = Accuracy(models=120, one_by_one=True, seconds=1_800.0)
 """As many models as pay."""
 
 ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
@@ -47,7 +49,7 @@ def accuracy_named(text: str) -> Accuracy:
         SchemeError: no such effort or method; the message suggests the nearest one.
 
     >>> accuracy_named("fast").models, accuracy_named("migration,bias").methods
-    (8, ('migration', 'bias'))
+    (6, ('migration', 'bias'))
     """
     if text in ACCURACIES:
         return ACCURACIES[text]
@@ -56,4 +58,4 @@ def accuracy_named(text: str) -> Accuracy:
         if name not in METHODS:
             known = (*ACCURACIES, *METHODS)
             raise SchemeError(f"accuracy {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
-    return Accuracy(tuple(method for method in METHODS if method in wanted), FULL.models, FULL.seconds)
+    return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))

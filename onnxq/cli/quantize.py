@@ -80,6 +80,14 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     help="Measure what each node costs and adds in noise, and take the fastest plan that is faithful enough; off takes "
     "the scheme as it is.",
 )
+@click.option(
+    "--accuracy",
+    metavar="EFFORT",
+    default="fast",
+    show_default=True,
+    help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or any of "
+    "ranges,migration,compensation,bias.",
+)
 @click.option("--costs", type=FILE, help="Keep the node times that a search measures in this file, for the next one.")
 @click.option(
     "--plan",
@@ -129,6 +137,7 @@ def quantize(
     metric: str | None,
     max_drop: float | None,
     search: str,
+    accuracy: str,
     costs: Path | None,
     plan_file: Path | None,
     plan_out: Path | None,
@@ -204,6 +213,7 @@ def quantize(
             metric=load_metric(metric) if metric is not None else None,
             max_drop=max_drop or 0.0,
             search=search,
+            accuracy=accuracy,
             costs=costs,
             replay=replay,
             emit=emit,

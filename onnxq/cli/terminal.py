@@ -103,6 +103,15 @@ def print_report(report: Report) -> None:
             "metadata", f"{_size(report.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out"
         )
     console.print(table)
+    if report.gains:
+        gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
+        gains.title = "Accuracy, worst output on the samples that candidates are judged by"
+        for gain in report.gains:
+            seconds = f"{gain.seconds:.1f}"
+            gains.add_row(
+                gain.method, _decibels(gain.before), _decibels(gain.after), seconds, gain.kept or "not: no less noise"
+            )
+        console.print(gains)
     reasons = plan.left_in_float()
     if reasons:
         left = Table(title="Not static, and why", show_header=False)

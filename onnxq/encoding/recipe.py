@@ -35,10 +35,9 @@ class Recipe:
     compensation: Compensation | None = None
     migration: Migration = NOTHING
 
-    @classmethod
-    def of_choice(cls, choice: RangeChoice[RangeMethod]) -> Recipe:
-        """Return the recipe with these ranges and nothing else."""
-        return cls(choice.default, choice.own)
+    def with_choice(self, choice: RangeChoice[RangeMethod]) -> Recipe:
+        """Return the recipe with these ranges."""
+        return replace(self, ranges=choice.default, own_ranges=choice.own)
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Recipe:
@@ -56,8 +55,18 @@ class Recipe:
             plan,
             ranges=range_text(self.ranges),
             activations=tuple(activations),
-            biases_in_order=bool(self.biases),
+            accuracy=self.accuracy,
         )
+
+    @property
+    def accuracy(self) -> tuple[str, ...]:
+        """Names of the accuracy methods whose findings it holds besides ranges."""
+        held = {
+            "migration": bool(self.migration.factors),
+            "compensation": self.compensation is not None,
+            "bias": bool(self.biases),
+        }
+        return tuple(name for name, holds in held.items() if holds)
 
     @property
     def methods(self) -> tuple[RangeMethod, ...]:

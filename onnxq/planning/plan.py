@@ -133,7 +133,7 @@ class Plan:
         scheme: name of the scheme.
         target: name of the target.
         ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
-        biases_in_order: whether biases make up for all rounding in front of them, and not for their own weight's alone.
+        accuracy: names of the accuracy methods by which codes are chosen, where they pay.
     """
 
     decisions: tuple[Decision, ...]
@@ -141,7 +141,7 @@ class Plan:
     scheme: str
     target: str
     ranges: str = ""
-    biases_in_order: bool = False
+    accuracy: tuple[str, ...] = ()
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

@@ -53,7 +53,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "scheme": plan.scheme,
         "target": plan.target,
         "ranges": plan.ranges,
-        **({"biases_in_order": True} if plan.biases_in_order else {}),
+        **({"accuracy": list(plan.accuracy)} if plan.accuracy else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
         "nodes": {one.node: _table(one, names, besides="node") for one in plan.decisions},
@@ -125,7 +125,7 @@ def _plain(value: object, names: Mapping[Spec, str]) -> object:
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
-    known = ("scheme", "target", "ranges", "biases_in_order", *_SECTIONS)
+    known = ("scheme", "target", "ranges", "accuracy", *_SECTIONS)
     for key in document:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
@@ -143,7 +143,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         _value(str, "scheme", document.get("scheme", ""), specs),
         target_named(_value(str, "target", document.get("target", ""), specs)).name,
         _value(str, "ranges", document.get("ranges", ""), specs),
-        _value(bool, "biases_in_order", document.get("biases_in_order", False), specs),
+        _value(tuple[str, ...], "accuracy", document.get("accuracy", []), specs),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
+from onnxq.accuracy.effort import Accuracy
+from onnxq.accuracy.recipes import Recipes
+from onnxq.accuracy.refining import Refined, Refining
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.range_table import FIRST_RANGES
-from onnxq.evidence.ranges import RangeMethod
 from onnxq.metrics import Metric, score
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
@@ -20,8 +21,6 @@ from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
-from onnxq.searching.recipes import Recipes, corrected, fitting
-from onnxq.searching.rounding import Rounding
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
@@ -78,13 +77,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, on which evidence, and what the model does that it makes."""
+    """What was chosen, and what the model does that it makes."""
 
     recipe: Recipe
     outcome: Outcome
     verification: Verification
     scores: Scores | None
-    evidence: Evidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,35 +111,38 @@ class Chooser:
     progress: Progress
     costs: CostCache = field(default_factory=CostCache)
 
+    @cached_property
+    def trials(self) -> Trials:
+        """Candidates are tried on a few of the samples."""
+        return Trials.of(self.bench, self.reference, evenly(self.samples, _SEARCH_SAMPLES), self.evidence)
+
+    def with_evidence(self, evidence: Evidence) -> Chooser:
+        """Return a chooser that builds from other evidence."""
+        return self if evidence is self.evidence else replace(self, evidence=evidence)
+
+    def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy) -> Refined:
+        """Return how the codes of a plan are chosen best, see `Refining`."""
+        if not accuracy.methods:
+            return Refined(recipe, self.evidence)
+        return Refining(self.trials, plan, self.samples, accuracy, self.progress).run(recipe)
+
     def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
-        if plan.biases_in_order:
-            recipe = corrected(self.bench, self.evidence, plan, recipe, fitting(self.samples, _SEARCH_SAMPLES))
         outcome = Outcome(plan, (), 0)
         verification = self._built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self._scores(wish.metric), self.evidence)
+        return Chosen(recipe, outcome, verification, self._scores(wish.metric))
 
-    def choose(self, plan: Plan, ranges: RangeMethod | None, effort: Effort, wish: Wish) -> Chosen:
+    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float.
 
         Args:
             plan: what the scheme wants.
-            ranges: the user's range method; None tries a few on the whole model and keeps the best.
+            recipe: how codes are chosen.
             effort: how much to measure.
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         """
-        kept = evenly(self.samples, _SEARCH_SAMPLES)
-        trials = Trials.of(self.bench, self.reference, kept, self.evidence)
+        trials, first = self.trials, recipe
         recipes = Recipes(trials, self.samples)
-        recipe = Recipe(ranges) if ranges else recipes.with_ranges(plan, FIRST_RANGES, effort.recipes)
-        rounding = Rounding(self.bench, self.reference, self.samples, self.progress)
-        recipe, evidence = rounding.choose(plan, recipe, self.evidence)
-        return replace(self, evidence=evidence)._planned(replace(trials, evidence=evidence), plan, recipe, effort, wish)
-
-    def _planned(self, trials: Trials, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish) -> Chosen:
-        """Choose a plan for a recipe, and biases for both."""
-        recipes = Recipes(trials, self.samples)
-        recipe = first = recipes.with_biases(plan, recipe)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
             outcome = self._search(trials, first, effort, goal)
@@ -155,7 +156,7 @@ class Chooser:
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
                 break
-        return Chosen(recipe, outcome, verification, scores, self.evidence)
+        return Chosen(recipe, outcome, verification, scores)
 
     def _stored(
         self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, goal: float

@@ -57,7 +57,6 @@ class Effort:
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
-        recipes: models that are built to choose the ranges of activations.
     """
 
     noise_seconds: float
@@ -65,14 +64,13 @@ class Effort:
     timed: int
     refinements: int
     seconds: float
-    recipes: int = 6
 
 
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
         "fast": Effort(noise_seconds=30.0, grown=24, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise_seconds=2_400.0, grown=400, timed=12, refinements=6, seconds=3_600.0, recipes=120),
+        "full": Effort(noise_seconds=2_400.0, grown=400, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

@@ -44,7 +44,7 @@ def test_a_plan_says_by_which_recipe_it_is_carried_out() -> None:
     recipe = Recipe(Percentile(99.9), {"b": Percentile(99.0)}, {"node": np.ones(2, np.float32)})
     noted = recipe.noted_in(plan)
     assert (noted.ranges, [one.ranges for one in noted.activations]) == ("percentile:99.9", ["", "percentile:99"])
-    assert noted.biases_in_order
+    assert noted.accuracy == ("bias",)
     assert Recipe.of_plan(noted).key == Recipe(recipe.ranges, recipe.own_ranges).key
     assert Recipe.of_plan(USUAL.noted_in(plan)).key == Recipe.of_plan(plan).key == USUAL.key
-    assert not USUAL.noted_in(noted).biases_in_order
+    assert USUAL.noted_in(noted).accuracy == ()

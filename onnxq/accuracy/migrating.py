@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import reduce
 from itertools import islice
 
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxq.accuracy.effort import Accuracy
 from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters, requests_for
@@ -30,14 +30,6 @@ from onnxq.trials import Trials
 from onnxq.workbench import Workbench
 
 Array = NDArray[np.float64]
-
-
-class Effort(StrEnum):
-    """How much is tried: nothing, a handful of models, or each site by itself as well."""
-
-    OFF = "off"
-    FAST = "fast"
-    FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -80,9 +72,7 @@ _WORTH_A_SITE = 0.995
 _WORTH = 0.977
 
 
-def choose_migration(
-    bench: Workbench, plan: Plan, samples: SampleSource, recipe: Recipe, effort: Effort, seconds: float = 60.0
-) -> Chosen:
+def choose_migration(bench: Workbench, plan: Plan, samples: SampleSource, recipe: Recipe, accuracy: Accuracy) -> Chosen:
     """Choose the factors of a plan's tensors, or none where they make nothing better.
 
     Half of the samples set the factors and the other half judges them, and the other way round; those that are taken in
@@ -93,12 +83,11 @@ def choose_migration(
         plan: the one in which every node is static that can be.
         samples: for calibration; a single one is not enough.
         recipe: how codes are chosen otherwise.
-        effort: how much is tried.
-        seconds: after which no further site is tried.
+        accuracy: whether sites are tried one by one as well, and how long.
     """
     start = time.monotonic()
     found = sites(bench.graph, plan).found
-    if effort is Effort.OFF or not found or len(samples) < 2:
+    if not found or len(samples) < 2:
         return Chosen()
     judge = _Judge(bench, plan, recipe, found, samples)
     off = judge.noise({})
@@ -106,8 +95,8 @@ def choose_migration(
     best = min(candidates, key=judge.noise)
     if judge.noise(best) > _WORTH * off:
         best = {}
-    if effort is Effort.FULL:
-        finer = judge.by_site(best, start + seconds)
+    if accuracy.one_by_one:
+        finer = judge.by_site(best, start + accuracy.seconds)
         if judge.noise(finer) < _WORTH * judge.noise(best):
             best = finer
     after = judge.noise(best)

@@ -13,6 +13,7 @@ from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
 from onnxq.evidence.evidence import Evidence, TensorEvidence
+from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod, bins_of_data, ends_of_data
 from onnxq.evidence.squared_error import Grid, expected_errors
 from onnxq.evidence.value_range import Range as Seen
@@ -42,22 +43,25 @@ class Recipes:
     trials: Trials
     samples: SampleSource
 
-    def with_ranges(self, plan: Plan, methods: Sequence[RangeMethod], most: int) -> Recipe:
+    def with_ranges(
+        self, plan: Plan, recipe: Recipe, most: int, methods: Sequence[RangeMethod] = FIRST_RANGES
+    ) -> Recipe:
         """Return the recipe with the ranges of least noise, see `choose_ranges`.
 
         Args:
             plan: what becomes of each node.
-            methods: to choose from; the first is taken where nothing is better.
+            recipe: how codes are chosen otherwise.
             most: models to build at most.
+            methods: to choose from; the first is taken where nothing is better.
         """
-        if not plan.taps:
-            return Recipe(methods[0])
+        if not plan.calibrated:
+            return recipe
 
         def measure(choice: RangeChoice[RangeMethod]) -> NDArray[np.float64]:
-            return self.trials.noise(plan, Recipe.of_choice(choice))
+            return self.trials.noise(plan, recipe.with_choice(choice))
 
         ranges = ranges_by_tensor(plan, self.trials.evidence, methods)
-        return Recipe.of_choice(choose_ranges(ranges, measure, most=most, methods=methods))
+        return recipe.with_choice(choose_ranges(ranges, measure, most=most, methods=methods))
 
     def with_biases(self, plan: Plan, recipe: Recipe) -> Recipe:
         """Return the recipe with biases corrected in order, where these lower the noise; else without.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from observations import evidence, seen
 
+from onnxq.accuracy.recipes import Recipes, fitting, noise_share, ranges_by_tensor
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import load
@@ -17,7 +18,6 @@ from onnxq.planning.plan import Plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.samples.data import evenly
-from onnxq.searching.recipes import Recipes, fitting, noise_share, ranges_by_tensor
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
@@ -58,7 +58,7 @@ def test_biases_that_do_not_pay_are_not_kept(bench: Workbench, plan: Plan, monke
     found = recipes(bench, plan, 8, 24)
     wrong = {node: 1 + bias for node, bias in found.with_biases(plan, Recipe()).biases.items()}
     monkeypatch.setattr(
-        "onnxq.searching.recipes.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
+        "onnxq.accuracy.recipes.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
     )
     assert found.with_biases(plan, Recipe()).key == Recipe().key
 

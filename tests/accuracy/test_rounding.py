@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.accuracy.rounding import Half, Rounding
 from onnxq.encoding.recipe import Recipe
 from onnxq.evaluate import compare_files
 from onnxq.evidence.evidence import Evidence
@@ -18,7 +19,6 @@ from onnxq.planning.plan import Plan
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.samples.inputs import Sample
-from onnxq.searching.rounding import Half, Rounding
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench

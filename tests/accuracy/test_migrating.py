@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import Build
 
+from onnxq.accuracy.migrating import Effort, choose_migration
 from onnxq.encoding.recipe import USUAL
-from onnxq.migrating import Effort, choose_migration
 from onnxq.modelfile import as_graph
 from onnxq.presets import preset_named
 from onnxq.targets import target_named
