@@ -208,7 +208,7 @@ def test_a_stack_of_depthwise_convolutions_ends_in_storage(build: Callable[..., 
 
 def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp_path: Path) -> None:
     given = {"scheme": "torch-fbgemm", "limit": 4, "seconds": 0, "search": "off"}
-    assert quantize(MODELS / "gru.onnx", CALIB, **given).report.ranges == "HistogramSearch(levels=256)"
+    assert quantize(MODELS / "gru.onnx", CALIB, **given).report.ranges == "HistogramSearch(levels=None)"
     assert quantize(MODELS / "gru.onnx", CALIB, ranges=MinMax(), **given).report.ranges == "MinMax()"
 
 
