@@ -28,6 +28,10 @@ class RangeMethod(Protocol):
         """Return (low, high), low <= high, for a tensor of which at least one element was seen."""
         ...
 
+    def __hash__(self) -> int:
+        """Methods are values; functions and frozen dataclasses have this anyway."""
+        ...
+
 
 @dataclass(frozen=True)
 class MinMax:
