@@ -10,6 +10,7 @@ from types import MappingProxyType
 from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.gram import Gram
 from onnxq.evidence.requests import Request
 from onnxq.execution.runner import collect
 from onnxq.planning.plan import Plan
@@ -94,4 +95,6 @@ class Rounding:
 
 def _joined(evidence: Evidence, grams: Evidence) -> Evidence:
     """Return the evidence with Gram matrices beside, whose samples are not all of its own."""
-    return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **grams.statistics}))
+    # Rows that wait are multiplied now, and not again for every candidate.
+    whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, Gram)}
+    return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))

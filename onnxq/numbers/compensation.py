@@ -152,7 +152,7 @@ class _Grid:
         """
         scale, zero_point = self.scale[place], self.zero_point[place]
         scaled = wanted / scale
-        if not self.format.is_float:
+        if zero_point.any():
             np.rint(scaled, out=scaled)
             scaled += zero_point
         codes = np.empty(scaled.shape, self.format.dtype)

@@ -12,6 +12,7 @@ from onnx import ModelProto, numpy_helper
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import encode_with
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.observing import observe
 from onnxq.graph import Graph, is_fixed
@@ -26,6 +27,7 @@ Build = Callable[..., ModelProto]
 FOUR_BITS = Spec("int4", (32,))
 CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)
 ALL = Compensation(rows=2000)
+COMPENSATED = Recipe(compensation=ALL)
 CHANNEL_COUNTS = (8, 48, 64)
 
 OPERATORS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
@@ -105,7 +107,7 @@ def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: Spec, b
     plan = plan_for(graph, spec=spec)
     evidence = seen(model, graph, plan)
     assert len(evidence.statistics) == len(plan.decisions[0].weights) == (2 if name == "GRU" else 1)
-    found = [encode_with(plan, graph, {}, {}, evidence, compensation=one).weights for one in (None, ALL)]
+    found = [encode_with(plan, graph, {}, {}, evidence, recipe=one).weights for one in (USUAL, COMPENSATED)]
     before, after = (noise(text, model, graph, codes, build) for codes in found)
     assert after < 0.8 * before
 
@@ -117,7 +119,7 @@ def test_a_static_weight_keeps_the_scale_that_its_bias_asks_for(build: Build) ->
     graph = as_graph(model)
     plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": Parameters(np.array(0.05, np.float32), None)}
     evidence = seen(model, graph, plan)
-    plain, found = (encode_with(plan, graph, scales, {}, evidence, compensation=one) for one in (None, ALL))
+    plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one) for one in (USUAL, COMPENSATED))
     before, after = plain.weights["n", 1], found.weights["n", 1]
     np.testing.assert_array_equal(before.parameters.scale, after.parameters.scale)
     assert (before.codes != after.codes).any()
@@ -132,7 +134,7 @@ def test_means_that_a_bias_makes_up_for_are_left_out(build: Build) -> None:
     plan = replace(plain, decisions=(replace(plain.decisions[0], mean=Mean("x", -1)),))
     evidence, means = seen(model, graph, plan), {"x": data_of(graph, 1).mean(0, dtype=np.float64)}
     cache = CodesCache()
-    kept, left_out = (encode_with(plan, graph, {}, one, evidence, cache, ALL) for one in ({}, means))
+    kept, left_out = (encode_with(plan, graph, {}, one, evidence, cache, COMPENSATED) for one in ({}, means))
     assert (kept.weights["n", 1].codes != left_out.weights["n", 1].codes).any()
     assert left_out.biases["n"].values is not None
 
@@ -141,7 +143,7 @@ def test_codes_without_evidence_are_the_nearest(build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
     plan = plan_for(graph)
-    plain, found = (encode_with(plan, graph, {}, {}, compensation=one).weights["n", 1] for one in (None, ALL))
+    plain, found = (encode_with(plan, graph, {}, {}, recipe=one).weights["n", 1] for one in (USUAL, COMPENSATED))
     np.testing.assert_array_equal(plain.codes, found.codes)
 
 
@@ -182,7 +184,7 @@ def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) 
     request = ALL.requests(plan, graph)
     other = observe({"x": data_of(graph, 3)}, request, "1" * 32)
     first, again, second = (
-        encode_with(plan, graph, {}, {}, one, cache, ALL).weights["n", 1] for one in (evidence, evidence, other)
+        encode_with(plan, graph, {}, {}, one, cache, COMPENSATED).weights["n", 1] for one in (evidence, evidence, other)
     )
     assert first is again
     assert (first.codes != second.codes).any()

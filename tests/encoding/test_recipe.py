@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
+from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
@@ -48,3 +49,8 @@ def test_a_plan_says_by_which_recipe_it_is_carried_out() -> None:
     assert Recipe.of_plan(noted).key == Recipe(recipe.ranges, recipe.own_ranges).key
     assert Recipe.of_plan(USUAL.noted_in(plan)).key == Recipe.of_plan(plan).key == USUAL.key
     assert USUAL.noted_in(noted).accuracy == ()
+
+
+def test_compensation_is_a_part_of_the_key() -> None:
+    keys = {Recipe(compensation=one).key for one in (None, Compensation(9), Compensation(9, 0.1), Compensation(8))}
+    assert len(keys) == 4
