@@ -44,6 +44,10 @@ class Factors:
         shape = [-1 if place == self.axis else 1 for place in range(array.ndim)]
         return np.asarray((array / self.values.reshape(shape)).astype(array.dtype))
 
+    def multiply(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array with its channels multiplied, in its type: what was divided as it was."""
+        return Factors(self.axis, 1 / self.values).divide(array)
+
 
 @dataclass(frozen=True, eq=False)
 class Migration:
@@ -116,6 +120,14 @@ class Around:
         if self.made is None:
             return values
         return np.asarray((values / self.made.values.reshape(values.shape)).astype(values.dtype))
+
+    def own_weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a weight that stands for one in the float model, as it is there: what `weight` does, undone."""
+        return np.asarray((values / self.weight(node, index, np.ones(values.shape))).astype(values.dtype))
+
+    def own_bias(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a bias that stands for one in the float model, as it is there: what `bias` does, undone."""
+        return np.asarray((values / self.bias(np.ones(values.shape))).astype(values.dtype))
 
     def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the mean of each channel of the data that its codes stand for."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.codes import Codes
+from onnxq.encoding.migration import Around, Factors, Migration, makers_of_divided
 from onnxq.encoding.recipe import Recipe
 from onnxq.execution.activations import Activations
 from onnxq.execution.stage import Stage, stages
@@ -21,6 +22,7 @@ from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
+from onnxq.scheme import Mode
 
 _MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 
@@ -100,36 +102,57 @@ def with_sequential_biases(
 
 
 def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
-    """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers."""
+    """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers.
+
+    All is told as the float model has it: channels that become codes divided by factors are multiplied again, and so
+    are weights that make up for such factors.
+    """
     weights: dict[str, QTensor | Array] = dict(codes.constants)
-    layers = layers_of(graph, plan)
+    layers, makers = layers_of(graph, plan), makers_of_divided(graph, plan, Migration(codes.factors))
     added: dict[str, Array] = {}
     made = {tensor.name for tensor in graph.inputs}
     for node in graph.nodes:
         made.update(tensor.name for tensor in node.outputs)
+        decision = plan.by_node.get(node.name)
+        read = codes.factors.get(decision.data) if decision is not None and decision.mode is Mode.STATIC else None
+        around = Around(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
             # What other floats become is left out, as is what is no float at all.
             if (node.name, index) in codes.weights and tensor.dtype == np.float32:
-                weights.setdefault(tensor.name, codes.weights[node.name, index])
+                stored = codes.weights[node.name, index]
+                weights.setdefault(
+                    tensor.name, around.own_weight(node, index, stored.dequantize()) if around else stored
+                )
         bias = codes.biases.get(node.name)
         place = bias_of(node) if node.name in layers or bias is not None else None
         own = optional(*place) if place is not None else None
+        values = around.own_bias(bias.values) if bias is not None and bias.values is not None else None
         if own is not None and node.name in layers:
-            weights[own.name] = own.values if bias is None or bias.values is None else bias.values
-        elif own is None and bias is not None and bias.values is not None:
-            added[node.outputs[0].name] = bias.values.reshape(-1, *(1,) * (len(node.inputs[1].shape) - 2))
+            weights[own.name] = own.values if values is None else values
+        elif own is None and values is not None:
+            added[node.outputs[0].name] = values.reshape(-1, *(1,) * (len(node.inputs[1].shape) - 2))
     roundings: dict[str, Rounding] = {tensor: partial(np.add, bias) for tensor, bias in added.items()}
-    for activation in plan.activations:
-        if activation.tensor in made:
-            parameters, format = codes.activations[activation.tensor], activation.spec.format
-            roundings[activation.tensor] = partial(_rounded, parameters, format, added.get(activation.tensor))
+    for one in plan.activations:
+        if one.tensor in made:
+            rounding = _Rounding(codes.activations[one.tensor], one.spec.format, codes.factors.get(one.tensor))
+            roundings[one.tensor] = partial(rounding.of, added.get(one.tensor))
     return Rounded(weights, roundings)
 
 
-def _rounded(parameters: Parameters, format: str, bias: Array | None, values: Array) -> Array:
-    """Return what codes stand for, of values behind a convolution that has no bias in the float model yet."""
-    whole = values if bias is None else values + bias
-    return quantize(whole, parameters, format_named(format)).dequantize().astype(values.dtype, copy=False)
+@dataclass(frozen=True, eq=False)
+class _Rounding:
+    """What becomes of the values of an activation."""
+
+    parameters: Parameters
+    format: str
+    factors: Factors | None
+
+    def of(self, bias: Array | None, values: Array) -> Array:
+        """Return what codes stand for, of values that may lack the bias that a convolution has in the built model."""
+        whole = values if bias is None else values + bias
+        divided = whole if self.factors is None else self.factors.divide(whole)
+        found = quantize(divided, self.parameters, format_named(self.format)).dequantize()
+        return (found if self.factors is None else self.factors.multiply(found)).astype(values.dtype, copy=False)
 
 
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:

@@ -158,6 +158,10 @@ def test_a_weight_makes_up_for_the_factors_around_it(seed: int, kind: tuple[str,
     plain = found if op == "Conv" or attributes else found.T
     data = generator.standard_normal(5)
     np.testing.assert_allclose(plain @ (data / read.values) * made.values, weight @ data, rtol=1e-9, atol=1e-9)
+    around, bias = Around(read, made), generator.standard_normal(3)
+    np.testing.assert_allclose(around.own_weight(Node(op, "n", attributes), 1, found), stored)
+    np.testing.assert_allclose(around.own_bias(around.bias(bias)), bias)
+    np.testing.assert_allclose(read.multiply(read.divide(data[None])), data[None])
 
 
 def test_factors_of_tensors_without_codes_are_left_out() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.encoding.codes import encode
+from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sequential_bias import (
     Layer,
@@ -224,6 +225,31 @@ def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
         exact, found = run(session, sample)[0], values["y"]
         # Where sums are rounded otherwise, a value may fall to the next code.
         assert np.abs(found - exact).mean() < 0.01 * np.abs(exact).mean()
+
+
+def test_channels_with_factors_are_told_as_the_float_model_has_them(network: onnx.ModelProto, tmp_path: Path) -> None:
+    bench = open_workbench(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, SAMPLES, silent)
+    # The second convolution reads them, and the first makes them.
+    factors = Factors(1, np.array([1, 0.5, 0.25, 1, 0.7, 0.3, 1, 0.9]))
+    recipe = Recipe(migration=Migration({tensor: factors for tensor in ("a", "b") if tensor in plan.by_tensor}))
+    codes = encode(plan, bench.graph, evidence, recipe)
+    assert codes.factors
+    rounded = rounded_by(codes, plan, bench.graph)
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in network.graph.initializer}
+    for name, values in rounded.weights.items():
+        found = values.dequantize() if isinstance(values, QTensor) else values
+        assert np.abs(found - stored[name]).max() < 0.02 * np.abs(stored[name]).max() + 0.01
+    parts = stages(bench.prepared, rounded.activations.keys(), free=rounded.weights.keys())
+    bench.build(plan, evidence, recipe, tmp_path / "q.onnx", external_data=False)
+    session = open_session(tmp_path / "q.onnx", optimize=False)
+    for sample in SAMPLES[:4]:
+        values = rounded.of(sample)
+        for part in parts:
+            values |= rounded.of(part.run(values, rounded.weights_of(part)))
+        exact = run(session, sample)[0]
+        assert np.abs(values["y"] - exact).mean() < 0.01 * np.abs(exact).mean()
 
 
 def test_a_recipe_with_corrected_biases_makes_a_model_nearer_to_float(network: onnx.ModelProto, tmp_path: Path) -> None:
