@@ -13,19 +13,14 @@ from onnxq.constants import Array, computed, dequantize_linear
 from onnxq.dequantizing.decoding import value_name
 from onnxq.errors import ModelError
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, nodes, replace_nodes
+from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
 from onnxq.numbers.packing import unpack_rows
 from onnxq.operators import check_inputs
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
-_NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
 # Of bitsandbytes, by the attribute quant_type; the first type keeps the sign in the highest bit.
-_BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32), np.array(_NF4, np.float32))
+_BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32), FORMATS["nf4"].values)
 
 
 @dataclass(frozen=True)
