@@ -168,8 +168,9 @@ class Job:
         return self._client.submit(function, *arguments, key=key, pure=False, priority=priority, **chosen)
 
     def _wait(self) -> None:
-        from distributed import wait
+        import distributed
 
+        wait: Any = distributed.wait
         waited = [*self._leases, *self._merging, *(part.future for part in self._parts if not part.future.done())]
         if not waited and not self._parts:
             time.sleep(_POLL)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from functools import reduce
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from observations import evidence
 
 from onnxq.errors import DataError
 from onnxq.evidence.channel_means import ChannelMeans
-from onnxq.evidence.evidence import Accumulation, Evidence
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.observing import observe
 from onnxq.evidence.requests import Request
@@ -54,13 +54,7 @@ def test_what_is_known_of_a_tensor_is_found_by_its_kind_and_axis() -> None:
         Evidence().of("y").need(Range)
 
 
-@pytest.mark.parametrize("level", [1, 3, 1024])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 13])
-def test_accumulating_is_merging_one_by_one(count: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.evidence.evidence._LEVEL", level)
-    parts = [sample(f"{index:02}", a=[float(index)], b=[-1.0, index / 3]) for index in range(count)]
-    sum_of_parts = Accumulation()
-    for index, part in enumerate(parts):
-        sum_of_parts.add(part)
-        assert sum_of_parts.total() == reduce(Evidence.merge, parts[: index + 1])
-    assert len(sum_of_parts.total().samples) == count
+def test_the_bytes_of_evidence_are_those_of_its_arrays() -> None:
+    one = observe({"x": np.float32(range(100))}, [Request("x", "histogram")], sample="a")
+    assert 200 <= sys.getsizeof(one) < 100_000
+    assert sys.getsizeof(one) > sys.getsizeof(Evidence())
