@@ -74,10 +74,11 @@ def run(
     from onnxq import rewriting
     from onnxq.cli import terminal
     from onnxq.modelfile.publish import check_output, data_file
+    from onnxq.samples.images import ImageOptions
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows what there is")
-    if not verify_each and (data is not None or limit is not None or images is not None):
+    if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
         raise click.UsageError("--data, --limit and --image-* are about --verify-each; add that")
     if report is not None:
         check_output(report, model)

@@ -79,16 +79,16 @@ def test_a_single_sample_corrects_nothing(bench: Workbench, plan: Plan) -> None:
 
 def test_the_best_ranges_are_never_noisier_than_the_first(bench: Workbench, plan: Plan) -> None:
     found = recipes(bench, plan, 4, 8)
-    recipe = found.with_ranges(plan, (Percentile(90.0), MinMax()), 6)
+    recipe = found.with_ranges(plan, Recipe(), 6, (Percentile(90.0), MinMax()))
     assert repr(recipe.ranges) == repr(MinMax())
     assert len(found.trials.measured) == 6
     assert found.trials.trust(plan, recipe).noise <= found.trials.trust(plan, Recipe()).noise
 
 
-def test_plans_without_ranges_take_the_first_method(bench: Workbench, plan: Plan) -> None:
+def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:
     found = recipes(bench, plan, 1, 1)
     stored = replace(plan, activations=())
-    assert found.with_ranges(stored, (Percentile(90.0), MinMax()), 6).key == Recipe(Percentile(90.0)).key
+    assert found.with_ranges(stored, Recipe(MinMax()), 6, (Percentile(90.0),)).key == Recipe().key
     assert not found.trials.measured
 
 

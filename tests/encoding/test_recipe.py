@@ -16,7 +16,7 @@ from onnxq.planning.plan import Activation, Plan
 RECIPES = (
     USUAL,
     Recipe(Percentile(99.0)),
-    Recipe.of_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    USUAL.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
     Recipe(own_ranges={"b": Percentile(99.0)}),
     Recipe(biases={"a": np.ones(2, np.float32)}),
     Recipe(biases={"a": np.zeros(2, np.float32)}),

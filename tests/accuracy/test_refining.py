@@ -1,0 +1,51 @@
+"""Methods one after the other, each kept where it pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq import quantize
+from onnxq.accuracy.effort import METHODS
+from onnxq.report import Report
+
+MODELS = Path(__file__).parents[2] / "models"
+SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:64]]
+
+
+def report(accuracy: str, samples: int = 64, **further: object) -> Report:
+    found = quantize(
+        MODELS / "mobilenet.onnx", SAMPLES[:samples], search="off", seconds=0, accuracy=accuracy, **further
+    )
+    return found.report
+
+
+@pytest.fixture(scope="module")
+def fast() -> Report:
+    return report("fast")
+
+
+def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
+    assert tuple(gain.method for gain in fast.gains) == METHODS
+    for before, after in zip(fast.gains, fast.gains[1:], strict=False):
+        assert after.before == before.after
+    for gain in fast.gains:
+        assert gain.kept or gain.after == gain.before
+
+
+def test_methods_that_are_kept_make_the_model_more_faithful(fast: Report) -> None:
+    assert fast.gains[-1].after > fast.gains[0].before + 1
+    assert fast.agreement.worst_sqnr > report("off").agreement.worst_sqnr + 1
+
+
+def test_the_plan_says_what_was_kept_and_can_be_carried_out_again(fast: Report) -> None:
+    again = report("off", replay=fast.plan)
+    assert fast.plan.accuracy == again.plan.accuracy != ()
+    assert again.agreement.worst_sqnr == pytest.approx(fast.agreement.worst_sqnr, abs=0.5)
+
+
+@pytest.mark.parametrize(("accuracy", "samples"), [("off", 4), ("fast", 1)])
+def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, samples: int) -> None:
+    assert report(accuracy, samples, force=True).gains == ()
