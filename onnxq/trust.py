@@ -25,6 +25,8 @@ _LOWEST_SQNR = -300.0
 _ROUNDING = 2e-3
 # Errors of the logarithms of less are no matter, and mirrored they would be.
 _TINY = np.float32(1e-6)
+# Less is no normal float32.
+_LEAST = 1e-37
 _FLOAT32 = np.dtype(np.float32)
 
 Pair = tuple[Sequence[Any], Sequence[Any]]
@@ -61,10 +63,11 @@ def trust(pairs: Sequence[Pair]) -> Trust:
 
 
 def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
-    """Return what each sample adds to the expected noise-to-signal ratio of each output, for comparing candidates.
+    """Return what each sample adds to the noise-to-signal ratio of each output, for telling which candidate is better.
 
-    The largest sum over the samples is the `Trust.noise` of the candidate. What mirrored errors do counts for the
-    sample that they are of; what labels or sequences tell, that is judged all together, counts for all samples alike.
+    Probabilities are compared by their logarithms, about the mean of each row: these are what entered the Softmax.
+    Behind it most errors vanish, and the few answers that turn over decide, which is luck. What labels or sequences
+    tell, that is judged all together, counts for all samples alike.
 
     Args:
         pairs: for each sample, the outputs of both models.
@@ -77,14 +80,13 @@ def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
 
 
 def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
-    found = _seen_and_mirrored(pairs)
-    if found is None:
+    wide = _floats(pairs)
+    if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
-    seen, mirrored = found
-    signal = _total([*seen, *mirrored])[0]
-    noises = np.array([noise for _, noise in seen])
-    if mirrored:
-        noises += [noise for _, noise in mirrored]
+    if all(_are_probabilities(one) for one, _ in wide):
+        wide = [(_centred_logarithms(one), _centred_logarithms(other)) for one, other in wide]
+    seen = _in_range(wide)
+    signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
         return np.where(noises > 0, np.inf, 0.0)
     return np.asarray(noises / signal)
@@ -110,15 +112,26 @@ def _seen_and_mirrored(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Energies]
 
     None for labels and sequences, which are judged all together: a single label is right or wrong.
     """
-    wide = [(_widened(one), _widened(other)) for one, other in pairs]
-    if not all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide):
+    wide = _floats(pairs)
+    if wide is None:
         return None
-    seen = [_energies(one, other) for one, other in wide]
-    if not 0 < sum(map(sum, seen)) < math.inf:
-        wide = _finite(wide)
-        seen = [_energies(one, other) for one, other in wide]
     probabilities = all(_are_probabilities(one) for one, _ in wide)
-    return seen, [_energies(one, _mirrored(one, other)) for one, other in wide if probabilities]
+    return _in_range(wide), [_energies(one, _mirrored(one, other)) for one, other in wide if probabilities]
+
+
+def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | None:
+    """Return the pairs of an output in a type in which energies can be told, or None where it is no float."""
+    wide = [(_widened(one), _widened(other)) for one, other in pairs]
+    floats = all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide)
+    return wide if floats else None
+
+
+def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
+    """Return the energies of each sample, in another unit where they would be too large or too small for floats."""
+    seen = [_energies(one, other) for one, other in pairs]
+    if 0 < sum(map(sum, seen)) < math.inf:
+        return seen
+    return [_energies(one, other) for one, other in _finite(pairs)]
 
 
 def _total(energies: Sequence[Energies]) -> Energies:
@@ -161,6 +174,12 @@ def _mirrored(expected: Array, found: Array) -> Array:
     """Return the probabilities that errors of the opposite sign in their logarithms would give."""
     mirrored = expected * (np.maximum(expected, _TINY) / np.maximum(found, _TINY))
     return np.asarray(mirrored / np.maximum(mirrored.sum(-1, keepdims=True), _TINY))
+
+
+def _centred_logarithms(probabilities: Array) -> Array:
+    """Return what entered a Softmax, less the mean of each row, from what came out of it."""
+    logarithms = np.log(np.maximum(probabilities, _LEAST).astype(np.float64))
+    return np.asarray(logarithms - logarithms.mean(-1, keepdims=True))
 
 
 def lower_bound(values: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from onnxq.accuracy.effort import Accuracy
 from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters, requests_for
+from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sites import Site, sites
 from onnxq.evidence.channel_ranges import ChannelRanges
@@ -156,7 +157,7 @@ class _Judge:
 
     def _noise(self, side: int, chosen: Mapping[Site, Setting]) -> float:
         trials, parts = self._sides[side]
-        return trials.trust(self._plan, replace(self._recipe, migration=self.migration(chosen, parts))).noise
+        return worst(trials.noise(self._plan, replace(self._recipe, migration=self.migration(chosen, parts))))
 
     def _size(self, site: Site) -> float:
         """Return how much finer the codes of a site could be, in bits, over all its channels."""

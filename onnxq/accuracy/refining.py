@@ -12,6 +12,7 @@ from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.migrating import choose_migration
 from onnxq.accuracy.recipes import Recipes
 from onnxq.accuracy.rounding import Rounding
+from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
@@ -26,7 +27,8 @@ class Gain:
 
     Attributes:
         method: its name.
-        before: SQNR in decibels of the worst output without it, on the samples by which candidates are judged.
+        before: SQNR in decibels of the worst output without it, on the samples by which candidates are judged;
+            probabilities count by their logarithms.
         after: with what was kept of it.
         kept: how much of it was kept, in words; empty where nothing was.
         seconds: that it took.
@@ -95,7 +97,7 @@ class Refining:
         return any(decision.weights for decision in self.plan.decisions) or bool(self.plan.activations)
 
     def _decibels(self, found: Refined) -> float:
-        noise = replace(self.trials, evidence=found.evidence).trust(self.plan, found.recipe).noise
+        noise = worst(replace(self.trials, evidence=found.evidence).noise(self.plan, found.recipe))
         return -10 * math.log10(noise) if noise > 0 else math.inf
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
@@ -81,7 +82,7 @@ class Rounding:
         tried = evenly(kept, _MOST_SAMPLES)
         trials = Trials.of(self.bench, self.reference, tried, _joined(evidence, grams))
         recipes = (recipe, *(replace(recipe, compensation=replace(first, damping=one)) for one in _DAMPINGS))
-        best = max(recipes, key=lambda one: trials.sqnr(plan, one))
+        best = min(recipes, key=lambda one: worst(trials.noise(plan, one)))
         if best is recipe:
             return recipe, evidence
         return best, _joined(evidence, grams.plus(self._collected(kept, requests)))
