@@ -15,7 +15,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -116,12 +116,14 @@ class Processes:
         except BaseException:
             # Nobody waits for what is not wanted any more, least of all after Ctrl-C.
             starter.shutdown(wait=True, cancel_futures=True)
+            # Told first, the executor does not wonder who killed its processes; it may be at its end already.
+            with suppress(OSError):
+                executor.shutdown(wait=False, cancel_futures=True)
             started = set(multiprocessing.active_children()) - others
             for process in started:
                 process.kill()
             for process in started:
                 process.join(1)
-            executor.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
             starter.shutdown(wait=False)
