@@ -62,10 +62,8 @@ class Moments:
     def rows(self, group: int, rows: Order, order: Order) -> npt.NDArray[np.floating]:
         """Return some rows of a matrix with their columns in that order."""
         found = self.products[group, rows][:, order]
-        if self.offsets is None:
-            return found
-        offset = self.offsets[group]
-        return found - offset[rows, None] * offset[order]
+        offset = None if self.offsets is None else self.offsets[group]
+        return np.asarray(found if offset is None else found - offset[rows, None] * offset[order])
 
     def times(self, values: Floats) -> npt.NDArray[np.floating]:
         """Return the matrices' products with values of shape (groups, columns, rows)."""
@@ -166,13 +164,12 @@ def _chosen(weight: Floats, grid: _Grid, moments: Moments, order: Order, factor:
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
     back = np.argsort(order, axis=1)[:, :, None]
-    plain, bits, lost, plainly_lost = (
-        np.take_along_axis(one, back, 1) for one in (plain, bits, lost, weight - decoded)
-    )
+    now, plainly = (np.take_along_axis(one, back, 1) for one in (lost, weight - decoded))
     with np.errstate(over="ignore", invalid="ignore"):
         # What is lost plainly, less what is lost now.
-        gain = ((plainly_lost - lost) * moments.times(plainly_lost + lost)).sum(1)
-    return np.where(gain[:, None] > 0, bits, plain).transpose(0, 2, 1)
+        gain = ((plainly - now) * moments.times(plainly + now)).sum(1)
+    chosen = np.where(gain[:, None] > 0, bits, plain)
+    return np.take_along_axis(chosen, back, 1).transpose(0, 2, 1)
 
 
 def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
@@ -195,7 +192,8 @@ def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats
         for column in range(stop - 1, start - 1, -1):
             row = column - start
             made_up = near[:, row : row + 1, row + 1 :] @ lost[:, column + 1 : stop]
-            bits[:, column], decoded = grid.nearest(wanted[:, row] + made_up[:, 0], (slice(None), column))
+            aim = (wanted[:, row] + made_up[:, 0]).astype(np.float32, copy=False)
+            bits[:, column], decoded = grid.nearest(aim, (slice(None), column))
             lost[:, column] = weight[:, column] - decoded
     return bits, lost
 
