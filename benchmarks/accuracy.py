@@ -1,6 +1,6 @@
 """What each accuracy method buys: decibels on unseen samples, all nodes as the preset says, and the time it takes.
 
-    python benchmarks/accuracy.py --models DIR --data DIR [--preset NAME] [--effort NAME ...] [--results FILE] -- [NAME ...]
+    python benchmarks/accuracy.py --models DIR --data DIR [--preset NAME] [--effort NAME ...] [NAME ...]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval; a model without a data folder of its
 own name takes the one whose name its own starts with. The project's own models/ are judged on labelled test images that

@@ -125,17 +125,26 @@ def test_a_model_without_outputs_and_an_empty_optional_are_judged() -> None:
     assert trust([((np.ones(2, np.float32),), (None,))]).sqnr == -math.inf
 
 
-@given(st.integers(0, 2**32 - 1), st.booleans())
-def test_the_noises_of_samples_add_up_to_that_of_the_candidate(seed: int, probabilities: bool) -> None:
+@given(st.integers(0, 2**32 - 1))
+def test_the_noises_of_samples_add_up_to_that_of_the_candidate(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    logits = generator.normal(0, 1, (6, 5, 4))
-    noise = 0.3 * generator.normal(0, 1, logits.shape)
-    both = noisy(logits, noise) if probabilities else [((a,), (a + b,)) for a, b in zip(logits, noise, strict=True)]
-    pairs = [((*one, one[0]), (*other, one[0])) for one, other in both]
+    signal = generator.normal(0, 1, (6, 5, 4))
+    noise = 0.3 * generator.normal(0, 1, signal.shape)
+    pairs = [((one, one), (one + error, one)) for one, error in zip(signal, noise, strict=True)]
     found = noise_by_sample(pairs)
     assert found.shape == (6, 2)
     assert found.sum(0) == pytest.approx([trust(pairs).noise, 0.0])
     assert noise_by_sample(pairs[::-1])[::-1] == pytest.approx(found)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 9))
+def test_the_noise_of_probabilities_is_that_of_what_entered_the_softmax(seed: int, sure: float) -> None:
+    generator = np.random.default_rng(seed)
+    logits = sure * generator.normal(0, 1, (6, 5, 4))
+    noise = 0.1 * sure * generator.normal(0, 1, logits.shape)
+    centred, error = (array - array.mean(-1, keepdims=True) for array in (logits, noise))
+    expected = np.square(error).sum((1, 2)) / np.square(centred).sum()
+    assert noise_by_sample(noisy(logits, noise))[:, 0] == pytest.approx(expected, rel=2e-2)
 
 
 def test_labels_count_for_all_samples_alike_and_silence_is_no_signal() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 
 import numpy as np
@@ -93,7 +93,8 @@ def choose_migration(bench: Workbench, plan: Plan, samples: SampleSource, recipe
     judge = _Judge(bench, plan, recipe, found, samples)
     off = judge.noise({})
     candidates: list[dict[Site, Setting]] = [dict.fromkeys(found, setting) for setting in _SETTINGS]
-    best = min(candidates, key=judge.noise)
+    # One half chooses, and both say what the choice is worth.
+    best = min(candidates, key=partial(judge.noise_of_half, 0))
     if judge.noise(best) > _WORTH * off:
         best = {}
     if accuracy.one_by_one:
@@ -134,11 +135,11 @@ class _Judge:
 
     def noise(self, chosen: Mapping[Site, Setting]) -> float:
         """Return the noise-to-signal ratio of both halves."""
-        return sum(self._noise(side, chosen) for side in range(2)) / 2
+        return sum(self.noise_of_half(side, chosen) for side in range(2)) / 2
 
     def by_site(self, chosen: Mapping[Site, Setting], deadline: float) -> dict[Site, Setting]:
         """Return what becomes of a choice when each site is tried with others, the largest first, on one half."""
-        best, least = dict(chosen), self._noise(0, chosen)
+        best, least = dict(chosen), self.noise_of_half(0, chosen)
         for site in sorted(self._found, key=self._size, reverse=True):
             for setting in _OF_SITES:
                 if time.monotonic() > deadline:
@@ -146,7 +147,7 @@ class _Judge:
                 other = {one: own for one, own in best.items() if one is not site}
                 if setting is not None:
                     other[site] = setting
-                noise = self._noise(0, other)
+                noise = self.noise_of_half(0, other)
                 if noise < _WORTH_A_SITE * least:
                     best, least = other, noise
         return best
@@ -155,7 +156,8 @@ class _Judge:
         """Return the migration of a choice with factors from some of the samples."""
         return migration_of({site: factors_of(site, parts[site], setting) for site, setting in chosen.items()})
 
-    def _noise(self, side: int, chosen: Mapping[Site, Setting]) -> float:
+    def noise_of_half(self, side: int, chosen: Mapping[Site, Setting]) -> float:
+        """Return the noise-to-signal ratio of one half of the samples, with factors from the other."""
         trials, parts = self._sides[side]
         return worst(trials.noise(self._plan, replace(self._recipe, migration=self.migration(chosen, parts))))
 

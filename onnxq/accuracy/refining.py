@@ -15,10 +15,13 @@ from onnxq.accuracy.rounding import Rounding
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.numbers.spec import Method
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.inputs import SampleSource
 from onnxq.trials import Trials
+
+_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
 
 
 @dataclass(frozen=True)
@@ -77,24 +80,30 @@ class Refining:
     def run(self, recipe: Recipe) -> Refined:
         """Try the methods one after the other, each on what the ones before it have found.
 
-        With a single sample, or a plan without codes, nothing can be told, and nothing is tried.
+        With a single sample, or a plan without codes, nothing can be told, and nothing is tried; nor where another
+        toolkit's arithmetic is followed to the last bit.
         """
         found, gains = Refined(recipe, self.trials.evidence), []
-        methods = self.accuracy.methods if len(self.samples) > 1 and self._has_codes else ()
+        methods = self.accuracy.methods if len(self.samples) > 1 and self._is_free else ()
         for number, name in enumerate(methods):
             self.progress("refine", number, len(methods))
             start, before = time.monotonic(), found
             found = METHODS[name](replace(self, trials=replace(self.trials, evidence=before.evidence)), before)
-            kept = _kept(name, found.recipe, before.recipe)
-            decibels = self._decibels(before), self._decibels(found)
-            gains.append(Gain(name, *decibels, kept, time.monotonic() - start))
+            reached, were = self._decibels(found), self._decibels(before)
+            if reached < were:
+                # It paid on samples that it had not used, but not where candidates are judged.
+                found, reached = before, were
+            gains.append(Gain(name, were, reached, _kept(name, found.recipe, before.recipe), time.monotonic() - start))
         if methods:
             self.progress("refine", len(methods), len(methods))
         return replace(found, gains=tuple(gains))
 
     @property
-    def _has_codes(self) -> bool:
-        return any(decision.weights for decision in self.plan.decisions) or bool(self.plan.activations)
+    def _is_free(self) -> bool:
+        """Whether anything becomes codes, and all of it as we choose."""
+        weights = (weight.spec for decision in self.plan.decisions for weight in decision.weights)
+        specs = [*weights, *(activation.spec for activation in self.plan.activations)]
+        return bool(specs) and not any(spec.method in _FOLLOWED for spec in specs)
 
     def _decibels(self, found: Refined) -> float:
         noise = worst(replace(self.trials, evidence=found.evidence).noise(self.plan, found.recipe))
@@ -132,6 +141,8 @@ def _kept(name: str, found: Recipe, before: Recipe) -> str:
     if name == "ranges":
         own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
         return f"{found.ranges!r}{own}" if found.key != before.key else ""
+    if found is before:
+        return ""
     if name == "migration" and found.migration.factors:
         return f"{len(found.migration.factors)} tensors"
     if name == "compensation" and found.compensation is not None:

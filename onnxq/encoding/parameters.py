@@ -89,6 +89,9 @@ def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Param
 
 
 def _calibrated_range(activation: Activation, evidence: Evidence, method: RangeMethod) -> tuple[float, float]:
-    seen = evidence.of(activation.tensor)
-    # A tensor that was empty in every sample has no range; zero width becomes scale 1.
-    return method(seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
+    key = activation.tensor, repr(method), activation.spec
+    if key not in evidence.ranges:
+        seen = evidence.of(activation.tensor)
+        # A tensor that was empty in every sample has no range; zero width becomes scale 1.
+        evidence.ranges[key] = method(seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
+    return evidence.ranges[key]

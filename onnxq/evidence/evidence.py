@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -81,6 +81,11 @@ class Evidence:
         for request, statistic in self.statistics.items():
             found.setdefault(request.tensor, {})[request] = statistic
         return found
+
+    @cached_property
+    def ranges(self) -> dict[Hashable, tuple[float, float]]:
+        """The ranges that were found from it so far, by what they were asked for: every candidate asks again."""
+        return {}
 
     def merge(self, other: Evidence) -> Evidence:
         """Return the evidence of the samples of both; statistics that only one has are kept.

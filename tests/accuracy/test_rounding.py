@@ -64,7 +64,9 @@ def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> No
 
 
 def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: 10.0 if recipe.compensation is None else 9.9)
+    monkeypatch.setattr(
+        Trials, "noise", lambda _, plan, recipe: np.full((2, 1), 0.1 if recipe.compensation is None else 0.11)
+    )
     best, evidence, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
     assert not any(isinstance(statistic, Gram) for statistic in evidence.statistics.values())
