@@ -46,7 +46,7 @@ def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert report.agreement.sound
     assert report.agreement.worst_sqnr >= MINIMUM_SQNR
-    assert report.bytes == output.stat().st_size < 0.4 * report.float_bytes
+    assert report.bytes == output.stat().st_size < 0.42 * report.float_bytes
     assert accuracy(output) >= accuracy(MODELS / f"{name}.onnx") - 0.005
 
 
@@ -102,11 +102,13 @@ def test_the_range_method_is_the_users_when_given() -> None:
     assert report.ranges == "MinMax()"
 
 
-def test_the_measured_range_method_is_at_least_as_good_as_min_max() -> None:
-    options = {"limit": 8, "seconds": 0, "search": "off", "force": True}
-    measured = quantize(MODELS / "mobilenet.onnx", CALIB, **options).report.agreement.worst_sqnr
-    fixed = quantize(MODELS / "mobilenet.onnx", CALIB, ranges=MinMax(), **options).report.agreement.worst_sqnr
-    assert measured >= fixed
+def test_the_measured_range_method_is_better_than_min_max() -> None:
+    options = {"limit": 64, "seconds": 0, "search": "off"}
+    measured, fixed = (
+        quantize(MODELS / "mobilenet.onnx", CALIB, accuracy=accuracy, **options).report.agreement.worst_sqnr
+        for accuracy in ("ranges", "off")
+    )
+    assert measured > fixed + 0.5
 
 
 def test_the_search_leaves_out_what_hurts_and_names_it() -> None:

@@ -121,12 +121,12 @@ class _Judge:
         halves = kept[::2], kept[1::2]
         watch = _Watch(bench, plan, recipe, found)
         seen = [[watch.evidence(half[at::_PARTS]) for at in range(min(_PARTS, len(half)))] for half in halves]
-        totals = [reduce(Evidence.merge, parts) for parts in seen]
+        totals = [reduce(Evidence.plus, parts) for parts in seen]
         self._sides = [
             (Trials.of(bench, bench.prepared, _even(other, _MOST_JUDGES), total), watch.shares(parts, total))
             for other, parts, total in zip(halves[::-1], seen, totals, strict=True)
         ]
-        self.all_parts = watch.shares([part for parts in seen for part in parts], totals[0].merge(totals[1]))
+        self.all_parts = watch.shares([part for parts in seen for part in parts], totals[0].plus(totals[1]))
 
     @property
     def models(self) -> int:
@@ -182,7 +182,7 @@ class _Watch:
             name: (own, name in site.inside)
             for site in found
             for name, own in site.tensors.items()
-            if name in plan.taps
+            if name not in self._constants
         }
         inside = {
             name: ChannelTap(own.axis, own.rank, len(own.places)) for name, (own, within) in channels.items() if within

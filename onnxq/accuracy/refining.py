@@ -11,7 +11,7 @@ from types import MappingProxyType
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.migrating import choose_migration
 from onnxq.accuracy.recipes import Recipes
-from onnxq.accuracy.rounding import Rounding
+from onnxq.accuracy.rounding import FEW_BITS, MOST_BITS, Rounding
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
@@ -122,7 +122,8 @@ def _migration(of: Refining, found: Refined) -> Refined:
 
 def _compensation(of: Refining, found: Refined) -> Refined:
     rounding = Rounding(of.trials.bench, of.trials.bench.prepared, of.samples, of.progress)
-    recipe, evidence = rounding.choose(of.plan, found.recipe, found.evidence)
+    bits = MOST_BITS if of.accuracy.one_by_one else FEW_BITS
+    recipe, evidence = rounding.choose(of.plan, found.recipe, found.evidence, bits)
     return replace(found, recipe=recipe, evidence=evidence)
 
 

@@ -24,6 +24,9 @@ from onnxq.workbench import Workbench
 FEW_BITS = 4
 """Weights of so few bits gain several decibels; those of 8 bits little, for as much time."""
 
+MOST_BITS = 8
+"""Codes of more bits are so fine that rounding is no matter."""
+
 # The fewer samples there are for the columns of a weight, the more damping it takes.
 _DAMPINGS = (0.01, 0.1, 0.3)
 _MOST_SAMPLES = 16

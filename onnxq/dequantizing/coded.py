@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.graph import Constant, Node, Tensor, optional
 
@@ -45,16 +46,37 @@ class Coded:
             and same_parameter(self.zero_point, other.zero_point)
         )
 
-    def factor(self, other: Coded) -> float | None:
+    def factor(self, other: Coded) -> NDArray[np.float64] | None:
         """Return how many times as large the floats are that another reading makes of the same codes, where it knows.
 
-        A scale in which a factor lies leaves the zero point as it is.
+        A scale in which a factor lies leaves the zero point as it is. The factor is a single number, or one for each
+        channel in a shape that is broadcast to the floats.
         """
-        scales = self.scale, other.scale
-        if self.layout or other.layout or not same_parameter(self.zero_point, other.zero_point):
+        if not _have_one_zero_point(self.zero_point, other.zero_point):
             return None
-        here, there = (scale.values.item() if isinstance(scale, Constant) else 0.0 for scale in scales)
-        return float(there / here) if here and there else None
+        here, there = (self._scales(one, self.value) for one in (self, other))
+        return there / here if here is not None and there is not None and here.all() and there.all() else None
+
+    @staticmethod
+    def _scales(of: Coded, value: Tensor) -> NDArray[np.float64] | None:
+        """Return the scale in a shape that is broadcast to the floats, or None where it is not known or in blocks."""
+        if not isinstance(of.scale, Constant):
+            return None
+        scales = of.scale.values.astype(np.float64)
+        if not of.layout:
+            return scales.reshape(())
+        axis, block = of.layout
+        if block or value.shape is None:
+            return None
+        return scales.reshape([-1 if place == axis % len(value.shape) else 1 for place in range(len(value.shape))])
+
+
+def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether all codes of two readings have the same zero point, however many times it is written down."""
+    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
+        return one is other
+    found = {int(value) for tensor in (one, other) for value in ([0] if tensor is None else tensor.values.reshape(-1))}
+    return len(found) == 1
 
 
 def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:

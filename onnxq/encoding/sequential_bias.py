@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.migration import Around, Factors, Migration, makers_of_divided
 from onnxq.encoding.recipe import Recipe
-from onnxq.execution.activations import Activations
+from onnxq.execution.spool import Activations
 from onnxq.execution.stage import Stage, stages
 from onnxq.graph import Graph, optional
 from onnxq.numbers.formats import format_named
@@ -158,16 +158,17 @@ class _Rounding:
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
     """Return the layers of a plan whose biases can be corrected, by node in the order of the main graph.
 
-    Left out are biases that several nodes share, those that a convolution still lacks, and those that no plan corrects.
+    Left out are biases that several nodes share, those added in bodies, those that a convolution still lacks, and those
+    that no plan corrects.
     """
-    found = {}
+    found, main = {}, set(graph.nodes)
     for node in graph.nodes:
         decision = plan.by_node.get(node.name)
         place = bias_of(node) if decision is not None and decision.mean is not None else None
         if place is not None:
             owner, index = place
             bias = optional(owner, index)
-            if bias is not None and len(bias.outputs) == 1:
+            if bias is not None and len(bias.outputs) == 1 and owner in main:
                 axis = -1 if node.op in _MATRIX_PRODUCTS else 1
                 found[node.name] = Layer(owner.outputs[0].name, axis, bias.name)
     return found

@@ -49,8 +49,8 @@ def with_channel_taps(
     turned.CopyFrom(model)
     last = {name: f"{name}/last" for name in taps}
     for body in _bodies(turned.graph):
-        made = {name for node in body.node for name in node.output} & taps.keys()
-        for name in sorted(made):
+        inside = {*(name for node in body.node for name in node.output), *(value.name for value in body.input)}
+        for name in sorted(inside & taps.keys()):
             tap = taps[name]
             order = [*(place for place in range(tap.rank) if place != tap.axis), tap.axis]
             body.node.append(helper.make_node("Transpose", [name], [last[name]], perm=order))

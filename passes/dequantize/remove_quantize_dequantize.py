@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.dequantizing.clamps import Intervals
 from onnxq.dequantizing.code_ports import code_range, decode_codes, encode_codes
@@ -50,8 +51,8 @@ class RemoveQuantizeDequantize(Pass):
     Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Where codes begin at zero
     and nothing else keeps the values from falling below, a Relu takes over, or a Clip where codes end at six: tools
     that quantize leave these nodes out. Codes that a graph is fed or returns stay, behind float operators. A factor
-    that lies in the scale with which codes are decoded becomes a Mul. Leaves DequantizeLinear of constants, which are
-    weights.
+    that lies in the scale with which codes are decoded becomes a Mul, and so do factors of single channels. Leaves
+    DequantizeLinear of constants, which are weights.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -208,7 +209,7 @@ class _Rewriting:
         node.outputs.clear()
         self._put(scope, node, [Node(op, self.names.fresh(node.name), attributes, [value], [values])])
 
-    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: float, scope: Graph) -> None:
+    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
         """Make ``values`` by a multiplication that codes had in their scale."""
         node.outputs.clear()
         factors = constant(self.names.fresh(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))

@@ -82,6 +82,18 @@ def test_a_factor_may_lie_in_the_scale(one: Coded, other: Coded, factor: float |
     assert one.factor(other) == factor
 
 
+@pytest.mark.parametrize("axis", [1, -2])
+def test_each_channel_may_have_a_factor_of_its_own(axis: int) -> None:
+    value = Variable("x", np.dtype(np.float32), [None, 2, 5])
+    one = Coded(value, constant("s", SCALE), constant("z", ZERO))
+    scales, zeros = constant("t", np.float32([0.25, 1.5])), constant("y", np.array([3, 3], np.uint8))
+    found = one.factor(Coded(value, scales, zeros, (axis, 0)))
+    assert found is not None
+    assert found.tolist() == [[[0.5], [3.0]]]
+    assert one.factor(Coded(value, scales, constant("y", np.array([3, 4], np.uint8)), (axis, 0))) is None
+    assert one.factor(Coded(value, scales, zeros, (axis, 2))) is None
+
+
 def test_a_scale_that_is_computed_agrees_with_itself() -> None:
     scale: Tensor = Variable("s")
     assert coded(scale).agrees(coded(scale))

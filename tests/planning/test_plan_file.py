@@ -77,7 +77,7 @@ plans = st.builds(
     names,
     st.sampled_from(list(TARGETS)),
     names,
-    st.booleans(),
+    st.lists(names, max_size=2).map(tuple),
 )
 
 

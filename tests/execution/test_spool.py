@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onnxq.errors import OutputError
-from onnxq.execution import activations as module
-from onnxq.execution.activations import Activations
+from onnxq.execution import spool as module
+from onnxq.execution.spool import Activations
 
 ARRAYS = {
     "floats": np.arange(6, dtype=np.float32).reshape(2, 3),
