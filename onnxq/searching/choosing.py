@@ -141,17 +141,19 @@ class Chooser:
             effort: how much to measure.
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         """
-        trials, first = self.trials, recipe
+        # Biases in order make up for what is in front of them, so they are found for the plan that was chosen.
+        trials, in_order, first = self.trials, bool(recipe.biases), replace(recipe, biases={})
         recipes = Recipes(trials, self.samples)
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
             outcome = self._search(trials, first, effort, goal)
-            recipe = recipes.with_biases(outcome.plan, first) if first.biases else first
+            recipe = recipes.with_biases(outcome.plan, first) if in_order else first
             verification = self._built(outcome, recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
                 weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, goal), frontier=weighed)
+                outcome = replace(self._stored(trials, first, outcome, plan, latency.speed, goal), frontier=weighed)
+                recipe = first
                 verification = self._built(outcome, recipe)
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
