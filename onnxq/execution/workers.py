@@ -17,6 +17,7 @@ from concurrent.futures import (
 )
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
 from onnxq.errors import DataError, SchemeError
@@ -32,6 +33,8 @@ _MOST_THREADS = 8
 _SECONDS = 2.0
 """How long a thread or process keeps the statistics of its samples to itself; an interruption costs as much."""
 _FRUITLESS = 3
+# Seconds without a result after which one looks whether all processes are alive.
+_PATIENCE = 2.0
 """How often workers may die without a shard having been finished in between."""
 
 Workers: TypeAlias = "Threads | Processes | Cluster"
@@ -51,10 +54,12 @@ class Pool:
     Attributes:
         submit: starts to run a shard.
         count: how many shards run at a time.
+        is_broken: whether a worker has died, as far as that can be told here.
     """
 
     submit: Callable[[Shard], Future[Timed]]
     count: int
+    is_broken: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,15 @@ class Processes:
         # Ctrl-C interrupts the main thread wherever it is, and half a process must not be left.
         starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
         try:
-            yield Pool(lambda shard: starter.submit(executor.submit, _here, shard).result(), self.count)
+            started = frozenset[BaseProcess]()
+
+            def begin(shard: Shard) -> Future[Timed]:
+                nonlocal started
+                future = starter.submit(executor.submit, _here, shard).result()
+                started |= set(multiprocessing.active_children()) - others
+                return future
+
+            yield Pool(begin, self.count, lambda: any(not process.is_alive() for process in started))
             executor.shutdown(wait=True)
         except BaseException:
             # Nobody waits for what is not wanted any more, least of all after Ctrl-C.
@@ -119,11 +132,14 @@ class Processes:
             # Told first, the executor does not wonder who killed its processes; it may be at its end already.
             with suppress(OSError):
                 executor.shutdown(wait=False, cancel_futures=True)
-            started = set(multiprocessing.active_children()) - others
-            for process in started:
+            left = set(multiprocessing.active_children()) - others
+            for process in left:
                 process.kill()
-            for process in started:
+            for process in left:
                 process.join(1)
+            # A process that died while it sent something leaves the reader of the other end waiting for the rest.
+            with suppress(AttributeError, OSError):
+                executor._result_queue._writer.close()  # type: ignore[attr-defined]
             raise
         finally:
             starter.shutdown(wait=False)
@@ -148,7 +164,7 @@ def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> 
                     while work.left and len(pending) <= pool.count:
                         shard = work.take(pace.size(work.left, pool.count))
                         pending[_begun(pool, shard)] = shard
-                    for shard, (evidence, seconds) in _finished(pending):
+                    for shard, (evidence, seconds) in _finished(pending, pool.is_broken):
                         pace.learn(len(shard), seconds)
                         yield evidence
                     fruitless = 0
@@ -186,8 +202,13 @@ def _begun(pool: Pool, shard: Shard) -> Future[Timed]:
         return lost
 
 
-def _finished(pending: dict[Future[Timed], Shard]) -> Iterator[tuple[Shard, Timed]]:
-    done, _ = wait(pending, return_when=FIRST_COMPLETED)
+def _finished(pending: dict[Future[Timed], Shard], is_broken: Callable[[], bool]) -> Iterator[tuple[Shard, Timed]]:
+    done = wait(pending, _PATIENCE, FIRST_COMPLETED).done
+    while not done:
+        # A process that is killed while it sends its result may leave the others locked out, and nobody told.
+        if is_broken() and not (done := wait(pending, _PATIENCE, FIRST_COMPLETED).done):
+            raise BrokenExecutor("a process died while it sent its result")
+        done = done or wait(pending, _PATIENCE, FIRST_COMPLETED).done
     # What is finished is taken before an error is raised; a lost shard stays pending, so that it is known.
     for future in sorted(done, key=lambda future: future.exception() is not None):
         found = future.result()
