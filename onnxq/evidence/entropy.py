@@ -53,8 +53,7 @@ class Entropy:
         if not counts.any():
             return data.minimum, data.maximum
         sizes = np.unique(np.linspace(levels, len(counts), _CANDIDATES).astype(int))[::-1]
-        best = min(sizes, key=lambda size: _divergence(counts, int(size), levels))
-        limit = float(best) * width
+        limit = float(sizes[_divergences(counts, sizes, levels).argmin()]) * width
         low, high = max(data.minimum, -limit), min(data.maximum, limit)
         # An end beyond the limit on the wrong side of zero keeps its sign.
         return min(low, data.maximum), max(high, data.minimum)
@@ -73,17 +72,26 @@ def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float]:
     return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold
 
 
-def _divergence(counts: NDArray[np.float64], size: int, levels: int) -> float:
-    """Return the divergence of the first bins, coarsened to levels, from those bins with all others in the last."""
-    kept = counts[:size]
-    clipped = kept.copy()
-    clipped[-1] += counts[size:].sum()
-    filled = kept > 0
-    if clipped[-1] > 0 and not filled[-1]:
-        return math.inf
-    starts = np.arange(levels) * size // levels
-    lengths = np.diff(np.append(starts, size))
-    shares = np.add.reduceat(kept, starts) / np.maximum(np.add.reduceat(filled.astype(np.float64), starts), 1)
-    coarse = np.repeat(shares, lengths)[filled]
-    reference = clipped[filled] / clipped.sum()
-    return float(np.sum(reference * np.log(reference * coarse.sum() / coarse)))
+def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: int) -> NDArray[np.float64]:
+    """Return, for each size, how far the first bins coarsened to levels are from them with all others in the last.
+
+    With k the bins that are kept, c the same with all others added to the last, and s the mean of the filled bins of a
+    level, the divergence of c and s, each divided by its sum, is a sum over bins of c log(c / s), which running sums of
+    k and k log k give for every size at once. A size whose last bin is empty while greater ones are not has none.
+    """
+    own = counts * _logarithms(counts)
+    below, filled, ordered = (np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, own))
+    starts = np.arange(levels + 1) * sizes[:, None] // levels
+    inside, number = np.diff(below[starts]), np.diff(filled[starts])
+    shares = _logarithms(inside / np.maximum(number, 1))
+    total, kept, last = below[-1], below[sizes], counts[sizes - 1]
+    rest = total - kept
+    clipped = ordered[sizes - 1] + (last + rest) * _logarithms(last + rest)
+    coarse = (inside * shares).sum(1) + rest * shares[:, -1]
+    found = (clipped - coarse) / total - np.log(total) + _logarithms(kept)
+    return np.where((rest > 0) & (last == 0), np.inf, found)
+
+
+def _logarithms(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return natural logarithms, and 0 of 0, which is only ever multiplied by 0."""
+    return np.log(values, out=np.zeros_like(values), where=values > 0)
