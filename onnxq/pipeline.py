@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.accuracy.effort import METHODS, Accuracy, accuracy_named
+from onnxq.accuracy.effort import METHODS, OFF, Accuracy, accuracy_named
 from onnxq.encoding.parameters import corrected_biases
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError
@@ -189,18 +189,19 @@ def quantize(
         effort = effort_named(search) if replay is None else None
         wish = Wish(min_sqnr, metric, max_drop)
         try:
-            refined = chooser.refined(plan, given or Recipe(), wanted)
-            chooser = chooser.with_evidence(refined.evidence)
+            first, last = (wanted, OFF) if effort is None else wanted.split
+            refined = chooser.refined(plan, given or Recipe(), first)
+            chooser = chooser.with_evidence(refined.basis.evidence)
             if effort is None:
-                chosen = chooser.follow(plan, refined.recipe, wish)
+                chosen = chooser.follow(plan, refined.basis.recipe, wish)
             else:
-                chosen = chooser.choose(plan, refined.recipe, effort, wish)
+                chosen = chooser.choose(plan, refined.basis.recipe, effort, wish, last)
         finally:
             known.save()
         outcome, verification = chosen.outcome, chosen.verification
         loads = True
         if bench.emit is Emit.STRICT:
-            bench.build(outcome.plan, refined.evidence, chosen.recipe, staged, external_data=external > 0)
+            bench.build(outcome.plan, refined.basis.evidence, chosen.recipe, staged, external_data=external > 0)
             loads = loads_in_onnxruntime(staged)
         report = Report(
             model=str(source) if source else type(model).__name__,
@@ -220,7 +221,7 @@ def quantize(
             scores=chosen.scores,
             loads=loads,
             corrected_biases=corrected_biases(outcome.plan, evidence),
-            gains=refined.gains,
+            gains=(*refined.gains, *chosen.gains),
             passes=(*applied, *bench.applied),
             metadata_bytes=metadata_bytes(load(staged)),
             samples=len(samples),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ class Trials:
         names = tuple(output_names(session))
         expected = tuple(tuple(run(session, sample, names)) for sample in kept)
         return cls(bench, evidence, kept, names, expected)
+
+    def part(self, places: slice) -> Trials:
+        """Return trials on some of the samples, for which the float model does not run again."""
+        return replace(self, samples=self.samples[places], expected=self.expected[places], measured={})
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""

@@ -11,6 +11,8 @@ from onnxq.errors import SchemeError, nearest
 METHODS = ("ranges", "migration", "compensation", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
+_OF_ONE_PLAN = frozenset({"bias"})
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -19,14 +21,25 @@ class Accuracy:
     Attributes:
         methods: which of METHODS are tried.
         models: most models that are built to choose ranges.
-        one_by_one: whether tensors, and layers that pass ranges on, are also tried each by itself.
+        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
+            some of the samples is found once more on all.
         seconds: after which nothing is tried by itself any more.
+        compensated_bits: weights of more bits are rounded without compensation.
     """
 
     methods: tuple[str, ...] = METHODS
     models: int = 6
-    one_by_one: bool = False
+    thorough: bool = False
     seconds: float = 60.0
+    # Those of 4 bits gain several decibels, those of 8 little for as much time.
+    compensated_bits: int = 4
+
+    @property
+    def split(self) -> tuple[Accuracy, Accuracy]:
+        """What serves every plan of a model, and what is found for one plan: what makes up for all in front of it."""
+        every = tuple(name for name in self.methods if name not in _OF_ONE_PLAN)
+        one = tuple(name for name in self.methods if name in _OF_ONE_PLAN)
+        return replace(self, methods=every), replace(self, methods=one)
 
 
 OFF = Accuracy(methods=())
@@ -35,7 +48,7 @@ OFF = Accuracy(methods=())
 FAST = Accuracy()
 """A handful of models a method."""
 
-FULL = Accuracy(models=120, one_by_one=True, seconds=1_800.0)
+FULL = Accuracy(models=40, thorough=True, seconds=1_800.0, compensated_bits=8)
 """As many models as pay."""
 
 ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})

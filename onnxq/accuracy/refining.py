@@ -8,20 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from onnxq.accuracy.biasing import with_biases
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.migrating import choose_migration
-from onnxq.accuracy.recipes import Recipes
-from onnxq.accuracy.rounding import FEW_BITS, MOST_BITS, Rounding
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.migrating import with_migration
+from onnxq.accuracy.ranging import with_ranges
+from onnxq.accuracy.rounding import with_compensation
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
-from onnxq.evidence.evidence import Evidence
-from onnxq.numbers.spec import Method
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
-from onnxq.samples.inputs import SampleSource
-from onnxq.trials import Trials
 
-_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
+CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = MappingProxyType(
+    {"ranges": with_ranges, "migration": with_migration, "compensation": with_compensation, "bias": with_biases}
+)
+"""What carries out each method, by its name."""
 
 
 @dataclass(frozen=True)
@@ -49,103 +50,64 @@ class Refined:
     """How codes are chosen after all methods were tried.
 
     Attributes:
-        recipe: the methods that were kept, with what they found.
-        evidence: what it rests on.
+        basis: the methods that were kept, with what they found.
         gains: of each method that was tried.
     """
 
-    recipe: Recipe
-    evidence: Evidence
+    basis: Basis
     gains: tuple[Gain, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Refining:
-    """What methods may use.
+def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress: Progress) -> Refined:
+    """Try the methods one after the other, each on what the ones before it have found.
 
-    Attributes:
-        trials: builds candidates and judges them on a few samples.
-        plan: the one that has as many integers as the scheme allows.
-        samples: all of them.
-        accuracy: how much is tried.
+    With a single sample, or a plan without codes, nothing can be told, and nothing is tried; nor where another
+    toolkit's arithmetic is followed to the last bit.
+
+    Args:
+        folds: judge what is found.
+        plan: what becomes of each node.
+        basis: what codes are chosen by before.
+        accuracy: which methods are tried, and how much.
         progress: told of the stage ``refine``.
     """
-
-    trials: Trials
-    plan: Plan
-    samples: SampleSource
-    accuracy: Accuracy
-    progress: Progress
-
-    def run(self, recipe: Recipe) -> Refined:
-        """Try the methods one after the other, each on what the ones before it have found.
-
-        With a single sample, or a plan without codes, nothing can be told, and nothing is tried; nor where another
-        toolkit's arithmetic is followed to the last bit.
-        """
-        found, gains = Refined(recipe, self.trials.evidence), []
-        methods = self.accuracy.methods if len(self.samples) > 1 and self._is_free else ()
-        for number, name in enumerate(methods):
-            self.progress("refine", number, len(methods))
-            start, before = time.monotonic(), found
-            found = METHODS[name](replace(self, trials=replace(self.trials, evidence=before.evidence)), before)
-            reached, were = self._decibels(found), self._decibels(before)
-            if reached < were:
-                # It paid on samples that it had not used, but not where candidates are judged.
-                found, reached = before, were
-            gains.append(Gain(name, were, reached, _kept(name, found.recipe, before.recipe), time.monotonic() - start))
-        if methods:
-            self.progress("refine", len(methods), len(methods))
-        return replace(found, gains=tuple(gains))
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether anything becomes codes, and all of it as we choose."""
-        weights = (weight.spec for decision in self.plan.decisions for weight in decision.weights)
-        specs = [*weights, *(activation.spec for activation in self.plan.activations)]
-        return bool(specs) and not any(spec.method in _FOLLOWED for spec in specs)
-
-    def _decibels(self, found: Refined) -> float:
-        noise = worst(replace(self.trials, evidence=found.evidence).noise(self.plan, found.recipe))
-        return -10 * math.log10(noise) if noise > 0 else math.inf
+    gains = []
+    methods = accuracy.methods if len(folds.samples) > 1 and _is_free(plan) else ()
+    for number, name in enumerate(methods):
+        progress("refine", number, len(methods))
+        start, before = time.monotonic(), basis
+        basis = CHOOSERS[name](folds, plan, before, accuracy)
+        were, reached = _decibels(folds, plan, before), _decibels(folds, plan, basis)
+        if reached < were:
+            # It paid on samples that it had not used, but not on all that candidates are judged by.
+            basis, reached = before, were
+        gains.append(Gain(name, were, reached, _kept(name, basis.recipe, before.recipe), time.monotonic() - start))
+    if methods:
+        progress("refine", len(methods), len(methods))
+    return Refined(basis, tuple(gains))
 
 
-def _ranges(of: Refining, found: Refined) -> Refined:
-    recipe = Recipes(of.trials, of.samples).with_ranges(of.plan, found.recipe, of.accuracy.models)
-    return replace(found, recipe=recipe)
+def _is_free(plan: Plan) -> bool:
+    """Whether anything becomes codes, and all of it as we choose."""
+    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
+    specs = [*weights, *(activation.spec for activation in plan.activations)]
+    return bool(specs) and not any(spec.method.is_followed for spec in specs)
 
 
-def _migration(of: Refining, found: Refined) -> Refined:
-    chosen = choose_migration(of.trials.bench, of.plan, of.samples, found.recipe, of.accuracy)
-    return replace(found, recipe=replace(found.recipe, migration=chosen.migration))
-
-
-def _compensation(of: Refining, found: Refined) -> Refined:
-    rounding = Rounding(of.trials.bench, of.trials.bench.prepared, of.samples, of.progress)
-    bits = MOST_BITS if of.accuracy.one_by_one else FEW_BITS
-    recipe, evidence = rounding.choose(of.plan, found.recipe, found.evidence, bits)
-    return replace(found, recipe=recipe, evidence=evidence)
-
-
-def _bias(of: Refining, found: Refined) -> Refined:
-    return replace(found, recipe=Recipes(of.trials, of.samples).with_biases(of.plan, found.recipe))
-
-
-METHODS: Mapping[str, Callable[[Refining, Refined], Refined]] = MappingProxyType(
-    {"ranges": _ranges, "migration": _migration, "compensation": _compensation, "bias": _bias}
-)
-"""Every method by its name."""
+def _decibels(folds: Folds, plan: Plan, basis: Basis) -> float:
+    noise = worst(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe))
+    return -10 * math.log10(noise) if noise > 0 else math.inf
 
 
 def _kept(name: str, found: Recipe, before: Recipe) -> str:
     """Return how much of a method was kept, or nothing."""
-    if name == "ranges":
-        own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
-        return f"{found.ranges!r}{own}" if found.key != before.key else ""
-    if found is before:
+    if found.key == before.key:
         return ""
-    if name == "migration" and found.migration.factors:
-        return f"{len(found.migration.factors)} tensors"
-    if name == "compensation" and found.compensation is not None:
-        return f"weights of at most {found.compensation.bits} bits"
-    return f"{len(found.biases)} biases" if name == "bias" and found.biases else ""
+    own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
+    words = {
+        "ranges": f"{found.ranges!r}{own}",
+        "migration": f"{len(found.migration.factors)} tensors",
+        "compensation": f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
+        "bias": f"{len(found.biases)} biases",
+    }
+    return words[name]

@@ -41,7 +41,6 @@ _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
 # Attributes that say where a weight's error goes.
 _FORM: Final = ("transB", "group", "strides")
-"""Where every bias rests on means."""
 
 
 @dataclass(frozen=True, eq=False)

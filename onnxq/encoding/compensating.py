@@ -17,13 +17,11 @@ from onnxq.numbers.formats import format_named
 from onnxq.numbers.matrices import Matrices
 from onnxq.numbers.numerics import QTensor
 from onnxq.planning.plan import Plan, Weight
-from onnxq.scheme import Method, Mode
+from onnxq.scheme import Mode
 
 ROWS: Final = 8192
 """Rows of data that Gram matrices are made of, from all samples together."""
 
-# Their arithmetic is followed to the last bit.
-_FOLLOWED = frozenset({Method.BURN, Method.TORCH})
 _CELLS = frozenset({"GRU", "LSTM", "RNN"})
 _MOST_BITS = 8
 _WEIGHT, _RECURRENCE = 1, 2
@@ -82,7 +80,7 @@ class Compensation:
     def sums(self, node: Node, weight: Weight) -> Sums | None:
         """Return how a weight is multiplied, or None where it is rounded."""
         source, spec = node.inputs[weight.index], weight.spec
-        if format_named(spec.format).bits > min(self.bits, _MOST_BITS) or spec.method in _FOLLOWED:
+        if format_named(spec.format).bits > min(self.bits, _MOST_BITS) or spec.method.is_followed:
             return None
         # One that several nodes read is stored once, so it would need the data of all.
         if not is_fixed(source) or len(source.outputs) != 1:

@@ -16,11 +16,12 @@ from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import segments
-from onnxq.execution.shards import Tapped
-from onnxq.execution.work import Work
-from onnxq.execution.workers import Threads, Workers
+from onnxq.execution.shards import Tapped, forget_sessions, observe_shard
+from onnxq.execution.work import Shard, Work
+from onnxq.execution.workers import Threads, Workers, available_cores
 from onnxq.runtime import is_large
 from onnxq.samples.inputs import SampleSource
+from onnxq.samples.stretches import stretches
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,25 @@ def collect(
         if ledger:
             ledger.keep(total)
     return total.select(request for request in dict.fromkeys(requests) if request in total.statistics)
+
+
+def collect_apart(
+    model: onnx.ModelProto | Path, parts: Sequence[SampleSource], requests: Sequence[Request]
+) -> list[Evidence]:
+    """Run every sample of some parts once, in threads of this process, and return what each part shows.
+
+    Args:
+        model: see `collect`, as for what is raised.
+        parts: of the samples.
+        requests: what is wanted of tensors.
+    """
+    tapped, threads = tap(model, requests), available_cores()
+    try:
+        return [
+            observe_shard(tapped, Shard(tuple(stretches(part, range(len(part))))), threads=threads) for part in parts
+        ]
+    finally:
+        forget_sessions(tapped)
 
 
 def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> Tapped:

@@ -49,6 +49,11 @@ class Method(StrEnum):
     TORCH = "torch"
     """What the observers and kernels of PyTorch's eager mode compute."""
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether another toolkit's arithmetic is followed to the last bit, so that nothing may be chosen better."""
+        return self in (Method.BURN, Method.TORCH)
+
 
 class Storage(StrEnum):
     """What a file holds codes in."""

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.recipes import Recipes
-from onnxq.accuracy.refining import Refined, Refining
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.metrics import Metric, score
@@ -83,6 +83,7 @@ class Chosen:
     outcome: Outcome
     verification: Verification
     scores: Scores | None
+    gains: tuple[Gain, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +122,11 @@ class Chooser:
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
     def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy) -> Refined:
-        """Return how the codes of a plan are chosen best, see `Refining`."""
+        """Return how the codes of a plan are chosen best, see `refine`."""
+        basis = Basis(recipe, self.evidence)
         if not accuracy.methods:
-            return Refined(recipe, self.evidence)
-        return Refining(self.trials, plan, self.samples, accuracy, self.progress).run(recipe)
+            return Refined(basis)
+        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress)
 
     def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
@@ -132,7 +134,7 @@ class Chooser:
         verification = self._built(outcome, recipe)
         return Chosen(recipe, outcome, verification, self._scores(wish.metric))
 
-    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish) -> Chosen:
+    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish, last: Accuracy) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float.
 
         Args:
@@ -140,25 +142,24 @@ class Chooser:
             recipe: how codes are chosen.
             effort: how much to measure.
             wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
+            last: what is tried for the accuracy of the plan that is chosen.
         """
-        # Biases in order make up for what is in front of them, so they are found for the plan that was chosen.
-        trials, in_order, first = self.trials, bool(recipe.biases), replace(recipe, biases={})
-        recipes = Recipes(trials, self.samples)
+        trials = self.trials
         goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
         for goal in goals:
-            outcome = self._search(trials, first, effort, goal)
-            recipe = recipes.with_biases(outcome.plan, first) if in_order else first
-            verification = self._built(outcome, recipe)
+            outcome = self._search(trials, recipe, effort, goal)
+            refined = self.refined(outcome.plan, recipe, last)
+            verification = self._built(outcome, refined.basis.recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
                 weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-                outcome = replace(self._stored(trials, first, outcome, plan, latency.speed, goal), frontier=weighed)
-                recipe = first
-                verification = self._built(outcome, recipe)
+                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, goal), frontier=weighed)
+                refined = self.refined(outcome.plan, recipe, last)
+                verification = self._built(outcome, refined.basis.recipe)
             scores = self._scores(wish.metric)
             if scores is None or scores.drop <= wish.max_drop:
                 break
-        return Chosen(recipe, outcome, verification, scores)
+        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains)
 
     def _stored(
         self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, goal: float

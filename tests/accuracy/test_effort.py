@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxq.accuracy.effort import ACCURACIES, METHODS, accuracy_named
-from onnxq.accuracy.refining import METHODS as CARRIED_OUT
+from onnxq.accuracy.refining import CHOOSERS
 from onnxq.errors import SchemeError
 
 
@@ -21,7 +21,14 @@ def test_every_method_can_be_tried_alone(name: str) -> None:
 
 def test_methods_are_tried_in_one_order_and_all_are_carried_out() -> None:
     assert accuracy_named("bias,ranges").methods == ("ranges", "bias")
-    assert tuple(CARRIED_OUT) == METHODS
+    assert tuple(CHOOSERS) == METHODS
+
+
+def test_what_makes_up_for_one_plan_is_found_for_it() -> None:
+    every, one = accuracy_named("full").split
+    assert (*every.methods, *one.methods) == METHODS
+    assert one.methods == ("bias",)
+    assert every.models == one.models
 
 
 def test_a_wrong_name_is_told_with_the_nearest_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,17 @@ import pytest
 from conftest import Build
 
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
-from onnxq.accuracy.migrating import choose_migration
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.migrating import with_migration
 from onnxq.encoding.recipe import USUAL
+from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import as_graph
+from onnxq.planning.plan import Demotion
 from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.scheme import Mode
 from onnxq.targets import target_named
+from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
@@ -35,13 +42,33 @@ def samples(count: int) -> list[dict[str, np.ndarray]]:
     return [{"x": ((generator.uniform(0, 1, (1, 6, 8, 8)) * wide) ** 2).astype(np.float32)} for _ in range(count)]
 
 
+def folds(bench: Workbench, count: int) -> Folds:
+    data = samples(count)
+    evidence = bench.calibrate(bench.plan({}), data, silent)
+    return Folds(Trials.of(bench, bench.prepared, data, evidence), data)
+
+
 @pytest.mark.parametrize("effort", [FAST, FULL])
 def test_quiet_channels_get_finer_codes(bench: Workbench, effort: Accuracy) -> None:
-    chosen = choose_migration(bench, bench.plan({}), samples(8), USUAL, effort)
+    found, plan = folds(bench, 8), bench.plan({})
+    basis = Basis(USUAL, found.trials.evidence)
+    chosen = with_migration(found, plan, basis, effort).recipe
+    before, after = (found.trials.noise(plan, recipe).sum() for recipe in (USUAL, chosen))
+    assert after < before / 2
     assert chosen.migration.factors
-    assert chosen.after < chosen.before / 2
     assert all(((one.values > 0) & (one.values <= 1)).all() for one in chosen.migration.factors.values())
 
 
-def test_nothing_is_chosen_without_samples_to_judge(bench: Workbench) -> None:
-    assert not choose_migration(bench, bench.plan({}), samples(1), USUAL, FULL).migration.factors
+def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench) -> None:
+    found = folds(bench, 8)
+    clipped = replace(USUAL, ranges=Percentile(60.0))
+    chosen = with_migration(found, bench.plan({}), Basis(clipped, found.trials.evidence), FAST).recipe
+    assert chosen.ranges == MinMax()
+    assert chosen.migration.factors
+
+
+def test_without_sites_nothing_is_chosen(bench: Workbench) -> None:
+    found = folds(bench, 2)
+    basis = Basis(USUAL, found.trials.evidence)
+    floats = bench.plan({name: Demotion(Mode.FLOAT, "told to") for name in bench.plan({}).by_node})
+    assert with_migration(found, floats, basis, FULL) is basis

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnxq.accuracy.rounding import Half, Rounding
+from onnxq.accuracy.effort import FAST, Accuracy
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.rounding import with_compensation
 from onnxq.encoding.recipe import Recipe
 from onnxq.evaluate import compare_files
-from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
 from onnxq.presets import preset_named
 from onnxq.progress import silent
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.trials import Trials
@@ -37,27 +40,29 @@ def bench(tmp_path: Path) -> Workbench:
     return open_workbench(graph, preset_named("int4-block32"), target_named(DEFAULT_TARGET), tmp_path)
 
 
-def chosen(bench: Workbench, samples: Sequence[Sample], **options: int) -> tuple[Recipe, Evidence, Recipe, Plan]:
-    plan, recipe = bench.plan({}), Recipe()
+def chosen(bench: Workbench, samples: Sequence[Sample], effort: Accuracy = FAST) -> tuple[Basis, Basis, Plan]:
+    plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
-    rounding = Rounding(bench, bench.prepared, samples, silent)
-    return *rounding.choose(plan, recipe, evidence, **options), recipe, plan
+    plain = Basis(Recipe(), evidence)
+    folds = Folds(Trials.of(bench, bench.prepared, evenly(samples, 16), evidence), samples)
+    return with_compensation(folds, plan, plain, effort), plain, plan
 
 
 def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, tmp_path: Path) -> None:
-    best, evidence, plain, plan = chosen(bench, images("calib.npz", 64))
-    assert best.compensation is not None
+    best, plain, plan = chosen(bench, images("calib.npz", 64))
+    assert best.recipe.compensation is not None
     found = []
-    for recipe in (plain, best):
-        bench.build(plan, evidence, recipe, tmp_path / "out.onnx", external_data=False)
+    for basis in (plain, best):
+        bench.build(plan, basis.evidence, basis.recipe, tmp_path / "out.onnx", external_data=False)
         found.append(compare_files(bench.prepared, tmp_path / "out.onnx", MODELS / "data" / "test.npz", limit=50))
     assert found[1].worst_sqnr > found[0].worst_sqnr + 2
 
 
 def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> None:
-    best, evidence, _, plan = chosen(bench, images("calib.npz", 8))
-    assert best.compensation is not None
-    grams = [evidence.statistics[request] for request in best.compensation.requests(plan, bench.graph)]
+    best, _, plan = chosen(bench, images("calib.npz", 8))
+    assert best.recipe.compensation is not None
+    requests = best.recipe.compensation.requests(plan, bench.graph)
+    grams = [best.evidence.statistics[request] for request in requests]
     assert grams
     # Each image has 28 rows of pixels, and one vector for each in front of the last layer.
     assert {gram.count for gram in grams if isinstance(gram, Gram)} == {8 * 28, 8}
@@ -67,28 +72,14 @@ def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         Trials, "noise", lambda _, plan, recipe: np.full((2, 1), 0.1 if recipe.compensation is None else 0.11)
     )
-    best, evidence, plain, _ = chosen(bench, images("calib.npz", 4))
+    best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
-    assert not any(isinstance(statistic, Gram) for statistic in evidence.statistics.values())
-
-
-def test_one_sample_is_too_few(bench: Workbench) -> None:
-    best, _, plain, _ = chosen(bench, images("calib.npz", 1))
-    assert best is plain
+    assert not any(isinstance(statistic, Gram) for statistic in best.evidence.statistics.values())
 
 
 def test_weights_of_more_bits_are_left_out(bench: Workbench) -> None:
-    best, _, plain, _ = chosen(bench, images("calib.npz", 4), bits=3)
+    best, plain, _ = chosen(bench, images("calib.npz", 4), replace(FAST, compensated_bits=3))
     assert best is plain
-
-
-@pytest.mark.parametrize("count", range(5))
-def test_halves_are_all_samples(count: int) -> None:
-    samples: list[Sample] = [{"x": np.array(index)} for index in range(count)]
-    first, second = (Half(samples, odd) for odd in (False, True))
-    assert len(first) + len(second) == count
-    assert sorted(int(sample["x"]) for half in (first, second) for sample in half) == list(range(count))
-    assert [len(list(half)) for half in (first, second)] == [len(first), len(second)]
 
 
 def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:

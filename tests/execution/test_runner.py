@@ -16,7 +16,7 @@ from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.observing import observe
 from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.value_range import Range
-from onnxq.execution.runner import Ledger, collect
+from onnxq.execution.runner import Ledger, collect, collect_apart
 from onnxq.execution.taps import with_taps
 from onnxq.execution.workers import Processes, Threads, Workers
 from onnxq.runtime import runtime_version
@@ -74,6 +74,15 @@ def test_shards_merge_to_the_whole_in_any_order() -> None:
 def test_the_workers_do_not_show(workers: Workers) -> None:
     many = [sample(row) for row in np.random.default_rng(0).normal(size=(40, 2)).tolist()]
     assert collect(model(), many, wanted(["h", "x"]), workers=workers) == collect(model(), many, wanted(["h", "x"]))
+
+
+def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
+    requests = (*wanted("h"), *wanted("x"))
+    parts = collect_apart(model(), [SAMPLES[::2], SAMPLES[1::2]], requests)
+    assert [part.samples for part in parts] == [
+        collect(model(), some, requests).samples for some in (SAMPLES[::2], SAMPLES[1::2])
+    ]
+    assert reduce(Evidence.plus, parts).statistics == collect(model(), SAMPLES, requests).statistics
 
 
 def test_progress_counts_samples() -> None:

@@ -1,4 +1,4 @@
-"""Recipes that are kept because their models are nearer to the float model."""
+"""Ranges that are kept because their models are nearer to the float model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from observations import evidence, seen
 
-from onnxq.accuracy.recipes import Recipes, fitting, noise_share, ranges_by_tensor
+from onnxq.accuracy.effort import FAST
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.ranging import noise_share, ranges_by_tensor, with_ranges
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import load
@@ -39,56 +41,25 @@ def plan(bench: Workbench) -> Plan:
     return bench.plan({})
 
 
-def recipes(bench: Workbench, plan: Plan, judged: int, most: int) -> Recipes:
+def folds(bench: Workbench, plan: Plan, judged: int, most: int) -> Folds:
     statistics = bench.calibrate(plan, SAMPLES[:most], silent)
     spread = evenly(SAMPLES[:most], judged)
-    return Recipes(Trials.of(bench, MODELS / "mobilenet.onnx", spread, statistics), SAMPLES[:most])
-
-
-@pytest.mark.parametrize(("judged", "most"), [(12, 24), (12, 12)])
-def test_biases_are_kept_where_they_pay(bench: Workbench, plan: Plan, judged: int, most: int) -> None:
-    found = recipes(bench, plan, judged, most)
-    corrected = found.with_biases(plan, Recipe())
-    assert corrected.biases
-    assert found.trials.trust(plan, corrected).noise < 0.9 * found.trials.trust(plan, Recipe()).noise
-    assert found.with_biases(plan, corrected).key == corrected.key
-
-
-def test_biases_that_do_not_pay_are_not_kept(bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recipes(bench, plan, 8, 24)
-    wrong = {node: 1 + bias for node, bias in found.with_biases(plan, Recipe()).biases.items()}
-    monkeypatch.setattr(
-        "onnxq.accuracy.recipes.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
-    )
-    assert found.with_biases(plan, Recipe()).key == Recipe().key
-
-
-@pytest.mark.parametrize(
-    ("count", "judged", "expected"),
-    [(10, 4, [0, 3, 6, 9]), (12, 4, [1, 2, 3, 5, 6, 8, 9, 10]), (2, 2, [0, 1]), (0, 4, [])],
-)
-def test_biases_are_found_on_samples_that_judge_nothing_where_there_are_enough(
-    count: int, judged: int, expected: list[int]
-) -> None:
-    assert [int(sample["x"]) for sample in fitting([{"x": np.array(n)} for n in range(count)], judged)] == expected
-
-
-def test_a_single_sample_corrects_nothing(bench: Workbench, plan: Plan) -> None:
-    assert recipes(bench, plan, 1, 1).with_biases(plan, Recipe()).key == Recipe().key
+    return Folds(Trials.of(bench, MODELS / "mobilenet.onnx", spread, statistics), SAMPLES[:most])
 
 
 def test_the_best_ranges_are_never_noisier_than_the_first(bench: Workbench, plan: Plan) -> None:
-    found = recipes(bench, plan, 4, 8)
-    recipe = found.with_ranges(plan, Recipe(), 6, (Percentile(90.0), MinMax()))
+    found = folds(bench, plan, 4, 8)
+    basis = Basis(Recipe(), found.trials.evidence)
+    recipe = with_ranges(found, plan, basis, FAST, (Percentile(90.0), MinMax())).recipe
     assert repr(recipe.ranges) == repr(MinMax())
-    assert len(found.trials.measured) == 6
+    assert len(found.trials.measured) == FAST.models
     assert found.trials.trust(plan, recipe).noise <= found.trials.trust(plan, Recipe()).noise
 
 
 def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:
-    found = recipes(bench, plan, 1, 1)
-    stored = replace(plan, activations=())
-    assert found.with_ranges(stored, Recipe(MinMax()), 6, (Percentile(90.0),)).key == Recipe().key
+    found = folds(bench, plan, 1, 1)
+    basis, stored = Basis(Recipe(), found.trials.evidence), replace(plan, activations=())
+    assert with_ranges(found, stored, basis, FAST, (Percentile(90.0),)) is basis
     assert not found.trials.measured
 
 

@@ -1,0 +1,106 @@
+"""Folds: what is found on some of the samples is judged by others, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias, TypeVar
+
+from onnxq.encoding.range_choice import worst
+from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.evidence import Evidence
+from onnxq.planning.plan import Plan
+from onnxq.samples.data import even_places
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
+from onnxq.trials import Trials
+
+Groups = tuple[int, ...]
+"""Which of the groups of samples something is found on."""
+ALL: Groups = (0, 1, 2)
+
+# Each sample costs a run of the float model, and more find hardly anything better.
+_MOST = 256
+# Of several findings one lowers the noise by 0.1 dB by luck alone.
+_WORTH = 0.977
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """What codes are chosen by.
+
+    Attributes:
+        recipe: how.
+        evidence: what it rests on.
+    """
+
+    recipe: Recipe
+    evidence: Evidence
+
+
+Finding: TypeAlias = Callable[[Groups], Basis]
+"""What a method makes of some groups of samples."""
+Found = TypeVar("Found", bound=Finding)
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """The samples in three groups: the two halves of those that judge candidates, and all others.
+
+    What a fold finds, it finds on one half and the others; the half that was left out judges it. What is taken in the
+    end is found on all.
+
+    Attributes:
+        trials: build candidates and judge them.
+        samples: all of them, two at least.
+    """
+
+    trials: Trials
+    samples: SampleSource
+
+    @cached_property
+    def groups(self) -> tuple[Selection, ...]:
+        """The samples by group, at most 256 in all."""
+        judging = even_places(len(self.samples), len(self.trials.samples))
+        others = sorted(set(range(len(self.samples))).difference(judging))
+        kept = [others[place] for place in even_places(len(others), _MOST - len(judging))]
+        return tuple(Selection(self.samples, places) for places in (judging[::2], judging[1::2], kept))
+
+    @property
+    def found_on(self) -> tuple[Groups, Groups]:
+        """The groups on which each fold finds."""
+        return (1, 2), (0, 2)
+
+    @cached_property
+    def _judges(self) -> tuple[Trials, Trials]:
+        """What judges each fold."""
+        return self.trials.part(slice(0, None, 2)), self.trials.part(slice(1, None, 2))
+
+    def of(self, groups: Groups, most: int) -> Selection:
+        """Return at most so many samples of some groups, evenly spaced."""
+        places = sorted(place for group in groups for place in self.groups[group].places)
+        return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
+
+    def quietest(self, plan: Plan, findings: Iterable[Found]) -> Found:
+        """Return the finding with which the first fold has the least noise."""
+        return min(findings, key=lambda finding: self._noise_of(0, plan, finding))
+
+    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = _WORTH) -> Basis:
+        """Return what the best of some findings makes of all samples, or the basis where none is worth it.
+
+        Args:
+            plan: what becomes of each node.
+            basis: what there is without them.
+            findings: of which the first fold says which is the best.
+            worth: how many times the noise of the basis it may leave at most, as both folds see it.
+        """
+        best = self.quietest(plan, findings)
+        found, before = (
+            sum(self._noise_of(fold, plan, finding) for fold in range(2)) for finding in (best, lambda _: basis)
+        )
+        return best(ALL) if found < worth * before else basis
+
+    def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
+        basis = finding(self.found_on[fold])
+        return worst(replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe))

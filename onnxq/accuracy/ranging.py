@@ -1,0 +1,71 @@
+"""Ranges chosen by measuring: one method for all tensors, and others where they lower the noise of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.accuracy.effort import Accuracy
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges
+from onnxq.evidence.evidence import Evidence, TensorEvidence
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.evidence.ranges import RangeMethod, bins_of_data, ends_of_data
+from onnxq.evidence.squared_error import Grid, expected_errors
+from onnxq.evidence.value_range import Range as Seen
+from onnxq.numbers.spec import Spec
+from onnxq.planning.plan import Plan
+
+
+def with_ranges(
+    folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, methods: Sequence[RangeMethod] = FIRST_RANGES
+) -> Basis:
+    """Return the basis with the ranges of least noise, see `choose_ranges`.
+
+    Args:
+        folds: judges candidates.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: how many models to build at most.
+        methods: to choose from; the first is taken where nothing is better.
+    """
+    if not plan.calibrated:
+        return basis
+    trials, recipe = replace(folds.trials, evidence=basis.evidence), basis.recipe
+
+    def measure(choice: RangeChoice[RangeMethod]) -> NDArray[np.float64]:
+        return trials.noise(plan, recipe.with_choice(choice))
+
+    ranges = ranges_by_tensor(plan, basis.evidence, methods)
+    found = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
+    return replace(basis, recipe=recipe.with_choice(found))
+
+
+def ranges_by_tensor(
+    plan: Plan, evidence: Evidence, methods: Sequence[RangeMethod]
+) -> dict[str, dict[RangeMethod, Range]]:
+    """Return the range that each method means for each tensor of a plan, tensors of much noise for their signal first.
+
+    Args:
+        plan: names the tensors and their specs.
+        evidence: of the tensors.
+        methods: hashable range methods.
+    """
+    specs = plan.calibrated
+    seen = {tensor: evidence.of(tensor) for tensor in specs if evidence.of(tensor).need(Seen).count}
+    order = sorted(seen, key=lambda tensor: -noise_share(seen[tensor], specs[tensor]))
+    return {tensor: {method: method(seen[tensor], specs[tensor]) for method in methods} for tensor in order}
+
+
+def noise_share(seen: TensorEvidence, spec: Spec) -> float:
+    """Return the squared error that codes from minimum to maximum have, in units of the variance of the data."""
+    data = bins_of_data(seen)
+    low, high = ends_of_data(seen)
+    error = float(expected_errors(data, np.array([low]), np.array([high]), Grid.of(spec))[0])
+    centers = (data.edges[:-1] + data.edges[1:]) / 2 / (max(-data.minimum, data.maximum) or 1.0)
+    weights = data.counts / data.counts.sum()
+    variance = float(weights @ np.square(centers - weights @ centers))
+    return error / variance if variance > 0 else 0.0

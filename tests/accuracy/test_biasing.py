@@ -1,0 +1,80 @@
+"""Biases in order are kept where they pay on samples that they were not found on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.accuracy.biasing import with_biases
+from onnxq.accuracy.effort import FAST, FULL, Accuracy
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.encoding.recipe import Recipe
+from onnxq.modelfile import load
+from onnxq.planning.plan import Plan
+from onnxq.presets import PRESETS
+from onnxq.progress import silent
+from onnxq.samples.data import evenly
+from onnxq.targets import TARGETS
+from onnxq.trials import Trials
+from onnxq.workbench import Workbench, open_workbench
+
+MODELS = Path(__file__).parents[2] / "models"
+SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    return open_workbench(
+        load(MODELS / "mobilenet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path_factory.mktemp("bench")
+    )
+
+
+@pytest.fixture(scope="module")
+def plan(bench: Workbench) -> Plan:
+    return bench.plan({})
+
+
+@pytest.fixture(scope="module")
+def folds_of(bench: Workbench, plan: Plan) -> Callable[[int, int], Folds]:
+    evidence = bench.calibrate(plan, SAMPLES, silent)
+
+    def folds(judged: int, most: int) -> Folds:
+        spread = evenly(SAMPLES[:most], judged)
+        return Folds(Trials.of(bench, MODELS / "mobilenet.onnx", spread, evidence), SAMPLES[:most])
+
+    return folds
+
+
+@pytest.mark.parametrize(("judged", "most", "effort"), [(12, 24, FAST), (12, 12, FAST), (12, 12, FULL)])
+def test_biases_are_kept_where_they_pay(
+    folds_of: Callable[[int, int], Folds], plan: Plan, judged: int, most: int, effort: Accuracy
+) -> None:
+    folds = folds_of(judged, most)
+    basis = Basis(Recipe(), folds.trials.evidence)
+    corrected = with_biases(folds, plan, basis, effort)
+    assert corrected.recipe.biases
+    assert folds.trials.trust(plan, corrected.recipe).noise < 0.9 * folds.trials.trust(plan, Recipe()).noise
+    assert with_biases(folds, plan, corrected, effort).recipe.key == corrected.recipe.key
+
+
+def test_biases_that_do_not_pay_are_not_kept(
+    folds_of: Callable[[int, int], Folds], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds = folds_of(8, 24)
+    basis = Basis(Recipe(), folds.trials.evidence)
+    wrong = {node: 1 + bias for node, bias in with_biases(folds, plan, basis, FAST).recipe.biases.items()}
+    monkeypatch.setattr(
+        "onnxq.accuracy.biasing.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
+    )
+    assert with_biases(folds, plan, basis, FAST).recipe.key == Recipe().key
+
+
+def test_what_is_stored_alone_gets_none(folds_of: Callable[[int, int], Folds], bench: Workbench) -> None:
+    folds = folds_of(4, 8)
+    floats = replace(bench.plan({}), decisions=())
+    basis = Basis(Recipe(), folds.trials.evidence)
+    assert with_biases(folds, floats, basis, FAST).recipe.key == Recipe().key

@@ -1,0 +1,87 @@
+"""What is found on some samples is judged by others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
+from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.ranges import Percentile
+from onnxq.modelfile import load
+from onnxq.planning.plan import Plan
+from onnxq.presets import PRESETS
+from onnxq.progress import silent
+from onnxq.samples.data import evenly
+from onnxq.targets import TARGETS
+from onnxq.trials import Trials
+from onnxq.workbench import open_workbench
+
+MODELS = Path(__file__).parents[2] / "models"
+SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
+COARSE, PLAIN, FINE = (Recipe(Percentile(percent)) for percent in (50.0, 90.0, 99.99))
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory: pytest.TempPathFactory) -> Folds:
+    folder = tmp_path_factory.mktemp("bench")
+    bench = open_workbench(load(MODELS / "resnet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], folder)
+    evidence = bench.calibrate(bench.plan({}), SAMPLES, silent)
+    return Folds(Trials.of(bench, MODELS / "resnet.onnx", evenly(SAMPLES, 7), evidence), SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def plan(folds: Folds) -> Plan:
+    return folds.trials.bench.plan({})
+
+
+def always(folds: Folds, recipe: Recipe) -> Callable[[Groups], Basis]:
+    return lambda _: Basis(recipe, folds.trials.evidence)
+
+
+@pytest.mark.parametrize(("count", "judging"), [(2, 2), (7, 3), (24, 7), (300, 16), (1000, 16)])
+def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int, judging: int) -> None:
+    samples = [{"x": np.array(index)} for index in range(count)]
+    trials = replace(folds.trials, samples=tuple(evenly(samples, judging)), expected=((),) * judging)
+    groups = [[int(sample["x"]) for sample in group] for group in Folds(trials, samples).groups]
+    assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 256)
+    assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in trials.samples}
+    assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
+
+
+def test_nothing_is_judged_by_what_it_was_found_on(folds: Folds, plan: Plan) -> None:
+    asked: list[Groups] = []
+
+    def found(groups: Groups) -> Basis:
+        asked.append(groups)
+        return Basis(FINE, folds.trials.evidence)
+
+    folds.kept(plan, Basis(PLAIN, folds.trials.evidence), [found])
+    assert set(asked) == {*folds.found_on, ALL}
+    assert [0 in groups for groups in folds.found_on] == [False, True]
+    assert [1 in groups for groups in folds.found_on] == [True, False]
+
+
+def test_some_samples_of_groups_are_spread_over_them(folds: Folds) -> None:
+    places = sorted((*folds.groups[0].places, *folds.groups[2].places))
+    assert folds.of((0, 2), 100).places == places
+    few = folds.of((0, 2), 4).places
+    assert len(few) == 4
+    assert (few[0], few[-1]) == (places[0], places[-1])
+
+
+def test_the_best_is_kept_where_it_is_worth_it(folds: Folds, plan: Plan) -> None:
+    basis = Basis(PLAIN, folds.trials.evidence)
+    found = folds.kept(plan, basis, [always(folds, COARSE), always(folds, FINE)])
+    assert found.recipe is FINE
+    assert folds.kept(plan, basis, [always(folds, COARSE)]) is basis
+    assert folds.kept(plan, basis, [always(folds, PLAIN)]) is basis
+
+
+def test_the_first_of_equals_is_the_quietest(folds: Folds, plan: Plan) -> None:
+    one, other = always(folds, FINE), always(folds, FINE)
+    assert folds.quietest(plan, [one, other]) is one
