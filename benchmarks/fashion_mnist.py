@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from onnxq import PRESETS, quantize
-from onnxq.evaluate import Agreement, agreement_of, output_names
+from onnxq.judging.agreement import Agreement, agreement_of
 from onnxq.report import Report
-from onnxq.runtime import Array, open_session, run
+from onnxq.runtime import Array, open_session, output_names, run
 
 MODELS = Path(__file__).parent.parent / "models"
 BATCH = 500

@@ -26,7 +26,8 @@ import numpy as np
 import onnx
 
 from onnxq import dequantize, quantize
-from onnxq.evaluate import compare_files
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.verify import measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.presets import PRESETS
@@ -34,7 +35,6 @@ from onnxq.runtime import open_session, run
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.scheme import Mode
-from onnxq.verify import measure_latency
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2

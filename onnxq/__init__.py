@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnxq.dequantization import dequantize
     from onnxq.errors import OnnxqError
-    from onnxq.evaluate import compare_files
     from onnxq.evidence.ranges import MinMax, Percentile
     from onnxq.evidence.squared_error import MeanSquaredError
     from onnxq.evidence.storage import load_statistics, save_statistics
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         replace_uses,
         scopes,
     )
+    from onnxq.judging.agreement import compare_files
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
     from onnxq.pipeline import calibrate, plan, quantize
@@ -85,7 +85,7 @@ _HOMES = {
     "onnxq.evidence.storage": ("load_statistics", "save_statistics"),
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": ("OnnxqError",),
-    "onnxq.evaluate": ("compare_files",),
+    "onnxq.judging.agreement": ("compare_files",),
     "onnxq.graph": (
         "Call",
         "Changes",

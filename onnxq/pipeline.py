@@ -19,8 +19,10 @@ from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods, parse_range
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Graph
+from onnxq.judging.gate import Wish
+from onnxq.judging.metrics import Metric
+from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit, emit_named
-from onnxq.metrics import Metric
 from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.named_passes import Step, as_passes
@@ -42,11 +44,10 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Scheme
-from onnxq.searching.choosing import Chooser, Wish
+from onnxq.searching.choosing import Chooser
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.measures import effort_named
 from onnxq.targets import DEFAULT_TARGET, target_named
-from onnxq.verify import loads_in_onnxruntime
 from onnxq.workbench import open_workbench
 
 Model = str | Path | onnx.ModelProto | Any

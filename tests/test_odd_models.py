@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, 
 
 from onnxq import quantize
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.evaluate import compare
+from onnxq.judging.agreement import compare
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session
 from onnxq.scheme import Mode

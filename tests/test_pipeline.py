@@ -183,7 +183,7 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import latency
+    from onnxq.judging import latency
 
     # Whatever was measured counts as slower, also after the search has left some nodes out.
     monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))

@@ -13,14 +13,14 @@ from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.evaluate import Agreement, OutputAgreement
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.gate import Wish
+from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError, Report, check_fidelity
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.choosing import Wish
 from onnxq.searching.search import Point, Sensitivity
-from onnxq.verify import Kernels, Latency
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(

@@ -160,7 +160,7 @@ def quantize(
     from onnxq import pipeline
     from onnxq.cli import terminal
     from onnxq.evidence.range_table import parse_range
-    from onnxq.metrics import load_metric
+    from onnxq.judging.metrics import load_metric
     from onnxq.modelfile.publish import check_output, data_file
     from onnxq.planning.plan_file import load_plan, save_plan
 

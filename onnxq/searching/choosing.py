@@ -11,7 +11,9 @@ from onnxq.accuracy.recipes import Recipes
 from onnxq.accuracy.refining import Refined, Refining
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.metrics import Metric, score
+from onnxq.judging.gate import Scores, Wish
+from onnxq.judging.metrics import Metric, score
+from onnxq.judging.verify import Verification, verify
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
@@ -24,7 +26,6 @@ from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
-from onnxq.verify import Verification, verify
 from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
@@ -38,41 +39,6 @@ _SEARCH_SAMPLES = 16
 _SEARCH_SECONDS = 1.0
 # A metric falls as the noise rises, so the noisiest goal is tried first.
 _METRIC_GOALS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How faithful the model has to be.
-
-    Attributes:
-        min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
-        metric: what else tells whether the model is good.
-        max_drop: how much less than the float model's the metric may be.
-    """
-
-    min_sqnr: float
-    metric: Metric | None = None
-    max_drop: float = 0.0
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What a metric says of both models, on the calibration samples in their order.
-
-    Attributes:
-        name: of the metric.
-        reference: of the float model.
-        candidate: of the quantized model.
-    """
-
-    name: str
-    reference: float
-    candidate: float
-
-    @property
-    def drop(self) -> float:
-        """How much less the quantized model's is."""
-        return self.reference - self.candidate
 
 
 @dataclass(frozen=True)

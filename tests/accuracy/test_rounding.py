@@ -10,9 +10,9 @@ import pytest
 
 from onnxq.accuracy.rounding import Half, Rounding
 from onnxq.encoding.recipe import Recipe
-from onnxq.evaluate import compare_files
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
+from onnxq.judging.agreement import compare_files
 from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan

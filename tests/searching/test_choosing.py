@@ -11,15 +11,14 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import latency
 from onnxq.errors import SchemeError
 from onnxq.evidence.range_table import parse_range
-from onnxq.metrics import Metric, load_metric
+from onnxq.judging import latency
+from onnxq.judging.metrics import Metric, load_metric
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode
-from onnxq.searching.choosing import Scores
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -60,11 +59,6 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
     with pytest.raises(FidelityError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
         quantize(MODELS / "resnet.onnx", CALIB, tmp_path / "o.onnx", limit=4, seconds=0, metric=metric, max_drop=0.1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
-    assert Scores("m", 0.9, 0.7).drop == pytest.approx(0.2)
-    assert Scores("m", 0.7, 0.9).drop < 0
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
