@@ -13,7 +13,8 @@ from onnxq.accuracy.refining import Gain
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.graph import Applied
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Scores, Wish, fault, lost_score, shortfall, worst_output
+from onnxq.judging.gate import Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Plan
 from onnxq.searching.regions import Region
@@ -117,8 +118,8 @@ class FidelityError(OnnxqError):
         self.report = report
 
 
-def check_fidelity(report: Report, wish: Wish) -> None:
-    """Refuse a model that is less faithful than was wished.
+def check_fidelity(report: Report, goal: Goal) -> None:
+    """Refuse a model that is less faithful than the goal asks.
 
     Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
     of values that differ; see OutputAgreement.decibels.
@@ -127,7 +128,7 @@ def check_fidelity(report: Report, wish: Wish) -> None:
         FidelityError: it is, or an output is not finite or of another shape.
         ModelError: no node is worth quantizing, so that the model is the float model.
     """
-    min_sqnr = wish.min_sqnr
+    min_sqnr = goal.min_sqnr
     agreement = report.agreement
     if told := fault(agreement):
         raise FidelityError(f"{told}; nothing was written", report)
@@ -144,10 +145,10 @@ def check_fidelity(report: Report, wish: Wish) -> None:
             report,
         )
     if report.scores is not None:
-        if told := lost_score(report.scores, wish):
+        if told := lost_score(report.scores, goal):
             raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
-    elif worst := worst_output(agreement, wish):
-        raise FidelityError(f"{shortfall(worst, wish)}; nothing was written; {_remedy(report, worst)}", report)
+    elif worst := worst_output(agreement, goal):
+        raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
 
 
 def _lacks_fidelity(report: Report) -> bool:

@@ -1,4 +1,4 @@
-"""The gate: what is wished of a model and what it lacks, in words."""
+"""The gate: what a model lacks of its goal, in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import pytest
 
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Scores, Wish, fault, lost_score, shortfall, worst_output
+from onnxq.judging.gate import Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.goal import Goal
 
 
 def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> OutputAgreement:
@@ -24,7 +25,7 @@ def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> Ou
         (output(same_shapes=False), "output y of the quantized model has another shape"),
     ],
 )
-def test_outputs_that_no_wish_allows_are_named(broken: OutputAgreement, told: str) -> None:
+def test_outputs_that_no_goal_allows_are_named(broken: OutputAgreement, told: str) -> None:
     assert fault(Agreement(1, (output(), broken))) == told
 
 
@@ -33,10 +34,10 @@ def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
     assert Scores("m", 0.7, 0.9).drop < 0
 
 
-def test_a_score_may_fall_as_far_as_was_wished() -> None:
+def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
     scores = Scores("m", 0.75, 0.5)
-    assert lost_score(scores, Wish(20.0, max_drop=0.25)) == ""
-    assert lost_score(scores, Wish(20.0)) == "m falls from 0.75 to 0.5, expected to lose at most 0"
+    assert lost_score(scores, Goal(20.0, max_drop=0.25)) == ""
+    assert lost_score(scores, Goal(20.0)) == "m falls from 0.75 to 0.5, expected to lose at most 0"
 
 
 @pytest.mark.parametrize(
@@ -54,5 +55,5 @@ def test_a_score_may_fall_as_far_as_was_wished() -> None:
     ],
 )
 def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], told: str | None) -> None:
-    worst = worst_output(Agreement(1, outputs), Wish(20.0))
-    assert (worst and shortfall(worst, Wish(20.0))) == told
+    worst = worst_output(Agreement(1, outputs), Goal(20.0))
+    assert (worst and shortfall(worst, Goal(20.0))) == told
