@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.accuracy.effort import METHODS
-from onnxq.evaluate import compare_files
+from onnxq.judging.agreement import compare_files
 
 OWN = Path(__file__).parents[1] / "models"
 EFFORTS = ("off", *METHODS, "fast", "full")

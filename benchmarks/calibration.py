@@ -47,13 +47,13 @@ quantize_static(sys.argv[1], sys.argv[3], Reader(), calibrate_method=getattr(Cal
 """
 OURS = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import onnxq
-from onnxq.execution.resume import Collection
-from onnxq.execution.workers import Processes
-ranges = {"extremes": onnxq.MinMax(), "histograms": None}[sys.argv[4]]
-workers = Processes(int(sys.argv[5])) if len(sys.argv) > 5 else None
-found = onnxq.calibrate(sys.argv[1], Path(sys.argv[2]), ranges=ranges, collection=Collection(workers=workers))
+scheme = replace(onnxq.PRESETS["int8"], ranges={"extremes": "minmax", "histograms": ""}[sys.argv[4]])
+workers = onnxq.Processes(int(sys.argv[5])) if len(sys.argv) > 5 else None
+budget = onnxq.Budget(collection=onnxq.Collection(workers=workers))
+found = onnxq.calibrate(sys.argv[1], Path(sys.argv[2]), scheme=scheme, budget=budget)
 onnxq.save_statistics(found, Path(sys.argv[3]))
 """
 

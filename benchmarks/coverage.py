@@ -272,7 +272,13 @@ def judge(case: Case, scheme: str) -> Result:
         source, output = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
         source.write_bytes(case.model.SerializeToString())
         try:
-            onnxq.quantize(source, [dict(sample) for sample in case.samples], output, scheme=scheme, seconds=TIMED)
+            onnxq.quantize(
+                source,
+                [dict(sample) for sample in case.samples],
+                output,
+                scheme=scheme,
+                budget=onnxq.Budget(latency=TIMED),
+            )
         except OnnxqError as error:
             sentence = str(error).replace(folder, "")
             if "\n" in sentence or len(sentence) > LONGEST_SENTENCE or output.exists():

@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxq import PRESETS, quantize
-from onnxq.evaluate import Agreement, agreement_of, output_names
+from onnxq.budget import Budget
+from onnxq.judging.agreement import Agreement, agreement_of
+from onnxq.judging.goal import Goal
 from onnxq.report import Report
-from onnxq.runtime import Array, open_session, run
+from onnxq.runtime import Array, open_session, output_names, run
 
 MODELS = Path(__file__).parent.parent / "models"
 BATCH = 500
@@ -90,7 +92,9 @@ def judge(model: Path) -> Iterator[Row]:
 def quantized(model: Path, output: Path, preset: str, *, search: str) -> Report:
     """Write the quantized model, below the default fidelity as well, and return its report."""
     calibration = MODELS / "data" / "calib.npz"
-    return quantize(model, calibration, output, scheme=preset, search=search, seconds=SECONDS, force=True).report
+    return quantize(
+        model, calibration, output, scheme=preset, goal=Goal(force=True), budget=Budget(search=search, latency=SECONDS)
+    ).report
 
 
 def answers(model: Path, images: Array) -> list[list[Array]]:

@@ -26,7 +26,11 @@ import numpy as np
 import onnx
 
 from onnxq import dequantize, quantize
-from onnxq.evaluate import compare_files
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.goal import Goal
+from onnxq.judging.verify import measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.presets import PRESETS
@@ -34,7 +38,6 @@ from onnxq.runtime import open_session, run
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.scheme import Mode
-from onnxq.verify import measure_latency
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2
@@ -96,7 +99,12 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
         output, back = Path(folder) / "quantized.onnx", Path(folder) / "dequantized.onnx"
         start = time.perf_counter()
         done = quantize(
-            options.model, options.calib, output, scheme=preset, search="off", force=True, seconds=0, limit=limit
+            options.model,
+            Data(options.calib, limit=limit),
+            output,
+            scheme=preset,
+            goal=Goal(force=True),
+            budget=Budget(search="off", latency=0),
         )
         seconds = time.perf_counter() - start
         samples = open_samples(options.calib, model_inputs(skeleton(load(options.model))))

@@ -116,7 +116,7 @@ def run_batch(samples: Path, waiting: list[str]) -> dict[str, tuple[Any, str]]:
 
 def quantize_each(samples: Path, paths: list[Path]) -> None:
     """Quantize models, and print one JSON line before and after each."""
-    from onnxq import quantize
+    from onnxq import Budget, Data, quantize
     from onnxq.errors import OnnxqError
     from onnxq.report import FidelityError
 
@@ -125,7 +125,9 @@ def quantize_each(samples: Path, paths: list[Path]) -> None:
         code, text = 0, ""
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            quantize(path, samples, path.with_suffix(".int8.onnx"), search="off", seconds=0, limit=1)
+            quantize(
+                path, Data(samples, limit=1), path.with_suffix(".int8.onnx"), budget=Budget(search="off", latency=0)
+            )
         except FidelityError as error:
             code, text = UNFAITHFUL, str(error)
         except OnnxqError as error:

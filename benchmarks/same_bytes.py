@@ -39,7 +39,14 @@ def digest(model: Path, samples: Path, preset: str) -> str:
     with TemporaryDirectory() as folder:
         output = Path(folder) / "out.onnx"
         try:
-            onnxq.quantize(model, samples, output, scheme=preset, search="off", seconds=0, force=True, limit=8)
+            onnxq.quantize(
+                model,
+                onnxq.Data(samples, limit=8),
+                output,
+                scheme=preset,
+                goal=onnxq.Goal(force=True),
+                budget=onnxq.Budget(search="off", latency=0),
+            )
         except onnxq.OnnxqError as error:
             return str(error)
         return hashlib.sha256(output.read_bytes()).hexdigest()

@@ -26,13 +26,13 @@ from typing import Any
 
 from onnx import TensorProto
 
-from onnxq.evaluate import compare_files
 from onnxq.graph import constants, onnx_dtype
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.verify import measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
-from onnxq.verify import measure_latency
 
 TIMED_SAMPLES = 4
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}

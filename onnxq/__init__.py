@@ -9,12 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from onnxq.budget import Budget
+    from onnxq.data import Data
     from onnxq.dequantization import dequantize
-    from onnxq.errors import OnnxqError
-    from onnxq.evaluate import compare_files
-    from onnxq.evidence.ranges import MinMax, Percentile
+    from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, PassError, SchemeError
+    from onnxq.evidence.entropy import Entropy
+    from onnxq.evidence.evidence import Evidence
+    from onnxq.evidence.histogram_search import HistogramSearch
+    from onnxq.evidence.range_table import Auto
+    from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile
     from onnxq.evidence.squared_error import MeanSquaredError
     from onnxq.evidence.storage import load_statistics, save_statistics
+    from onnxq.execution.resume import Collection
+    from onnxq.execution.workers import Processes
     from onnxq.graph import (
         Call,
         Changes,
@@ -30,41 +37,75 @@ if TYPE_CHECKING:
         replace_uses,
         scopes,
     )
+    from onnxq.judging.agreement import compare_files
+    from onnxq.judging.goal import Goal
+    from onnxq.judging.latency_comparison import bench
+    from onnxq.judging.metrics import Metric, load_metric
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
-    from onnxq.pipeline import calibrate, plan, quantize
+    from onnxq.pipeline import Quantized, calibrate, plan, quantize
+    from onnxq.planning.plan import Plan
+    from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
+    from onnxq.report import FidelityError, Report
     from onnxq.rewriting import Verify, run_passes
-    from onnxq.scheme import Mode, Rule, Scheme, Spec
+    from onnxq.samples.images import ImageOptions
+    from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
 
 __all__ = [
     "PRESETS",
+    "Auto",
+    "Budget",
     "Call",
     "Changes",
+    "Collection",
+    "Data",
+    "DataError",
+    "Entropy",
+    "Evidence",
+    "FidelityError",
+    "Fixed",
+    "Goal",
+    "Granularity",
     "Graph",
+    "HistogramSearch",
+    "ImageOptions",
     "Match",
     "MeanSquaredError",
+    "Metric",
     "MinMax",
     "Mode",
+    "ModelError",
+    "MovingAverage",
     "New",
     "OnnxqError",
     "Operators",
     "Optimized",
+    "OutputError",
     "Pass",
+    "PassError",
     "Percentile",
     "Pipeline",
+    "Plan",
+    "Processes",
+    "Quantized",
+    "Report",
     "RewriteRule",
     "RewriteRules",
     "Rule",
     "Scheme",
+    "SchemeError",
     "Spec",
     "Verify",
+    "bench",
     "calibrate",
     "compare_files",
     "dequantize",
     "load",
+    "load_metric",
+    "load_plan",
     "load_scheme",
     "load_statistics",
     "optimize",
@@ -75,17 +116,40 @@ __all__ = [
     "replace_uses",
     "run_passes",
     "save",
+    "save_plan",
     "save_statistics",
     "scopes",
 ]
 
 _HOMES = {
-    "onnxq.evidence.ranges": ("MinMax", "Percentile"),
-    "onnxq.evidence.squared_error": ("MeanSquaredError",),
-    "onnxq.evidence.storage": ("load_statistics", "save_statistics"),
+    "onnxq.budget": ("Budget",),
+    "onnxq.data": ("Data",),
     "onnxq.dequantization": ("dequantize",),
-    "onnxq.errors": ("OnnxqError",),
-    "onnxq.evaluate": ("compare_files",),
+    "onnxq.errors": (
+        "DataError",
+        "ModelError",
+        "OnnxqError",
+        "OutputError",
+        "PassError",
+        "SchemeError",
+    ),
+    "onnxq.evidence.entropy": ("Entropy",),
+    "onnxq.evidence.evidence": ("Evidence",),
+    "onnxq.evidence.histogram_search": ("HistogramSearch",),
+    "onnxq.evidence.range_table": ("Auto",),
+    "onnxq.evidence.ranges": (
+        "Fixed",
+        "MinMax",
+        "MovingAverage",
+        "Percentile",
+    ),
+    "onnxq.evidence.squared_error": ("MeanSquaredError",),
+    "onnxq.evidence.storage": (
+        "load_statistics",
+        "save_statistics",
+    ),
+    "onnxq.execution.resume": ("Collection",),
+    "onnxq.execution.workers": ("Processes",),
     "onnxq.graph": (
         "Call",
         "Changes",
@@ -101,13 +165,50 @@ _HOMES = {
         "replace_uses",
         "scopes",
     ),
-    "onnxq.modelfile": ("load", "save"),
-    "onnxq.optimization": ("Optimized", "optimize"),
-    "onnxq.pipeline": ("calibrate", "plan", "quantize"),
+    "onnxq.judging.agreement": ("compare_files",),
+    "onnxq.judging.goal": ("Goal",),
+    "onnxq.judging.latency_comparison": ("bench",),
+    "onnxq.judging.metrics": (
+        "Metric",
+        "load_metric",
+    ),
+    "onnxq.modelfile": (
+        "load",
+        "save",
+    ),
+    "onnxq.optimization": (
+        "Optimized",
+        "optimize",
+    ),
+    "onnxq.pipeline": (
+        "Quantized",
+        "calibrate",
+        "plan",
+        "quantize",
+    ),
+    "onnxq.planning.plan": ("Plan",),
+    "onnxq.planning.plan_file": (
+        "load_plan",
+        "save_plan",
+    ),
     "onnxq.preparation": ("prepare",),
     "onnxq.presets": ("PRESETS",),
-    "onnxq.rewriting": ("Verify", "run_passes"),
-    "onnxq.scheme": ("Mode", "Rule", "Scheme", "Spec"),
+    "onnxq.report": (
+        "FidelityError",
+        "Report",
+    ),
+    "onnxq.rewriting": (
+        "Verify",
+        "run_passes",
+    ),
+    "onnxq.samples.images": ("ImageOptions",),
+    "onnxq.scheme": (
+        "Granularity",
+        "Mode",
+        "Rule",
+        "Scheme",
+        "Spec",
+    ),
     "onnxq.scheme_file": ("load_scheme",),
 }
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import DataError
-from onnxq.evaluate import output_names
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
-from onnxq.runtime import Session, open_session, run
+from onnxq.runtime import Session, open_session, output_names, run
 from onnxq.samples.data import open_samples
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, is_floating, model_inputs

@@ -51,3 +51,19 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     """
     found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
+    """Refuse an argument of another type; True and False are no numbers here.
+
+    Raises:
+        SchemeError: it is of another type.
+
+    >>> check_type("20", (int, float), "the wanted fidelity", "decibels such as 20")
+    Traceback (most recent call last):
+    ...
+    onnxq.errors.SchemeError: the wanted fidelity is '20' of type str, expected decibels such as 20
+    """
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise SchemeError(f"{what} is {value!r} of type {type(value).__name__}, expected {expected}")

@@ -23,7 +23,7 @@ from onnxq.graph import (
     scopes,
     types_to_declare,
 )
-from onnxq.latency import Latency, measure_latency
+from onnxq.judging.latency import Latency, measure_latency
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.passes.place.store_once import StoreOnce

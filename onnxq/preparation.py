@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.errors import ModelError, OutputError
 from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
@@ -255,19 +254,6 @@ def check_plan(plan: Plan, graph: Graph) -> None:
                         f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
                         "export the model again from sound weights"
                     )
-
-
-def check_numbers(min_sqnr: float, max_drop: float, seconds: float) -> None:
-    """Refuse limits that nothing reaches or exceeds, and times that never end.
-
-    Raises:
-        SchemeError: a number is NaN, negative or infinite; a fidelity may be infinite, where any or none is lost.
-    """
-    if math.isnan(min_sqnr):
-        raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
-    for what, number in (("the drop of the metric", max_drop), ("the time for latency in seconds", seconds)):
-        if not 0 <= number < math.inf:
-            raise SchemeError(f"{what} is {number}, expected a finite number that is not negative")
 
 
 def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from onnxq.accuracy.refining import Gain
 from onnxq.errors import ModelError, OnnxqError, OutputError
-from onnxq.evaluate import Agreement, OutputAgreement, share_at
 from onnxq.graph import Applied
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.gate import Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.goal import Goal
+from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Plan
-from onnxq.searching.choosing import Scores, Wish
 from onnxq.searching.regions import Region
 from onnxq.searching.search import Point, Sensitivity
-from onnxq.verify import Kernels, Latency
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class FidelityError(OnnxqError):
         self.report = report
 
 
-def check_fidelity(report: Report, wish: Wish) -> None:
-    """Refuse a model that is less faithful than was wished.
+def check_fidelity(report: Report, goal: Goal) -> None:
+    """Refuse a model that is less faithful than the goal asks.
 
     Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
     of values that differ; see OutputAgreement.decibels.
@@ -127,12 +128,10 @@ def check_fidelity(report: Report, wish: Wish) -> None:
         FidelityError: it is, or an output is not finite or of another shape.
         ModelError: no node is worth quantizing, so that the model is the float model.
     """
-    min_sqnr = wish.min_sqnr
+    min_sqnr = goal.min_sqnr
     agreement = report.agreement
-    if not agreement.sound:
-        broken = next(o for o in agreement.outputs if not (o.same_shapes and o.finite))
-        what = "is not finite" if broken.same_shapes else "has another shape"
-        raise FidelityError(f"output {broken.name} of the quantized model {what}; nothing was written", report)
+    if told := fault(agreement):
+        raise FidelityError(f"{told}; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
         if not _lacks_fidelity(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
@@ -146,16 +145,10 @@ def check_fidelity(report: Report, wish: Wish) -> None:
             report,
         )
     if report.scores is not None:
-        scores = report.scores
-        if scores.drop > wish.max_drop:
-            raise FidelityError(
-                f"{scores.name} falls from {scores.reference:.4g} to {scores.candidate:.4g}, expected to lose at most "
-                f"{wish.max_drop:g}; nothing was written; allow more, or give more samples",
-                report,
-            )
-    elif agreement.worst_sqnr < min_sqnr:
-        worst = min(agreement.outputs, key=lambda output: output.decibels)
-        raise FidelityError(f"{_shortfall(worst, min_sqnr)}; nothing was written; {_remedy(report, worst)}", report)
+        if told := lost_score(report.scores, goal):
+            raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
+    elif worst := worst_output(agreement, goal):
+        raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
 
 
 def _lacks_fidelity(report: Report) -> bool:
@@ -174,17 +167,6 @@ def _noisiest(report: Report) -> str:
         worst.setdefault(one.node, one.sqnr)
     hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
     return f"the nodes that hurt most are {hurt}" if hurt else ""
-
-
-def _shortfall(worst: OutputAgreement, min_sqnr: float) -> str:
-    """Say what an output is and what it should be."""
-    if worst.sqnr is not None:
-        return f"output {worst.name} has {worst.sqnr:.1f} dB, expected {min_sqnr:g} dB or more"
-    return (
-        f"output {worst.name} differs in {worst.differing} of {worst.compared} values "
-        f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(min_sqnr):.2%} that "
-        f"{min_sqnr:g} dB stand for, with 95 % confidence"
-    )
 
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:

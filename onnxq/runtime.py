@@ -156,6 +156,11 @@ def run(
     return values
 
 
+def output_names(session: Session) -> list[str]:
+    """Return the names of a session's outputs in order."""
+    return [output.name for output in session.get_outputs()]
+
+
 def _has_extended_types(session: Session, sample: Mapping[str, Array]) -> bool:
     """Return whether inputs or outputs have types that numpy itself lacks; they travel as values of onnxruntime."""
     given = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from onnxq.errors import SchemeError, nearest
+from onnxq.evidence.range_table import parse_range
+from onnxq.evidence.ranges import RangeMethod
+from onnxq.lowering import Emit
 from onnxq.numbers.spec import Granularity, Method, Rounding, Spec, Storage
 
 __all__ = [
@@ -96,21 +99,29 @@ class Scheme:
     Attributes:
         rules: the rules, most specific first.
         name: how reports call the scheme.
-        ranges: the range method for activations, as parse_range takes it, where the user names none; empty leaves the
-            choice to measuring.
+        ranges: the range method for activations, or its name as parse_range takes it; empty tries several on the whole
+            model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
+        emit: what the written model may hold; a model of pure ONNX types is verified in the form that onnxruntime can
+            load, and then written in the other.
     """
 
     rules: tuple[Rule, ...]
     name: str = "custom"
-    ranges: str = ""
+    ranges: str | RangeMethod = ""
     correct_biases: bool = True
+    emit: str = Emit.QDQ
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""
         if not patterns:
             return self
         return replace(self, rules=(Rule(Mode.FLOAT, nodes=patterns), *self.rules))
+
+    @property
+    def range_method(self) -> RangeMethod | None:
+        """The range method for activations; None leaves the choice to measuring."""
+        return (parse_range(self.ranges) if self.ranges else None) if isinstance(self.ranges, str) else self.ranges
 
     @property
     def multiplies_integers(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from onnxq.errors import SchemeError, nearest
+from onnxq.lowering import emit_named
 from onnxq.numbers.formats import format_named
 from onnxq.presets import preset_named
 from onnxq.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
@@ -18,7 +19,8 @@ def load_scheme(path: str | Path) -> Scheme:
 
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
     fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
-    range method for activations, by default that of the base, and ``correct_biases = false`` leaves biases as they are.
+    range method for activations, by default that of the base, ``correct_biases = false`` leaves biases as they are, and
+    ``emit`` is one of the values of Emit.
 
     Args:
         path: the file.
@@ -41,7 +43,7 @@ def load_scheme(path: str | Path) -> Scheme:
 
 
 def _parse_scheme(document: Mapping[str, object]) -> Scheme:
-    _check_keys("scheme", document, {"base", "correct_biases", "ranges", "rule"})
+    _check_keys("scheme", document, {"base", "correct_biases", "emit", "ranges", "rule"})
     entries = document.get("rule", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SchemeError("rules are written as [[rule]] tables")
@@ -56,6 +58,7 @@ def _parse_scheme(document: Mapping[str, object]) -> Scheme:
         rules,
         ranges=str(document.get("ranges", base.ranges)),
         correct_biases=_switch("correct_biases", document.get("correct_biases", base.correct_biases)),
+        emit=emit_named(str(document.get("emit", base.emit))),
     )
 
 

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
-from onnxq.evaluate import output_names
 from onnxq.evidence.evidence import Evidence
+from onnxq.judging.trust import Trust, noise_by_sample, trust
 from onnxq.planning.plan import Plan
-from onnxq.runtime import open_session, return_memory, run
+from onnxq.runtime import open_session, output_names, return_memory, run
 from onnxq.samples.inputs import Sample
-from onnxq.trust import Trust, noise_by_sample, trust
 from onnxq.workbench import Workbench
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from onnxq.data import Data, Source
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import Codes, encode
 from onnxq.encoding.parameters import requests_for
@@ -60,8 +61,7 @@ from onnxq.preparation import integer_steps, prepare_for_integers, widens
 from onnxq.progress import Progress
 from onnxq.runtime import is_large
 from onnxq.samples.data import open_samples
-from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import Sample, SampleSource, model_inputs
+from onnxq.samples.inputs import SampleSource, model_inputs
 from onnxq.scheme import Mode, Scheme
 from onnxq.targets import Target
 
@@ -153,21 +153,17 @@ class Workbench:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
         return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
-    def samples(
-        self,
-        source: str | Path | Iterable[Sample],
-        images: ImageOptions | None,
-        limit: int | None,
-        chain: Mapping[str, str],
-        notice: Notice,
-    ) -> SampleSource:
+    def samples(self, source: Source, data: Data, notice: Notice) -> SampleSource:
         """Open samples for the model; chained inputs are completed with what the float model leaves behind.
 
-        What is worth knowing of how these start is told to `notice`.
+        Args:
+            source: the samples.
+            data: how they are read.
+            notice: told what is worth knowing of how chained inputs start.
         """
-        inputs = with_optional(model_inputs(skeleton(self.graph)), chain)
-        samples = open_samples(source, inputs, images=images, limit=limit)
-        return ChainedSamples(samples, self.prepared, chain, notice) if chain else samples
+        inputs = with_optional(model_inputs(skeleton(self.graph)), data.chain)
+        samples = open_samples(source, inputs, images=data.images, limit=data.limit)
+        return ChainedSamples(samples, self.prepared, data.chain, notice) if data.chain else samples
 
     def calibrate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,8 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
+from onnxq.budget import Budget
 from onnxq.evidence.ranges import MinMax
 from onnxq.graph import Graph
+from onnxq.judging.goal import Goal
 from onnxq.modelfile import read_model
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan import Demotion, Plan
@@ -98,11 +101,18 @@ def plan_of() -> PlanOf:
 
 @pytest.fixture(scope="session")
 def quantize_to() -> QuantizeTo:
-    """Return a function that quantizes a model on random samples as its first plan says, and writes it."""
+    """Return a function that quantizes a model on random samples as its first plan says, and writes it.
+
+    Besides what quantize() takes it takes ``samples``, and ``ranges`` and ``emit`` of the scheme.
+    """
 
     def quantize_to(model: ModelProto, path: Path, **options: Any) -> Quantized:
-        given = {"search": "off", "force": True, "seconds": 0, "ranges": MinMax(), **options}
-        return quantize(model, given.pop("samples", None) or _samples_for(model), path, **given)
+        scheme, ranges, emit = (options.pop(name, None) for name in ("scheme", "ranges", "emit"))
+        if not isinstance(scheme, Plan):
+            scheme = PRESETS[scheme or "int8"] if isinstance(scheme, str | None) else scheme
+            scheme = replace(scheme, ranges=ranges or scheme.ranges or MinMax(), emit=emit or scheme.emit)
+        given = {"goal": Goal(force=True), "budget": Budget(search="off", latency=0), **options}
+        return quantize(model, given.pop("samples", None) or _samples_for(model), path, scheme=scheme, **given)
 
     return quantize_to
 

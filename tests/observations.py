@@ -38,7 +38,7 @@ def statistic(values: Any, kind: str, axis: int | None = None, sample: str = "",
     return observe({"t": np.asarray(values)}, [request], sample).statistics[request]
 
 
-def thorough(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = None, **options: Option) -> Statistic:
+def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = None, **options: Option) -> Statistic:
     """Return what one observer says of arrays that are shown to it one after the other, each of its own sample."""
     request = Request.of("t", kind, axis, **options)
     observers = Observers([request])

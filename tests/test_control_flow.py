@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.errors import DataError
 from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.evidence.value_range import Range
@@ -92,7 +94,7 @@ def test_a_branch_that_never_ran_stays_float(branches: onnx.ModelProto, quantize
 
 def test_the_search_leaves_a_branch_that_never_ran_float(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
     samples = varied(IMAGE, {"c": [False] * 4})
-    report = quantize_to(branches, tmp_path / "m", samples=samples, search="fast", min_sqnr=34).report
+    report = quantize_to(branches, tmp_path / "m", samples=samples, goal=34, budget=Budget(latency=0)).report
     assert {report.plan.by_node[name].reason for name in ("t1", "t2")} == {IDLE}
     assert report.agreement.worst_sqnr >= 34
 
@@ -207,7 +209,7 @@ def test_a_plan_with_bodies_is_replayed_to_the_same_bytes(branches: onnx.ModelPr
     report = quantize_to(branches, tmp_path / "first", samples=samples).report
     save_plan(report.plan, tmp_path / "plan.toml")
     again = load_plan(tmp_path / "plan.toml")
-    quantize_to(branches, tmp_path / "second", samples=samples, replay=again)
+    quantize_to(branches, tmp_path / "second", samples=samples, scheme=again)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
@@ -217,7 +219,7 @@ def test_a_plan_with_integers_in_a_branch_that_no_sample_runs_is_refused(
     both, one = varied(IMAGE, {"c": [True, False] * 3}), varied(IMAGE, {"c": [False] * 6})
     replay = quantize_to(branches, tmp_path / "first", samples=both).report.plan
     with pytest.raises(DataError) as caught:
-        quantize_to(branches, tmp_path / "second", samples=one, replay=replay)
+        quantize_to(branches, tmp_path / "second", samples=one, scheme=replay)
     assert str(caught.value) == (
         "node 't1' is static in the plan, but its body did not run on any sample, expected values to set its scales "
         "by; give samples that run it, or make the nodes of the body storage"
@@ -254,7 +256,7 @@ def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_p
     assert load_statistics(tmp_path / "s.npz") == seen
     counts = {name: seen.of(name).need(Range).count for name in "qra"}
     assert counts["q"] == counts["r"] == counts["a"] // 2
-    quantized = quantize(branches, samples, statistics=seen, search="off", seconds=0)
+    quantized = quantize(branches, Data(samples, statistics=seen), budget=Budget(search="off", latency=0))
     assert quantized.report.kernels.heavy_float == 0
 
 

@@ -259,14 +259,14 @@ def test_what_onnxq_wrote_gets_back_every_node_and_is_quantized_again(
     quantize_to: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    quantize_to(perceptron, tmp_path / "q.onnx", scheme=preset, search="off")
+    quantize_to(perceptron, tmp_path / "q.onnx", scheme=preset)
     graph = check(
         tmp_path / "q.onnx", tmp_path / "back.onnx", lambda path: tensors_of(path) + decoded_by_onnxruntime(path)
     )
     # A dynamic Gemm is written as MatMul and Add.
     assert ops(graph) in (["MatMul", "Relu", "Gemm"], ["MatMul", "Relu", "MatMul", "Add"])
     assert METADATA_KEY not in graph.metadata
-    again = quantize_to(onnx.load(tmp_path / "back.onnx"), tmp_path / "again.onnx", search="off")
+    again = quantize_to(onnx.load(tmp_path / "back.onnx"), tmp_path / "again.onnx")
     assert again.report.agreement.worst_sqnr > 30
 
 
@@ -285,7 +285,7 @@ def test_every_way_to_write_a_weight_gives_the_same_weight_back(
     found = set()
     # The type of 6-bit floats belongs to an opset that onnxruntime does not load.
     for emit in [Emit.QDQ, Emit.ORT] if preset == "mxfp6" else Emit:
-        quantize_to(model, tmp_path / "q.onnx", samples=samples, scheme=preset, emit=emit, search="off")
+        quantize_to(model, tmp_path / "q.onnx", samples=samples, scheme=preset, emit=emit)
         graph = dequantize(tmp_path / "q.onnx")
         assert ops(graph) == ["Gather", "MatMul"]
         weights = [graph.nodes[0].inputs[0], graph.nodes[1].inputs[1]]
@@ -313,7 +313,7 @@ def test_recurrent_cells_of_integers_give_the_weights_that_stored_ones_give(
 def test_stored_weights_leave_no_other_noise(
     preset: str, residual: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path
 ) -> None:
-    quantize_to(residual, tmp_path / "q.onnx", scheme=preset, search="off")
+    quantize_to(residual, tmp_path / "q.onnx", scheme=preset)
     dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
     assert difference(tmp_path / "q.onnx", tmp_path / "back.onnx") <= SUMS
 
@@ -321,7 +321,7 @@ def test_stored_weights_leave_no_other_noise(
 def test_other_metadata_and_the_users_own_model_stay_as_they_are(
     perceptron: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path
 ) -> None:
-    quantize_to(perceptron, tmp_path / "q.onnx", search="off")
+    quantize_to(perceptron, tmp_path / "q.onnx")
     model = onnx.load(tmp_path / "q.onnx")
     model.metadata_props.add(key="author", value="me")
     before = model.SerializeToString(deterministic=True)
@@ -330,7 +330,7 @@ def test_other_metadata_and_the_users_own_model_stay_as_they_are(
 
 
 def test_it_is_public_and_gives_the_graph_of_the_file(perceptron: ModelProto, quantize_to: Any, tmp_path: Path) -> None:
-    quantize_to(perceptron, tmp_path / "q.onnx", search="off")
+    quantize_to(perceptron, tmp_path / "q.onnx")
     graph = onnxq.dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
     assert ops(graph) == ops(load(tmp_path / "back.onnx"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back.onnx", "q.onnx"]
@@ -339,7 +339,7 @@ def test_it_is_public_and_gives_the_graph_of_the_file(perceptron: ModelProto, qu
 def test_external_data_stays_external_and_is_decoded_one_tensor_at_a_time(
     products: ModelProto, quantize_to: Any, tmp_path: Path
 ) -> None:
-    quantize_to(products, tmp_path / "inline.onnx", scheme="int8-storage", search="off")
+    quantize_to(products, tmp_path / "inline.onnx", scheme="int8-storage")
     save(load(tmp_path / "inline.onnx"), tmp_path / "q.onnx", external_data=True)
     dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")
     assert (tmp_path / "back.onnx.data").stat().st_size >= 4 * (64 * 64 + 64 * 48)

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
+from onnxq.budget import Budget
 from onnxq.pipeline import plan
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.scheme import Mode
@@ -88,7 +89,7 @@ def test_a_transformer_runs_on_integers(transformer: ModelProto, quantize_to, tm
 
 
 def test_the_search_is_judged_by_the_model_of_the_user(cnn: ModelProto, quantize_to, tmp_path: Path) -> None:
-    report = quantize_to(cnn, tmp_path / "m", search="fast", force=False).report
+    report = quantize_to(cnn, tmp_path / "m", goal=20, budget=Budget(latency=0)).report
     assert report.kernels.integer > 0
     assert report.agreement.worst_sqnr >= 20
 
@@ -121,5 +122,5 @@ def test_where_no_integers_pay_floats_stay_as_wide_as_they_were(scheme: str, tar
 def test_a_plan_is_replayed_to_the_same_bytes(cnn: ModelProto, quantize_to, tmp_path: Path) -> None:
     report = quantize_to(cnn, tmp_path / "first").report
     save_plan(report.plan, tmp_path / "plan.toml")
-    quantize_to(cnn, tmp_path / "second", replay=load_plan(tmp_path / "plan.toml"))
+    quantize_to(cnn, tmp_path / "second", scheme=load_plan(tmp_path / "plan.toml"))
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()

@@ -45,7 +45,9 @@ class Ruin(Pass):
 
 
 def _quantized(model: Any) -> object:
-    return onnxq.quantize(model, SAMPLES, search="off", seconds=0, force=True, prepare=[Ruin()])
+    return onnxq.quantize(
+        model, SAMPLES, prepare=[Ruin()], goal=onnxq.Goal(force=True), budget=onnxq.Budget(search="off", latency=0)
+    )
 
 
 FUNCTIONS: dict[str, Callable[[Any], object]] = {

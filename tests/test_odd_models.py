@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
 from onnxq import quantize
+from onnxq.budget import Budget
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.evaluate import compare
+from onnxq.judging.agreement import compare
 from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session
 from onnxq.scheme import Mode
@@ -77,7 +78,7 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8") -> Plan:
     source, output = folder / "float.onnx", folder / "quantized.onnx"
     source.write_bytes(made.SerializeToString())
     samples = samples_of(made)
-    done = quantize(source, samples, output, scheme=scheme, seconds=0)
+    done = quantize(source, samples, output, scheme=scheme, budget=Budget(latency=0))
     agreement = compare(open_session(source), open_session(output), samples)
     assert agreement.sound
     assert agreement.worst_sqnr >= 20
@@ -127,7 +128,7 @@ def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: st
     )  # fmt: skip
     source, output = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
     onnx.save(made, source)
-    done = quantize(source, samples_of(made), output, scheme=scheme, search="off", seconds=0)
+    done = quantize(source, samples_of(made), output, scheme=scheme, budget=Budget(search="off", latency=0))
     # What each step makes of the same input is the same, and computed once.
     mode = {"int8": Mode.STATIC, "int8-dynamic": Mode.DYNAMIC, "int8-storage": Mode.STORAGE}[scheme]
     assert sum(one.mode is mode for one in done.report.plan.decisions if one.op_type == "Gemm") == 5
@@ -354,7 +355,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(name: str, tmp_path: 
     source.write_bytes(build().SerializeToString())
     samples = [{"x": np.ones((4, 32), np.float32)}]
     with pytest.raises(OnnxqError) as caught:
-        quantize(source, samples, output, seconds=0)
+        quantize(source, samples, output, budget=Budget(latency=0))
     assert re.search(sentence, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not output.exists()

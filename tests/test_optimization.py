@@ -16,7 +16,7 @@ from onnxq import preparation
 from onnxq.equivalence import ROUNDING
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.graph import Call, Match, New, Operators, RewriteRule, RewriteRules
-from onnxq.latency import Latency
+from onnxq.judging.latency import Latency
 from onnxq.optimization import optimize
 from onnxq.rewriting import Verify
 

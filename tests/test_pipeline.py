@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +14,23 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.value_range import Range
 from onnxq.graph import Changes, Graph, Pass
-from onnxq.pipeline import MINIMUM_SQNR, calibrate, plan, quantize
+from onnxq.judging.goal import MINIMUM_SQNR, Goal
+from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY
+from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
+UNSEARCHED = Budget(search="off", latency=0)
 NAMES = ("gru", "mobilenet", "resnet", "vit")
 
 
@@ -42,7 +47,7 @@ def accuracy(path: Path) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(name: str, tmp_path: Path) -> None:
     output = tmp_path / f"{name}.int8.onnx"
-    report = quantize(MODELS / f"{name}.onnx", CALIB, output, limit=64, seconds=0).report
+    report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=64), output, budget=Budget(latency=0)).report
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert report.agreement.sound
     assert report.agreement.worst_sqnr >= MINIMUM_SQNR
@@ -52,7 +57,7 @@ def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(
 
 @pytest.mark.parametrize("name", ["mobilenet", "resnet"])
 def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path) -> None:
-    report = quantize(MODELS / f"{name}.onnx", CALIB, limit=32, seconds=0, search="off").report
+    report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=32), budget=Budget(latency=0, search="off")).report
     convolutions = [one for one in report.plan.decisions if one.op_type in ("Conv", "Gemm")]
     assert all(one.mode is Mode.STATIC for one in convolutions)
     assert report.kernels.integer >= len(convolutions)
@@ -67,7 +72,7 @@ def test_every_node_has_a_decision_with_a_reason() -> None:
 
 def test_quantizing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.onnx", "b.onnx"):
-        quantize(MODELS / "resnet.onnx", CALIB, tmp_path / name, limit=16, seconds=0)
+        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), tmp_path / name, budget=Budget(latency=0))
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
@@ -75,7 +80,9 @@ def test_a_path_a_message_and_a_graphsurgeon_graph_give_the_same_model(tmp_path:
     path = MODELS / "mobilenet.onnx"
     models = {"path": path, "message": onnx.load(path), "surgeon": gs.import_onnx(onnx.load(path))}  # noqa: TID251
     sqnr = {
-        kind: quantize(model, CALIB, limit=8, seconds=0, search="off", force=True).report.agreement.worst_sqnr
+        kind: quantize(
+            model, Data(CALIB, limit=8), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+        ).report.agreement.worst_sqnr
         for kind, model in models.items()
     }
     assert len(set(sqnr.values())) == 1, sqnr
@@ -83,38 +90,41 @@ def test_a_path_a_message_and_a_graphsurgeon_graph_give_the_same_model(tmp_path:
 
 def test_samples_may_come_from_any_iterable_of_dictionaries() -> None:
     images = np.load(CALIB)["image"][:8]
-    from_generator = quantize(MODELS / "gru.onnx", ({"image": image[None]} for image in images), seconds=0)
-    from_list = quantize(MODELS / "gru.onnx", [{"image": image[None]} for image in images], seconds=0)
+    from_generator = quantize(
+        MODELS / "gru.onnx", ({"image": image[None]} for image in images), budget=Budget(latency=0)
+    )
+    from_list = quantize(MODELS / "gru.onnx", [{"image": image[None]} for image in images], budget=Budget(latency=0))
     assert from_generator.report.agreement == from_list.report.agreement
     assert from_generator.report.samples == 8
 
 
 def test_statistics_collected_once_serve_several_calls() -> None:
-    statistics = calibrate(MODELS / "resnet.onnx", CALIB, limit=16)
+    statistics = calibrate(MODELS / "resnet.onnx", Data(CALIB, limit=16))
     assert len(statistics.samples) == 16
-    reused = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0, statistics=statistics)
-    fresh = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0)
+    reused = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16, statistics=statistics), budget=Budget(latency=0))
+    fresh = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency=0))
     assert reused.report.agreement == fresh.report.agreement
 
 
 def test_the_range_method_is_the_users_when_given() -> None:
-    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0, ranges=MinMax()).report
+    scheme = replace(PRESETS["int8"], ranges=MinMax())
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), scheme=scheme, budget=Budget(latency=0)).report
     assert report.ranges == "MinMax()"
 
 
 def test_the_measured_range_method_is_better_than_min_max() -> None:
-    options = {"limit": 64, "seconds": 0, "search": "off"}
-    measured, fixed = (
-        quantize(MODELS / "mobilenet.onnx", CALIB, accuracy=accuracy, **options).report.agreement.worst_sqnr
-        for accuracy in ("ranges", "off")
-    )
+    data, budgets = Data(CALIB, limit=64), (Budget("off", accuracy, latency=0) for accuracy in ("ranges", "off"))
+    reports = (quantize(MODELS / "mobilenet.onnx", data, budget=budget).report for budget in budgets)
+    measured, fixed = (report.agreement.worst_sqnr for report in reports)
     assert measured > fixed + 0.5
 
 
 def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
-    plain = quantize(MODELS / "mobilenet.onnx", CALIB, limit=16, seconds=0, search="off", force=True).report
+    plain = quantize(
+        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+    ).report
     goal = plain.agreement.worst_sqnr + 2
-    searched = quantize(MODELS / "mobilenet.onnx", CALIB, limit=16, seconds=0, min_sqnr=goal).report
+    searched = quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=goal, budget=Budget(latency=0)).report
     assert searched.agreement.worst_sqnr >= goal
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
     demoted = [one for one in searched.plan.decisions if "hurts the worst output" in one.reason]
@@ -126,16 +136,22 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
     output = tmp_path / "out.onnx"
     output.write_bytes(b"old")
     with pytest.raises(FidelityError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
-        quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, min_sqnr=200, search="off")
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, goal=200, budget=Budget(latency=0, search="off"))
     assert output.read_bytes() == b"old"
-    quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, min_sqnr=200, search="off", force=True)
+    quantize(
+        MODELS / "gru.onnx",
+        Data(CALIB, limit=4),
+        output,
+        goal=Goal(min_sqnr=200, force=True),
+        budget=Budget(latency=0, search="off"),
+    )
     assert len(output.read_bytes()) > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
 
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
     with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
-        quantize(MODELS / "resnet.onnx", CALIB, limit=2, seconds=0, min_sqnr=500, scheme=conv_only())
+        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency=0))
     assert caught.value.report.sensitivities
 
 
@@ -146,17 +162,17 @@ def conv_only() -> Scheme:
 
 def test_the_output_says_which_scheme_made_it_and_is_refused_as_input(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    quantize(MODELS / "gru.onnx", CALIB, output, limit=4, seconds=0, scheme="int8-storage")
+    quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, scheme="int8-storage", budget=Budget(latency=0))
     properties = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
     assert properties[METADATA_KEY] == "int8-storage"
     with pytest.raises(ModelError, match="quantized already, by onnxq as int8-storage"):
-        quantize(output, CALIB, seconds=0)
+        quantize(output, CALIB, budget=Budget(latency=0))
 
 
 def test_external_data_is_kept_when_the_source_had_it(tmp_path: Path) -> None:
     source = tmp_path / "in.onnx"
     onnx.save(onnx.load(MODELS / "resnet.onnx"), source, save_as_external_data=True, location="in.data")
-    quantize(source, CALIB, tmp_path / "out.onnx", limit=4, seconds=0)
+    quantize(source, Data(CALIB, limit=4), tmp_path / "out.onnx", budget=Budget(latency=0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
     assert accuracy(tmp_path / "out.onnx") > 0.9
 
@@ -167,8 +183,8 @@ def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) ->
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
     samples = [{"x": np.random.default_rng(i).standard_normal((2, 32)).astype(np.float32)} for i in range(4)]
-    assert quantize(model, samples, seconds=0, scheme="int8-storage").graph.opset == 11
-    assert quantize(model, samples, seconds=0).graph.opset == 13
+    assert quantize(model, samples, scheme="int8-storage", budget=Budget(latency=0)).graph.opset == 11
+    assert quantize(model, samples, budget=Budget(latency=0)).graph.opset == 13
 
 
 def test_a_model_without_weights_is_refused() -> None:
@@ -183,11 +199,11 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import latency
+    from onnxq.judging import latency
 
     # Whatever was measured counts as slower, also after the search has left some nodes out.
     monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
-    report = quantize(MODELS / "resnet.onnx", CALIB, limit=16, seconds=0.05).report
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10
     assert report.kernels.integer == 0
@@ -201,7 +217,7 @@ def test_a_stack_of_depthwise_convolutions_ends_in_storage(build: Callable[..., 
     model = build(f"(float[1,192,56,56] t0) => (float[1,192,56,56] t6) {{ {nodes} }}", **weights)
     generator = np.random.default_rng(0)
     samples = [{"t0": generator.standard_normal((1, 192, 56, 56)).astype(np.float32)} for _ in range(4)]
-    report = quantize(model, samples, tmp_path / "out.onnx", seconds=0.5).report
+    report = quantize(model, samples, tmp_path / "out.onnx", budget=Budget(latency=0.5)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) == 6
     # Nine weights a channel weigh little more than a scale and the bias that makes up for their rounding.
@@ -210,31 +226,36 @@ def test_a_stack_of_depthwise_convolutions_ends_in_storage(build: Callable[..., 
 
 
 def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp_path: Path) -> None:
-    given = {"scheme": "torch-fbgemm", "limit": 4, "seconds": 0, "search": "off"}
-    assert quantize(MODELS / "gru.onnx", CALIB, **given).report.ranges == "HistogramSearch(levels=None)"
-    assert quantize(MODELS / "gru.onnx", CALIB, ranges=MinMax(), **given).report.ranges == "MinMax()"
+    named = PRESETS["torch-fbgemm"]
+    found = [
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), scheme=scheme, budget=UNSEARCHED).report.ranges
+        for scheme in (named, replace(named, ranges="minmax"))
+    ]
+    assert found == ["HistogramSearch(levels=None)", "MinMax()"]
 
 
 @pytest.mark.parametrize(
-    ("number", "sentence"),
+    ("given", "sentence"),
     [
-        ({"min_sqnr": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
-        ({"max_drop": math.nan}, "the drop of the metric is nan, expected a finite number that is not negative"),
-        ({"max_drop": math.inf}, "the drop of the metric is inf, expected"),
-        ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
-        ({"seconds": math.nan}, "the time for latency in seconds is nan, expected"),
-        ({"seconds": math.inf}, "the time for latency in seconds is inf, expected"),
+        ({"goal": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
+        ({"goal": "20"}, "the wanted fidelity is '20' of type str, expected decibels such as 20"),
+        ({"budget": "fest"}, "search 'fest' is not one of off, fast, full; did you mean 'fast'"),
+        ({"budget": 3}, r"the budget is 3 of type int, expected one of off, fast, full, or Budget\(...\)"),
+        ({"scheme": 8}, "the scheme is 8 of type int, expected the name of a preset, a Scheme or a Plan"),
+        ({"target": None}, "the target is None of type NoneType, expected the name of a runtime"),
+        ({"output": 1}, "the output is 1 of type int, expected a path, or None to write nothing"),
+        ({"prepare": "NameNodes"}, "the passes are 'NameNodes', expected a list of passes or of their names"),
     ],
 )
-def test_numbers_that_say_nothing_are_refused(number: dict[str, float], sentence: str) -> None:
+def test_arguments_that_say_nothing_are_refused_in_a_sentence(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
-        quantize(MODELS / "gru.onnx", CALIB, **number)
+        quantize(MODELS / "gru.onnx", CALIB, **given)
 
 
 @pytest.mark.parametrize("name", ["q.onnx", "q.onnx.data"])
 def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"node times cannot be kept in the output .*q\.onnx; give another name"):
-        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", costs=tmp_path / name)
+        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", budget=Budget(costs=tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -242,7 +263,7 @@ def test_a_large_model_out_of_reach_is_told_as_such(monkeypatch: pytest.MonkeyPa
     # The nodes of a large model are not measured alone.
     monkeypatch.setattr(Workbench, "is_large", True)
     with pytest.raises(FidelityError) as caught:
-        quantize(MODELS / "gru.onnx", CALIB, limit=2, seconds=0, min_sqnr=140)
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency=0))
     assert caught.value.report.sensitivities == ()
     assert str(caught.value) == (
         "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; ask for a lower "
@@ -264,8 +285,7 @@ class Scale(Pass):
 
 
 def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: ModelProto, samples_for) -> None:
-    given = {"seconds": 0, "search": "off", "prepare": [Scale(), "NameNodes"]}
-    report = quantize(residual, samples_for(residual), **given).report
+    report = quantize(residual, samples_for(residual), prepare=[Scale(), "NameNodes"], budget=UNSEARCHED).report
     assert [type(one.step).__name__ for one in report.passes[:3]] == ["Scale", "NameNodes", "NameNodes"]
     assert report.plan.decisions[0].node == "scaled"
     told = json.loads(report.to_json())["passes"]
@@ -282,7 +302,7 @@ def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_giv
 ) -> None:
     output = tmp_path / "out.onnx"
     with pytest.raises(FidelityError):
-        quantize(residual, samples_for(residual), output, seconds=0, search="off", prepare=[Scale(10.0)])
+        quantize(residual, samples_for(residual), output, prepare=[Scale(10.0)], budget=Budget(latency=0, search="off"))
     assert not output.exists()
 
 
@@ -292,23 +312,37 @@ def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelPro
     usual, scaled = (calibrate(residual, samples, prepare=passes) for passes in ((), [Scale(10.0)]))
     highest = [{name: one.of(name).need(Range).maximum for name in usual.by_tensor} for one in (usual, scaled)]
     assert any(highest[1][name] > maximum * 2 for name, maximum in highest[0].items())
-    done = quantize(residual, samples, seconds=0, search="off", force=True, prepare=[Scale(10.0)], statistics=scaled)
+    done = quantize(
+        residual,
+        Data(samples, statistics=scaled),
+        prepare=[Scale(10.0)],
+        goal=Goal(force=True),
+        budget=Budget(latency=0, search="off"),
+    )
     assert done.report.passes[0].step == Scale(10.0)
 
 
 def test_statistics_of_another_model_or_without_what_is_needed_are_refused() -> None:
-    resnet, options = MODELS / "resnet.onnx", {"limit": 4, "seconds": 0, "search": "off", "force": True}
+    resnet, options = MODELS / "resnet.onnx", {"goal": Goal(force=True), "budget": UNSEARCHED}
+    others = calibrate(MODELS / "vit.onnx", Data(CALIB, limit=2))
     with pytest.raises(DataError, match="given statistics are of another model, expected those of this one"):
-        quantize(resnet, CALIB, statistics=calibrate(MODELS / "vit.onnx", CALIB, limit=2), **options)
-    extremes = calibrate(resnet, CALIB, limit=4, ranges=MinMax())
+        quantize(resnet, Data(CALIB, limit=4, statistics=others), **options)
+    scheme = replace(PRESETS["int8"], ranges="minmax")
+    extremes = Data(CALIB, limit=4, statistics=calibrate(resnet, Data(CALIB, limit=4), scheme=scheme))
     with pytest.raises(DataError, match=r"given statistics lack the histogram of '.*', expected what this plan"):
-        quantize(resnet, CALIB, statistics=extremes, **options)
-    assert quantize(resnet, CALIB, statistics=extremes, ranges=MinMax(), **options).report.samples == 4
+        quantize(resnet, extremes, **options)
+    assert quantize(resnet, extremes, scheme=scheme, **options).report.samples == 4
 
 
 def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) -> None:
     model = build("(float[4,64] x) => (float[4,64] y) { h = MatMul(x, w) y = Relu(h) }", opset=13, w=(64, 64))
     samples = samples_for(model)
     seen = calibrate(model, samples)
-    quantized = quantize(model, samples, statistics=seen, scheme="int4-block32", search="off", seconds=0, force=True)
+    quantized = quantize(
+        model,
+        Data(samples, statistics=seen),
+        scheme="int4-block32",
+        goal=Goal(force=True),
+        budget=Budget(search="off", latency=0),
+    )
     assert quantized.graph.opset >= 21

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from observations import AFFINE, wanted
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxq.budget import Budget
 from onnxq.errors import DataError, ModelError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.ranges import MinMax, Percentile
@@ -22,6 +24,7 @@ from onnxq.execution.runner import collect
 from onnxq.modelfile import load, read_model
 from onnxq.pipeline import plan, quantize
 from onnxq.preparation import prepare
+from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode
 
@@ -83,7 +86,7 @@ def test_activations_that_are_not_finite_are_an_error_and_no_infinite_scale(
         k=np.full(32, value, np.float32),
     )
     with pytest.raises(DataError, match=r"NaN or infinite values"):
-        quantize(model, [{"x": np.ones((4, 32), np.float32)}], tmp_path / "q.onnx", seconds=0)
+        quantize(model, [{"x": np.ones((4, 32), np.float32)}], tmp_path / "q.onnx", budget=Budget(latency=0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,7 +94,8 @@ def test_samples_of_different_lengths_calibrate_together(build, tmp_path: Path) 
     model = build("(float[N,L,32] x) => (float[N,L,16] y) { [n] y = MatMul(x, w) }", w=(32, 16))
     generator = np.random.default_rng(0)
     samples = [{"x": generator.normal(size=shape).astype(np.float32)} for shape in ((1, 3, 32), (2, 7, 32), (1, 1, 32))]
-    done = quantize(model, samples, tmp_path / "q.onnx", seconds=0, ranges=Percentile(99.9))
+    scheme = replace(PRESETS["int8"], ranges=Percentile(99.9))
+    done = quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency=0))
     assert done.report.plan.by_node["n"].mode is Mode.STATIC
     assert done.report.agreement.samples == 3
 
@@ -101,7 +105,8 @@ def test_samples_are_never_reused_for_another_run(build, tmp_path: Path) -> None
     scales = []
     for factor in (1.0, 100.0):
         samples = [{"x": np.linspace(-factor, factor, 128, dtype=np.float32).reshape(4, 32)}]
-        quantize(model, samples, tmp_path / "q.onnx", seconds=0, ranges=MinMax())
+        scheme = replace(PRESETS["int8"], ranges=MinMax())
+        quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency=0))
         scales.append(activation_parameters(tmp_path / "q.onnx")["x"][0])
     assert scales[1] == pytest.approx(100 * scales[0])
 
@@ -338,7 +343,7 @@ def test_nothing_is_written_beside_the_model(perceptron: ModelProto, samples_for
     onnx.save(perceptron, models / "model.onnx")
     models.chmod(0o555)
     try:
-        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", seconds=0)
+        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", budget=Budget(latency=0))
         plan(models / "model.onnx")
     finally:
         models.chmod(0o755)
@@ -363,7 +368,7 @@ def test_external_data_stays_external_and_an_old_data_file_is_replaced(
     model.CopyFrom(perceptron)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     for _ in range(2):
-        quantize(tmp_path / "model.onnx", samples_for(perceptron), tmp_path / "q.onnx", seconds=0)
+        quantize(tmp_path / "model.onnx", samples_for(perceptron), tmp_path / "q.onnx", budget=Budget(latency=0))
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "model.onnx",
             "q.onnx",
@@ -379,14 +384,14 @@ def test_external_data_stays_external_and_an_old_data_file_is_replaced(
 def test_the_logging_of_an_application_is_left_alone(perceptron: ModelProto, samples_for, capfd) -> None:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
-    quantize(perceptron, samples_for(perceptron), seconds=0)
+    quantize(perceptron, samples_for(perceptron), budget=Budget(latency=0))
     assert (root.level, list(root.handlers)) == before
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_model_in_memory_is_not_changed(residual: ModelProto, samples_for) -> None:
     before = residual.SerializeToString(deterministic=True)
-    quantize(residual, samples_for(residual), seconds=0)
+    quantize(residual, samples_for(residual), budget=Budget(latency=0))
     assert residual.SerializeToString(deterministic=True) == before
 
 

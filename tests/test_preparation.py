@@ -16,7 +16,7 @@ NAMES = ("gru", "mobilenet", "resnet", "vit")
 
 
 def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
-    from onnxq.evaluate import compare_files
+    from onnxq.judging.agreement import compare_files
 
     for name in NAMES:
         onnxq.save(prepare(onnxq.load(MODELS / f"{name}.onnx")), tmp_path / "prepared.onnx")

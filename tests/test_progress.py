@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.pipeline import quantize
 from onnxq.progress import silent
 
@@ -16,10 +18,8 @@ def test_every_stage_is_told_and_counts_to_its_end() -> None:
     told: dict[str, list[tuple[int, int]]] = {}
     quantize(
         MODELS / "resnet.onnx",
-        MODELS / "data" / "calib.npz",
-        limit=4,
-        seconds=0,
-        progress=lambda stage, done, total: told.setdefault(stage, []).append((done, total)),
+        Data(MODELS / "data" / "calib.npz", limit=4),
+        budget=Budget(latency=0, progress=lambda stage, done, total: told.setdefault(stage, []).append((done, total))),
     )
     assert told["calibrate"] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {"calibrate", "search", "verify"} <= told.keys()

@@ -13,14 +13,14 @@ from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.evaluate import Agreement, OutputAgreement
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.goal import Goal
+from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError, Report, check_fidelity
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.choosing import Wish
 from onnxq.searching.search import Point, Sensitivity
-from onnxq.verify import Kernels, Latency
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(
@@ -85,7 +85,7 @@ def refusal(*outputs: OutputAgreement, measured: int = 0) -> str:
     """What a model of these outputs is told at 20 dB; nothing when it is faithful enough."""
     report = dataclasses.replace(REPORT, agreement=Agreement(64, outputs), measured=measured, sensitivities=())
     try:
-        check_fidelity(report, Wish(20.0))
+        check_fidelity(report, Goal(20.0))
     except FidelityError as error:
         return str(error)
     return ""
@@ -135,7 +135,7 @@ def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
     report = dataclasses.replace(REPORT, plan=UNWEIGHTED, **changes)
     expected = FidelityError if sentence else ModelError
     with pytest.raises(expected, match=sentence or "nothing to quantize in the model that pays: why; nothing"):
-        check_fidelity(report, Wish(20.0))
+        check_fidelity(report, Goal(20.0))
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_classifier_of_labels_and_probabilities_is_quantized(
     classifier: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
 ) -> None:
     samples = samples_for(classifier, 200)
-    done = quantize_to(classifier, tmp_path / "a.onnx", force=False, samples=samples)
+    done = quantize_to(classifier, tmp_path / "a.onnx", goal=20, samples=samples)
     label, probabilities = done.report.agreement.outputs
     assert (label.sqnr, label.compared) == (None, 64)
     assert 20 < done.report.agreement.worst_sqnr <= (probabilities.sqnr or 0)
@@ -165,12 +165,12 @@ def test_a_classifier_whose_labels_differ_too_often_is_refused(
     classifier: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
 ) -> None:
     samples = samples_for(classifier, 200)
-    options = {"force": False, "samples": samples, "scheme": PRESETS["int4-block32"], "min_sqnr": 20}
+    options = {"samples": samples, "scheme": PRESETS["int4-block32"], "goal": 20}
     del classifier.graph.output[1]
     with pytest.raises(FidelityError, match=r"output label differs in \d+ of 64 values .* more than the 1.00%"):
         quantize_to(classifier, tmp_path / "a.onnx", **options)
     assert not (tmp_path / "a.onnx").exists()
-    assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "min_sqnr": -20}).report.output
+    assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "goal": -20}).report.output
 
 
 def test_json_sums_up_size_fidelity_and_speed() -> None:

@@ -114,7 +114,9 @@ def test_quantize_takes_them_as_objects(strangers: Path, model: ModelProto, samp
     names: dict[str, Any] = {}
     exec(STRANGERS, names)
     own = [names["WriteReluAsMax"](), names["UseLogSoftmax"]()]
-    done = onnxq.quantize(model, samples, tmp_path / "out.onnx", prepare=own, seconds=0, search="off")
+    done = onnxq.quantize(
+        model, samples, tmp_path / "out.onnx", prepare=own, budget=onnxq.Budget(latency=0, search="off")
+    )
 
     assert [(type(one.step).__name__, one.changes.changed) for one in done.report.passes[:2]] == [
         ("WriteReluAsMax", ("relu", "keep")),

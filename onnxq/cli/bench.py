@@ -39,8 +39,8 @@ def bench(
     images: ImageOptions | None,
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
-    from onnxq import latency_comparison
     from onnxq.cli import terminal
+    from onnxq.judging import latency_comparison
 
     found = latency_comparison.bench(
         reference, candidate, data, threads=threads, seconds=seconds, images=images, limit=limit

@@ -64,8 +64,9 @@ def calibrate(
     Interrupted at any moment and started again, it goes on where it was. Prints the written file on stdout.
     """
     from onnxq import pipeline
+    from onnxq.budget import Budget
     from onnxq.cli import terminal
-    from onnxq.evidence.range_table import parse_range
+    from onnxq.data import Data
     from onnxq.evidence.storage import save_statistics
     from onnxq.execution.resume import Collection, discard_checkpoints
     from onnxq.modelfile.publish import check_output
@@ -73,19 +74,15 @@ def calibrate(
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model)
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
+    scheme = chosen_scheme(preset, scheme_file)
     with terminal.progress_bars() as progress:
         statistics = pipeline.calibrate(
             model,
-            calib,
-            scheme=chosen_scheme(preset, scheme_file),
+            Data(calib, limit=limit, images=images, chain=chain),
+            scheme=replace(scheme, ranges=range_method) if range_method is not None else scheme,
             target=target,
             prepare=passes,
-            ranges=parse_range(range_method) if range_method is not None else None,
-            collection=replace(how, checkpoint=chosen),
-            chain=chain,
-            limit=limit,
-            images=images,
-            progress=progress,
+            budget=Budget(collection=replace(how, checkpoint=chosen), progress=progress),
         )
     save_statistics(statistics, chosen)
     discard_checkpoints(chosen)

@@ -27,7 +27,7 @@ def compare(
 ) -> None:
     """Run two models on the same samples and print how well each output agrees."""
     from onnxq.cli import terminal
-    from onnxq.evaluate import compare_files
+    from onnxq.judging.agreement import compare_files
 
     agreement = compare_files(reference, candidate, data, images=images, limit=limit)
     if as_json:

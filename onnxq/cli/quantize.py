@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from onnxq.execution.resume import Collection
     from onnxq.samples.images import ImageOptions
 
+_SAID_BY_PLANS = (
+    "preset",
+    "scheme_file",
+    "exclude",
+    "range_text",
+    "target",
+    "search",
+    "accuracy",
+    "emit",
+    "strict_types",
+)
 # Names may hold the characters that separate fields and lines.
 _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
@@ -35,6 +47,11 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     "--calib",
     type=FILE,
     help="Samples: a folder or file of .npz, .npy, images, or ONNX test data.",
+)
+@click.option(
+    "--validation",
+    type=FILE,
+    help="Samples of their own by which the result is judged.  [default: those of --calib]",
 )
 @click.option(
     "-o",
@@ -126,6 +143,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 def quantize(
     model: Path,
     calib: Path | None,
+    validation: Path | None,
     output: Path | None,
     preset: str | None,
     scheme_file: Path | None,
@@ -158,18 +176,19 @@ def quantize(
     Prints the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
+    from onnxq.budget import Budget
     from onnxq.cli import terminal
-    from onnxq.evidence.range_table import parse_range
-    from onnxq.metrics import load_metric
+    from onnxq.data import Data
+    from onnxq.judging.goal import Goal
+    from onnxq.judging.metrics import load_metric
     from onnxq.modelfile.publish import check_output, data_file
     from onnxq.planning.plan_file import load_plan, save_plan
 
     given = click.get_current_context().get_parameter_source
-    if plan_file is not None and any(
-        given(name) is click.core.ParameterSource.COMMANDLINE for name in ("preset", "scheme_file", "search", "exclude")
-    ):
+    if plan_file is not None and any(given(name) is click.core.ParameterSource.COMMANDLINE for name in _SAID_BY_PLANS):
         raise click.UsageError(
-            "--plan says what happens to every node; leave out --preset, --scheme, --exclude and --search"
+            "--plan says what happens to every node; leave out --preset, --scheme, --exclude, --range, --target, "
+            "--search, --accuracy, --emit and --strict-types"
         )
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows what a scheme would do, and a --plan says that itself; leave one out")
@@ -180,9 +199,14 @@ def quantize(
     if metric is not None and given("min_sqnr") is click.core.ParameterSource.COMMANDLINE:
         raise click.UsageError("--metric judges instead of --min-sqnr; leave one of them out")
     scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
-    emit = "strict" if strict_types else emit
+    if strict_types or given("emit") is click.core.ParameterSource.COMMANDLINE:
+        scheme = replace(scheme, emit="strict" if strict_types else emit)
+    if range_text is not None:
+        scheme = replace(scheme, ranges=range_text)
+    if strip_metadata:
+        passes = (*passes, "StripMetadata")
     if dry_run:
-        for decision in pipeline.plan(model, scheme=scheme, target=target, prepare=passes, emit=emit).decisions:
+        for decision in pipeline.plan(model, scheme=scheme, target=target, prepare=passes).decisions:
             fields = (decision.mode, decision.op_type, decision.node, decision.reason)
             click.echo("\t".join(field.translate(_ONE_FIELD) for field in fields))
         return
@@ -203,28 +227,13 @@ def quantize(
     with terminal.progress_bars() as progress:
         done = pipeline.quantize(
             model,
-            calib,
+            Data(calib, validation, limit=limit, images=images, chain=chain),
             output,
-            scheme=scheme,
+            scheme=replay or scheme,
             target=target,
             prepare=passes,
-            ranges=parse_range(range_text) if range_text is not None else None,
-            min_sqnr=min_sqnr,
-            metric=load_metric(metric) if metric is not None else None,
-            max_drop=max_drop or 0.0,
-            search=search,
-            accuracy=accuracy,
-            costs=costs,
-            replay=replay,
-            emit=emit,
-            collection=collection,
-            chain=chain,
-            force=force,
-            limit=limit,
-            images=images,
-            seconds=seconds,
-            strip_metadata=strip_metadata,
-            progress=progress,
+            goal=Goal(min_sqnr, load_metric(metric) if metric is not None else None, max_drop or 0.0, force=force),
+            budget=Budget(search, accuracy, seconds, costs, collection, progress),
         )
     terminal.print_report(done.report)
     if report is not None:

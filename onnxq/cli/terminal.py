@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 
 from onnxq import progress as progress_module
-from onnxq.evaluate import Agreement, OutputAgreement
 from onnxq.inspection import Inspection
-from onnxq.latency_comparison import Bench
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.latency_comparison import Bench
 from onnxq.optimization import Optimized
 from onnxq.report import Report
 from onnxq.rewriting import Rewritten

@@ -115,8 +115,7 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
         model: a path, a ModelProto or a GraphSurgeon graph. The values of its constants are shared, not copied.
 
     Raises:
-        ModelError: it cannot be read.
-        TypeError: it is nothing of these.
+        ModelError: it cannot be read, or is nothing of these.
     """
     if isinstance(model, ModelProto):
         graph = read_model(model)
@@ -128,7 +127,9 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
         return from_graphsurgeon(model)
     if isinstance(model, str | os.PathLike):
         return load(model)
-    raise TypeError(f"expected a path, an onnx.ModelProto or a GraphSurgeon graph, found {type(model).__name__}")
+    raise ModelError(
+        f"the model is of type {type(model).__name__}, expected a path, an onnx.ModelProto or a GraphSurgeon graph"
+    )
 
 
 def _check_model(model: ModelProto) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from onnxq.evidence.kinds import request_for
 from onnxq.evidence.requests import Request
+from onnxq.lowering import Emit
 from onnxq.scheme import Mode, Spec
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
@@ -134,6 +135,7 @@ class Plan:
         target: name of the target.
         ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
         accuracy: names of the accuracy methods by which codes are chosen, where they pay.
+        emit: what the written model may hold.
     """
 
     decisions: tuple[Decision, ...]
@@ -142,6 +144,7 @@ class Plan:
     target: str
     ranges: str = ""
     accuracy: tuple[str, ...] = ()
+    emit: Emit = Emit.QDQ
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

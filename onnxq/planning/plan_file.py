@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnxq.errors import OutputError, SchemeError, nearest
+from onnxq.lowering import Emit
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.scheme import Granularity, Spec
 from onnxq.targets import target_named
@@ -53,6 +54,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "scheme": plan.scheme,
         "target": plan.target,
         "ranges": plan.ranges,
+        "emit": plan.emit,
         **({"accuracy": list(plan.accuracy)} if plan.accuracy else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
@@ -125,7 +127,7 @@ def _plain(value: object, names: Mapping[Spec, str]) -> object:
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
-    known = ("scheme", "target", "ranges", "accuracy", *_SECTIONS)
+    known = ("scheme", "target", "ranges", "accuracy", "emit", *_SECTIONS)
     for key in document:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
@@ -144,6 +146,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         target_named(_value(str, "target", document.get("target", ""), specs)).name,
         _value(str, "ranges", document.get("ranges", ""), specs),
         _value(tuple[str, ...], "accuracy", document.get("accuracy", []), specs),
+        _value(Emit, "emit", document.get("emit", Emit.QDQ), specs),
     )
 
 

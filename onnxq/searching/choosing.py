@@ -11,7 +11,10 @@ from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.metrics import Metric, score
+from onnxq.judging.gate import Scores
+from onnxq.judging.goal import Goal
+from onnxq.judging.metrics import Metric, score
+from onnxq.judging.verify import Verification, verify
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
@@ -24,55 +27,19 @@ from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import Trials
-from onnxq.verify import Verification, verify
 from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.0
-# Goals beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
-_HIGHEST_GOAL = 150.0
-_LOWEST_GOAL = -100.0
+# Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
+_HIGHEST_AIM = 150.0
+_LOWEST_AIM = -100.0
 # Each costs time in every trial; the confidence bound allows for how few they are.
 _SEARCH_SAMPLES = 16
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
-# A metric falls as the noise rises, so the noisiest goal is tried first.
-_METRIC_GOALS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How faithful the model has to be.
-
-    Attributes:
-        min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
-        metric: what else tells whether the model is good.
-        max_drop: how much less than the float model's the metric may be.
-    """
-
-    min_sqnr: float
-    metric: Metric | None = None
-    max_drop: float = 0.0
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What a metric says of both models, on the calibration samples in their order.
-
-    Attributes:
-        name: of the metric.
-        reference: of the float model.
-        candidate: of the quantized model.
-    """
-
-    name: str
-    reference: float
-    candidate: float
-
-    @property
-    def drop(self) -> float:
-        """How much less the quantized model's is."""
-        return self.reference - self.candidate
+# A metric falls as the noise rises, so the noisiest aim is tried first.
+_METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
 
 @dataclass(frozen=True)
@@ -86,28 +53,41 @@ class Chosen:
     gains: tuple[Gain, ...] = ()
 
 
+@dataclass(frozen=True)
+class Files:
+    """Where the models lie.
+
+    Attributes:
+        reference: file of the float model.
+        staged: where the model is built.
+        external_data: whether its weights lie beside it.
+    """
+
+    reference: Path
+    staged: Path
+    external_data: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Chooser:
     """What it takes to choose, build and verify once the evidence is there.
 
     Attributes:
         bench: plans and builds.
-        reference: file of the float model.
-        samples: the data.
+        files: the float model, and where the model is built.
+        samples: those by which it is chosen.
+        judged: those by which what was chosen is judged.
         evidence: of the plan's activations.
-        staged: where the model is built.
-        external_data: whether its weights lie beside it.
         seconds: time to spend on comparing latency; 0 leaves it out.
         progress: told of each stage.
         costs: node times that were measured before, to which new ones are added.
     """
 
     bench: Workbench
-    reference: Path
+    files: Files
     samples: SampleSource
+    judged: SampleSource
     evidence: Evidence
-    staged: Path
-    external_data: bool
     seconds: float
     progress: Progress
     costs: CostCache = field(default_factory=CostCache)
@@ -115,7 +95,7 @@ class Chooser:
     @cached_property
     def trials(self) -> Trials:
         """Candidates are tried on a few of the samples."""
-        return Trials.of(self.bench, self.reference, evenly(self.samples, _SEARCH_SAMPLES), self.evidence)
+        return Trials.of(self.bench, self.files.reference, evenly(self.samples, _SEARCH_SAMPLES), self.evidence)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
         """Return a chooser that builds from other evidence."""
@@ -128,77 +108,77 @@ class Chooser:
             return Refined(basis)
         return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress)
 
-    def follow(self, plan: Plan, recipe: Recipe, wish: Wish) -> Chosen:
+    def follow(self, plan: Plan, recipe: Recipe, goal: Goal) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
         verification = self._built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self._scores(wish.metric))
+        return Chosen(recipe, outcome, verification, self._scores(goal.metric))
 
-    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, wish: Wish, last: Accuracy) -> Chosen:
+    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float.
 
         Args:
             plan: what the scheme wants.
             recipe: how codes are chosen.
             effort: how much to measure.
-            wish: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
+            goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
             last: what is tried for the accuracy of the plan that is chosen.
         """
         trials = self.trials
-        goals = (_goal(wish.min_sqnr),) if wish.metric is None else _METRIC_GOALS
-        for goal in goals:
-            outcome = self._search(trials, recipe, effort, goal)
+        aims = (_aim(goal.min_sqnr),) if goal.metric is None else _METRIC_AIMS
+        for aim in aims:
+            outcome = self._search(trials, recipe, effort, aim)
             refined = self.refined(outcome.plan, recipe, last)
             verification = self._built(outcome, refined.basis.recipe)
             latency = verification.latency
             if self._measurable and latency and verification.slower and outcome.plan.decodes:
                 weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, goal), frontier=weighed)
+                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, aim), frontier=weighed)
                 refined = self.refined(outcome.plan, recipe, last)
                 verification = self._built(outcome, refined.basis.recipe)
-            scores = self._scores(wish.metric)
-            if scores is None or scores.drop <= wish.max_drop:
+            scores = self._scores(goal.metric)
+            if scores is None or scores.drop <= goal.max_drop:
                 break
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains)
 
     def _stored(
-        self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, goal: float
+        self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, aim: float
     ) -> Outcome:
         """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
         same = self.bench.plan(as_stored(outcome.plan, plan, slower(speed)))
-        if trials.sqnr(same, recipe) >= goal:
+        if trials.sqnr(same, recipe) >= aim:
             return replace(outcome, plan=same, regions=())
-        return self._quietest(trials, recipe, without_integers(self.bench.plan, plan, speed), goal)
+        return self._quietest(trials, recipe, without_integers(self.bench.plan, plan, speed), aim)
 
     @property
     def _measurable(self) -> bool:
         """Whether latency is asked for, and this machine's tells anything about the target's."""
         return self.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
 
-    def _search(self, trials: Trials, recipe: Recipe, effort: Effort, goal: float) -> Outcome:
+    def _search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
         if not self._measurable:
-            return self._quietest(trials, recipe, self.bench.plan, goal)
+            return self._quietest(trials, recipe, self.bench.plan, aim)
         target = self.bench.target
         seconds = min(self.seconds, _SEARCH_SECONDS)
-        laboratory = Laboratory(trials, recipe, self.reference, seconds, self.costs, self.progress)
-        return find_fastest(laboratory, self.bench.graph, target, goal, effort, self.progress)
+        laboratory = Laboratory(trials, recipe, self.files.reference, seconds, self.costs, self.progress)
+        return find_fastest(laboratory, self.bench.graph, target, aim, effort, self.progress)
 
-    def _quietest(self, trials: Trials, recipe: Recipe, planner: Planner, goal: float) -> Outcome:
+    def _quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
         measure = partial(trials.sqnr, recipe=recipe)
-        return leave_what_hurts(planner, measure, goal, self.progress, alone=not self.bench.is_large)
+        return leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
 
     def _built(self, outcome: Outcome, recipe: Recipe) -> Verification:
-        self.bench.build(outcome.plan, self.evidence, recipe, self.staged, external_data=self.external_data)
+        self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
-        return verify(self.reference, self.staged, self.samples, seconds=self.seconds)
+        return verify(self.files.reference, self.files.staged, self.judged, seconds=self.seconds)
 
     def _scores(self, metric: Metric | None) -> Scores | None:
         if metric is None:
             return None
-        found = (score(metric, open_session(path), self.samples) for path in (self.reference, self.staged))
+        found = (score(metric, open_session(path), self.judged) for path in (self.files.reference, self.files.staged))
         return Scores(metric.name, *found)
 
 
-def _goal(min_sqnr: float) -> float:
+def _aim(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
-    return min(max(min_sqnr + _HEADROOM, _LOWEST_GOAL), _HIGHEST_GOAL)
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import model_digest, sample_digest
-from onnxq.latency import measure_latency
+from onnxq.judging.latency import measure_latency
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
 from onnxq.samples.data import evenly

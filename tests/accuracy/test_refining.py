@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from onnxq import quantize
 from onnxq.accuracy.effort import METHODS
+from onnxq.budget import Budget
+from onnxq.judging.goal import Goal
 from onnxq.report import Report
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:64]]
 
 
-def report(accuracy: str, samples: int = 64, **further: object) -> Report:
-    found = quantize(
-        MODELS / "mobilenet.onnx", SAMPLES[:samples], search="off", seconds=0, accuracy=accuracy, **further
-    )
-    return found.report
+def report(accuracy: str, samples: int = 64, **further: Any) -> Report:
+    budget = Budget(search="off", latency=0, accuracy=accuracy)
+    return quantize(MODELS / "mobilenet.onnx", SAMPLES[:samples], budget=budget, **further).report
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,11 @@ def test_methods_that_are_kept_make_the_model_more_faithful(fast: Report) -> Non
 
 
 def test_the_plan_says_what_was_kept_and_can_be_carried_out_again(fast: Report) -> None:
-    again = report("off", replay=fast.plan)
+    again = report("off", scheme=fast.plan)
     assert fast.plan.accuracy == again.plan.accuracy != ()
     assert again.agreement.worst_sqnr == pytest.approx(fast.agreement.worst_sqnr, abs=0.5)
 
 
 @pytest.mark.parametrize(("accuracy", "samples"), [("off", 4), ("fast", 1)])
 def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, samples: int) -> None:
-    assert report(accuracy, samples, force=True).gains == ()
+    assert report(accuracy, samples, goal=Goal(force=True)).gains == ()

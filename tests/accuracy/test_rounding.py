@@ -12,9 +12,11 @@ import pytest
 from onnxq.accuracy.effort import FAST, Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.rounding import with_compensation
+from onnxq.budget import Budget
 from onnxq.encoding.recipe import Recipe
-from onnxq.evaluate import compare_files
 from onnxq.evidence.gram import Gram
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.goal import Goal
 from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
@@ -89,10 +91,8 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
             images("calib.npz", 32),
             tmp_path / f"{accuracy}.onnx",
             scheme="int4-block32",
-            search="off",
-            accuracy=accuracy,
-            seconds=0,
-            force=True,
+            goal=Goal(force=True),
+            budget=Budget(search="off", accuracy=accuracy, latency=0),
         ).report.agreement.worst_sqnr
         for accuracy in ("off", "compensation")
     ]

@@ -18,7 +18,7 @@ from onnxq.operators import ALREADY_QUANTIZED
 @pytest.fixture
 def quantized(perceptron: ModelProto, quantize_to: Callable[..., Any], tmp_path: Path) -> Path:
     path = tmp_path / "model.int8.onnx"
-    quantize_to(perceptron, path, search="off")
+    quantize_to(perceptron, path)
     return path
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.budget import Budget
 from onnxq.cli import terminal
+from onnxq.data import Data
+from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
@@ -39,7 +42,9 @@ def test_progress_bars_are_drawn_on_a_terminal(
 
 
 def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=4, seconds=0.1).report
+    report = quantize(
+        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.1)
+    ).report
     capsys.readouterr()
     terminal.print_report(report)
     out, err = capsys.readouterr()
@@ -52,7 +57,9 @@ def test_long_lists_of_reasons_are_cut_with_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "_SHOWN_REASONS", 3)
-    report = quantize(MODELS / "vit.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    report = quantize(
+        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(latency=0)
+    ).report
     assert len(report.plan.left_in_float()) > 3
     terminal.print_report(report)
     assert "see --report" in capsys.readouterr().err
@@ -77,7 +84,9 @@ def test_one_thread_is_no_threads() -> None:
 
 
 def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    report = quantize(MODELS / "gru.onnx", MODELS / "data" / "calib.npz", limit=2, seconds=0).report
+    report = quantize(
+        MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(latency=0)
+    ).report
     quiet = [Point(0, number, 9.87, 33.3) for number in range(12)]
     timed = [Point(5, 0, 8.76, 44.4, 1.23, chosen=True), Point(6, 0, 7.65, 55.5, 1.01)]
     terminal.print_report(replace(report, frontier=(*quiet, *timed)))
@@ -94,7 +103,13 @@ def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("scheme", "shown"), [(PRESETS["int8"], True), (UNCORRECTED, False)], ids=["with", "without"])
 def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
     calib = MODELS / "data" / "calib.npz"
-    report = quantize(MODELS / "resnet.onnx", calib, scheme=scheme, limit=2, seconds=0, search="off", force=True).report
+    report = quantize(
+        MODELS / "resnet.onnx",
+        Data(calib, limit=2),
+        scheme=scheme,
+        goal=Goal(force=True),
+        budget=Budget(latency=0, search="off"),
+    ).report
     terminal.print_report(report)
     assert (report.corrected_biases > 5) == shown
     assert ("corrected for the mean error" in capsys.readouterr().err) == shown
@@ -104,7 +119,9 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
 def test_metadata_is_told_where_it_takes_a_hundredth_of_the_file(
     bytes_: int, shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = quantize(MODELS / "gru.onnx", MODELS / "data" / "calib.npz", limit=2, search="off", seconds=0).report
+    report = quantize(
+        MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(search="off", latency=0)
+    ).report
     capsys.readouterr()
     terminal.print_report(replace(report, bytes=1000, metadata_bytes=bytes_))
     assert ("--strip-metadata" in capsys.readouterr().err) == shown

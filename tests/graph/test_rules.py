@@ -157,7 +157,7 @@ def test_rules_meet_what_others_made() -> None:
     assert dict(changes.counts) == {"NegatedDifference": 3, "Twice": 1}
 
 
-def test_several_outputs_are_replaced_thorough() -> None:
+def test_several_outputs_are_replaced_one_by_one() -> None:
     class SplitToSlices(RewriteRule):
         """Split as Slices."""
 

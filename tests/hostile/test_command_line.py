@@ -16,7 +16,9 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from onnxq.budget import Budget
 from onnxq.cli import main as cli
+from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 
 
@@ -182,7 +184,7 @@ def quantized_pair(model: ModelProto) -> None:
 
 
 def our_own(place: Place) -> None:
-    quantize(place.model, place.calib, place.root / "done.onnx", seconds=0, force=True)
+    quantize(place.model, place.calib, place.root / "done.onnx", goal=Goal(force=True), budget=Budget(latency=0))
     (place.root / "done.onnx").replace(place.model)
 
 

@@ -25,7 +25,7 @@ def test_everything_that_holds_a_model_becomes_a_graph(tmp_path) -> None:
 
     for given in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), small(), plain):
         assert [node.op for node in as_graph(given).nodes] == ["Add"]
-    with pytest.raises(TypeError, match="found int"):
+    with pytest.raises(ModelError, match="the model is of type int, expected a path, "):
         as_graph(3)
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxq.budget import Budget
 from onnxq.dequantization import dequantize
+from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
@@ -31,7 +33,14 @@ def differences(name: str, preset: str, folder: Path) -> dict[str, float]:
     """Quantize and dequantize a model; return how far the two are apart, unoptimised and as they would run."""
     images = np.load(MODELS / "data" / "calib.npz")["image"][:4]
     quantized, back = folder / "quantized.onnx", folder / "back.onnx"
-    quantize(MODELS / name, [{"image": images}], quantized, scheme=preset, search="off", force=True, seconds=0)
+    quantize(
+        MODELS / name,
+        [{"image": images}],
+        quantized,
+        scheme=preset,
+        goal=Goal(force=True),
+        budget=Budget(search="off", latency=0),
+    )
     dequantize(quantized, back)
     found = {}
     for kind, optimize in (("as written", False), ("as run", True)):

@@ -11,9 +11,9 @@ import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 from onnx import ModelProto, TensorProto, helper
 
+from onnxq.judging.verify import count_kernels
 from onnxq.planning import islands
 from onnxq.scheme import Mode, Rule, Scheme, Spec
-from onnxq.verify import count_kernels
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 

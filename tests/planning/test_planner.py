@@ -11,6 +11,7 @@ from convolutions import between_convolutions, groups, modes
 from onnx import ModelProto
 
 from onnxq.errors import SchemeError
+from onnxq.judging.verify import count_kernels
 from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
 from onnxq.operators import OPERATORS, Role
@@ -19,7 +20,6 @@ from onnxq.planning.plan import Decision, Demotion, Weight
 from onnxq.preparation import prepare
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import TARGETS
-from onnxq.verify import count_kernels
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 

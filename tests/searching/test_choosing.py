@@ -11,15 +11,17 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import latency
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.errors import SchemeError
 from onnxq.evidence.range_table import parse_range
-from onnxq.metrics import Metric, load_metric
+from onnxq.judging import latency
+from onnxq.judging.goal import Goal
+from onnxq.judging.metrics import Metric, load_metric
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode
-from onnxq.searching.choosing import Scores
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -36,7 +38,10 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
         return [1.0, 0.5, 0.8, 0.95, 0.95][len(found) - 1] if len(found) % 2 == 0 or len(found) == 1 else 1.0
 
     report = quantize(
-        MODELS / "resnet.onnx", CALIB, limit=8, seconds=0, metric=Metric("mine", metric), max_drop=0.1
+        MODELS / "resnet.onnx",
+        Data(CALIB, limit=8),
+        goal=Goal(metric=Metric("mine", metric), max_drop=0.1),
+        budget=Budget(latency=0),
     ).report
     assert report.scores is not None
     assert report.scores.drop <= 0.1
@@ -46,7 +51,11 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
 def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
     metric = load_metric(f"top1:{LABELS}")
     report = quantize(
-        MODELS / "resnet.onnx", TEST, tmp_path / "out.onnx", limit=200, seconds=0, metric=metric, max_drop=0.01
+        MODELS / "resnet.onnx",
+        Data(TEST, limit=200),
+        tmp_path / "out.onnx",
+        goal=Goal(metric=metric, max_drop=0.01),
+        budget=Budget(latency=0),
     ).report
     assert report.scores is not None
     assert report.scores.reference > 0.9
@@ -58,41 +67,52 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
     scores = iter([0.9, 0.5] * 20)
     metric = Metric("mine", lambda outputs, samples: next(scores))
     with pytest.raises(FidelityError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
-        quantize(MODELS / "resnet.onnx", CALIB, tmp_path / "o.onnx", limit=4, seconds=0, metric=metric, max_drop=0.1)
+        quantize(
+            MODELS / "resnet.onnx",
+            Data(CALIB, limit=4),
+            tmp_path / "o.onnx",
+            goal=Goal(metric=metric, max_drop=0.1),
+            budget=Budget(latency=0),
+        )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
-    assert Scores("m", 0.9, 0.7).drop == pytest.approx(0.2)
-    assert Scores("m", 0.7, 0.9).drop < 0
-
-
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
-    first = quantize(MODELS / "mobilenet.onnx", CALIB, tmp_path / "a.onnx", limit=16, seconds=0, min_sqnr=26).report
+    first = quantize(
+        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "a.onnx", goal=26, budget=Budget(latency=0)
+    ).report
     save_plan(first.plan, tmp_path / "plan.toml")
     plan = load_plan(tmp_path / "plan.toml")
     assert plan == first.plan
     assert repr(parse_range(plan.ranges)) == first.ranges
-    again = quantize(MODELS / "mobilenet.onnx", CALIB, tmp_path / "b.onnx", limit=16, seconds=0, replay=plan).report
+    again = quantize(
+        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "b.onnx", scheme=plan, budget=Budget(latency=0)
+    ).report
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert again.plan == plan
     assert again.measured == 0
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
-    plan = quantize(MODELS / "resnet.onnx", CALIB, limit=2, seconds=0, search="off", force=True).report.plan
+    plan = quantize(
+        MODELS / "resnet.onnx", Data(CALIB, limit=2), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+    ).report.plan
     with pytest.raises(SchemeError, match="the plan does not fit the model: "):
-        quantize(MODELS / "vit.onnx", CALIB, limit=2, seconds=0, replay=plan)
+        quantize(MODELS / "vit.onnx", Data(CALIB, limit=2), scheme=plan, budget=Budget(latency=0))
 
 
 def test_another_target_is_planned_without_timing_its_nodes() -> None:
-    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0.05, target="onnxruntime-cpu-arm").report
+    report = quantize(
+        MODELS / "resnet.onnx", Data(CALIB, limit=8), target="onnxruntime-cpu-arm", budget=Budget(latency=0.05)
+    ).report
     assert report.frontier == ()
     assert report.plan.count(Mode.STATIC) > 20
 
 
 def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
-    report = quantize(MODELS / "resnet.onnx", CALIB, tmp_path / "o.onnx", limit=8, seconds=0.05).report
+    report = quantize(
+        MODELS / "resnet.onnx", Data(CALIB, limit=8), tmp_path / "o.onnx", budget=Budget(latency=0.05)
+    ).report
     assert sum(point.chosen for point in report.frontier) == 1
     assert sum(region.nodes for region in report.regions) <= report.plan.count(Mode.STATIC)
     weights = {tensor.name for tensor in onnx.load(tmp_path / "o.onnx").graph.initializer}
@@ -102,7 +122,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
 
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
-    report = quantize(MODELS / "resnet.onnx", CALIB, limit=8, seconds=0.05).report
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert len(report.frontier) > 0
     assert not any(point.chosen for point in report.frontier)
@@ -117,7 +137,7 @@ def test_outputs_that_are_never_finite_are_refused_in_a_sentence(build: Callable
     # Data of mean zero leaves nothing for a bias to make up for.
     samples = [{"x": sign * image} for image in images for sign in (np.float32(1), np.float32(-1))]
     with pytest.raises(FidelityError, match="nothing was written"):
-        quantize(build(text, w=weights), samples, seconds=0.01)
+        quantize(build(text, w=weights), samples, budget=Budget(latency=0.01))
 
 
 @pytest.mark.parametrize("goal", [float("inf"), 4_000.0, 150.0])
@@ -126,11 +146,11 @@ def test_a_fidelity_beyond_all_numbers_is_refused_in_a_sentence(build: Callable[
     model = build(text, w0=(8, 8, 2, 2), w1=(8, 8, 2, 2))
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
     with pytest.raises(FidelityError, match="nothing was written"):
-        quantize(model, samples, seconds=0.01, min_sqnr=goal)
+        quantize(model, samples, goal=goal, budget=Budget(latency=0.01))
 
 
 def test_whatever_is_finite_will_do_for_a_fidelity_below_all_numbers(build: Callable[..., ModelProto]) -> None:
     model = build("(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] y = Conv(x, w) }", w=(8, 8, 3, 3))
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
-    report = quantize(model, samples, seconds=0.01, min_sqnr=-math.inf).report
+    report = quantize(model, samples, goal=-math.inf, budget=Budget(latency=0.01)).report
     assert report.agreement.sound

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.errors import DataError, OutputError
 from onnxq.modelfile.publish import locked
 from onnxq.pipeline import quantize
@@ -106,7 +108,7 @@ def test_a_search_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     written = []
     write = cost_cache._write
     monkeypatch.setattr(cost_cache, "_write", lambda known, path: (written.append(len(known)), write(known, path)))
-    quantize(MODELS / "gru.onnx", CALIB, limit=4, seconds=0.01, costs=tmp_path / "costs.json")
+    quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), budget=Budget(latency=0.01, costs=tmp_path / "costs.json"))
     assert len(written) == 1
     assert written[0] > 1
 
@@ -165,12 +167,12 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(laboratory, "profile_kernels", counted)
     path = tmp_path / "costs.json"
-    options = {"limit": 4, "seconds": 0.05, "costs": path, "min_sqnr": 0.0}
-    quantize(MODELS / "resnet.onnx", CALIB, **options)
+    data, options = Data(CALIB, limit=4), {"goal": 0.0, "budget": Budget(latency=0.05, costs=path)}
+    quantize(MODELS / "resnet.onnx", data, **options)
     first = len(profiled)
     known = len(json.loads(path.read_text())["times"])
     assert first == known >= 2
-    quantize(MODELS / "resnet.onnx", CALIB, **options)
+    quantize(MODELS / "resnet.onnx", data, **options)
     # Which plans are looked into depends on timing, but none is profiled twice.
     assert "prepared.onnx" not in profiled[first:]
     assert len(profiled) - first == len(json.loads(path.read_text())["times"]) - known
@@ -179,4 +181,4 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
 def test_a_file_of_something_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text("mine")
     with pytest.raises(DataError, match="does not hold node times"):
-        quantize(tmp_path / "missing.onnx", tmp_path / "missing", costs=tmp_path / "costs.json")
+        quantize(tmp_path / "missing.onnx", tmp_path / "missing", budget=Budget(costs=tmp_path / "costs.json"))

@@ -14,11 +14,11 @@ from onnx import ModelProto
 
 from onnxq.dequantization import dequantize
 from onnxq.graph import Changes, Graph
+from onnxq.judging.verify import count_kernels
 from onnxq.modelfile import as_graph
 from onnxq.passes import AddToCodes
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
-from onnxq.verify import count_kernels
 
 PLAN = Plan((Decision("gate", "HardSigmoid", Mode.STATIC, "integer kernel"),), (), "int8", "onnxruntime-cpu")
 STEPS = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(1 / 255), "w": np.uint8(0)}

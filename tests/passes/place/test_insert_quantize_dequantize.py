@@ -362,6 +362,6 @@ def test_an_operand_between_convolutions_runs_as_integers_and_is_replayed(
     assert kernel in {node.op_type for node in running_graph(tmp_path / "q.onnx").node}
     assert lonely_pairs(tmp_path / "q.onnx") == []
     save_plan(done.report.plan, tmp_path / "plan.toml")
-    again = quantize_to(made, tmp_path / "again.onnx", replay=load_plan(tmp_path / "plan.toml"))
+    again = quantize_to(made, tmp_path / "again.onnx", scheme=load_plan(tmp_path / "plan.toml"))
     assert again.report.plan.effect == done.report.plan.effect
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()

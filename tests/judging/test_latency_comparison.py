@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import latency_comparison
 from onnxq.errors import DataError
-from onnxq.latency import Latency
-from onnxq.latency_comparison import Bench, bench
+from onnxq.judging import latency_comparison
+from onnxq.judging.latency import Latency
+from onnxq.judging.latency_comparison import Bench, bench
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.metrics import Metric, Top1, load_metric, score
+from onnxq.judging.metrics import Metric, Top1, load_metric, score
 from onnxq.runtime import open_session
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import model_inputs
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parents[2] / "models"
 LABELS = MODELS / "data" / "test-labels.npy"
 
 

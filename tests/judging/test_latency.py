@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import latency as latency_module
-from onnxq.latency import Latency, measure_latency, median_interval, rounds_needed
+from onnxq.judging import latency as latency_module
+from onnxq.judging.latency import Latency, measure_latency, median_interval, rounds_needed
 
 
 def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from onnxq.errors import DataError
-from onnxq.evaluate import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
+from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
 from onnxq.runtime import open_session, run
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 
 
 def agree(expected: Any, found: Any) -> OutputAgreement:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.evaluate import agreement_of
-from onnxq.trust import lower_bound, noise_by_sample, trust
+from onnxq.judging.agreement import agreement_of
+from onnxq.judging.trust import lower_bound, noise_by_sample, trust
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

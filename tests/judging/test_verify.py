@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.verify import Kernels, count_kernels
+from onnxq.judging.verify import Kernels, count_kernels
 
 
 def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:

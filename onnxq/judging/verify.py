@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import ModelError
-from onnxq.evaluate import Agreement, compare
-from onnxq.latency import Latency, measure_latency
+from onnxq.judging.agreement import Agreement, compare
+from onnxq.judging.latency import Latency, measure_latency
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
 from onnxq.samples.data import evenly

@@ -14,7 +14,7 @@ from onnxq.errors import DataError
 from onnxq.modelfile import load
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.onnx_tools import skeleton
-from onnxq.runtime import Array, Session, open_session, run
+from onnxq.runtime import Array, Session, open_session, output_names, run
 from onnxq.samples.data import open_samples
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import model_inputs
@@ -174,11 +174,6 @@ def agreement_of(names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequ
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
     return Agreement(count, tuple(tally.result() for tally in tallies))
-
-
-def output_names(session: Session) -> list[str]:
-    """Return the names of a session's outputs in order."""
-    return [output.name for output in session.get_outputs()]
 
 
 class _Tally:

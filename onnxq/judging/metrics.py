@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, SchemeError, nearest
-from onnxq.evaluate import output_names
 from onnxq.extensions import imported
-from onnxq.runtime import Array, Session, run
+from onnxq.runtime import Array, Session, output_names, run
 from onnxq.samples.arrays import npy_array, npz_arrays
 
 Named: TypeAlias = Mapping[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from onnxq.latency import Latency, measure_latency
+from onnxq.judging.latency import Latency, measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.samples.data import evenly, open_samples

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.evaluate import agreement_of
+from onnxq.judging.agreement import agreement_of
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating

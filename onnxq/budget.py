@@ -1,0 +1,74 @@
+"""What may be spent on choosing, and where the work is done."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxq.accuracy.effort import Accuracy, accuracy_named
+from onnxq.errors import SchemeError, check_type
+from onnxq.execution.resume import Collection
+from onnxq.progress import Progress, silent
+from onnxq.searching.measures import EFFORTS, Effort, effort_named
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is tried and measured, where, and who is told of it.
+
+    Attributes:
+        search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
+            faithful enough, full with more effort; ``off`` takes the scheme as it is.
+        accuracy: what is tried to make codes more faithful, each method kept only where it lowers the noise of the
+            whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
+        latency: seconds for comparing latency with the float model; 0 skips all timing.
+        costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
+        collection: where samples run, in how much memory, and which earlier statistics are used.
+        progress: told of each stage.
+
+    Raises:
+        SchemeError: an effort does not exist, the seconds are negative or not finite, or something is of another type.
+
+    >>> Budget.of("full") == Budget(search="full", accuracy="full")
+    True
+    """
+
+    search: str = "fast"
+    accuracy: str | Accuracy = "fast"
+    latency: float = 2.0
+    costs: str | Path | None = None
+    collection: Collection | None = None
+    progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
+        check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
+        check_type(self.latency, (int, float), "the time for latency in seconds", "a number")
+        check_type(self.costs, (str, Path, type(None)), "the file of node times", "a path")
+        check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
+        effort_named(self.search)
+        if isinstance(self.accuracy, str):
+            accuracy_named(self.accuracy)
+        if not 0 <= self.latency < math.inf:
+            raise SchemeError(
+                f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
+            )
+
+    @classmethod
+    def of(cls, given: str | Budget) -> Budget:
+        """Return a budget as it is; ``fast``, ``full`` and ``off`` stand for that effort in search and accuracy."""
+        if isinstance(given, Budget):
+            return given
+        check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
+        return cls(search=given, accuracy=given)
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much a search measures; None where there is none."""
+        return effort_named(self.search)
+
+    @property
+    def tried(self) -> Accuracy:
+        """What is tried for accuracy."""
+        return accuracy_named(self.accuracy) if isinstance(self.accuracy, str) else self.accuracy

@@ -1,0 +1,1 @@
+"""Judging: how far a model is from the float model, what that says of other samples, and whether it is good enough."""

@@ -1,0 +1,52 @@
+"""What the user wants of a model's fidelity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.errors import SchemeError, check_type
+from onnxq.judging.metrics import Metric
+
+MINIMUM_SQNR = 20.0
+"""Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How faithful a model has to be to be written.
+
+    Attributes:
+        min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
+        metric: what tells instead whether the model is good; see load_metric.
+        max_drop: how much less than the float model's the metric may be.
+        force: whether a model that misses the goal is written nevertheless.
+
+    Raises:
+        SchemeError: the decibels are NaN, the drop is negative or not finite, or something is of another type.
+
+    >>> Goal(30).min_sqnr, Goal.of(25.0)
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False))
+    """
+
+    min_sqnr: float = MINIMUM_SQNR
+    metric: Metric | None = None
+    max_drop: float = 0.0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
+        check_type(self.metric, (Metric, type(None)), "the metric", 'what load_metric("top1:labels.npy") returns')
+        check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
+        check_type(self.force, bool, "force", "True or False")
+        if math.isnan(self.min_sqnr):
+            raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+        if not 0 <= self.max_drop < math.inf:
+            raise SchemeError(
+                f"the drop of the metric is {self.max_drop}, expected a finite number that is not negative"
+            )
+
+    @classmethod
+    def of(cls, given: float | Goal) -> Goal:
+        """Return a goal as it is; a number stands for decibels."""
+        return given if isinstance(given, Goal) else cls(given)

@@ -1,0 +1,277 @@
+"""The steps of quantize(), each from values to a value: prepared, evidenced, chosen, reported, published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.accuracy.effort import METHODS, OFF, Accuracy
+from onnxq.accuracy.refining import Refined
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.encoding.parameters import corrected_biases
+from onnxq.encoding.recipe import Recipe
+from onnxq.errors import OutputError, check_type
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
+from onnxq.evidence.ranges import RangeMethod
+from onnxq.execution.resume import Collection
+from onnxq.graph import Applied, Graph
+from onnxq.judging.goal import Goal
+from onnxq.judging.verify import loads_in_onnxruntime
+from onnxq.lowering import Emit, emit_named
+from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
+from onnxq.modelfile.publish import check_output, data_file, publish, stored_bytes
+from onnxq.named_passes import Step, as_passes
+from onnxq.planning.bodies import refuse_idle_bodies
+from onnxq.planning.plan import Plan
+from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
+from onnxq.presets import preset_named
+from onnxq.report import Report
+from onnxq.rewriting import apply_to_float
+from onnxq.samples.inputs import SampleSource
+from onnxq.scheme import Scheme
+from onnxq.searching.choosing import Chooser, Chosen, Files
+from onnxq.searching.cost_cache import CostCache
+from onnxq.targets import target_named
+from onnxq.workbench import Workbench, open_workbench
+
+Model = str | Path | onnx.ModelProto | Any
+"""A file, a ModelProto, or a GraphSurgeon graph."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to become of a model.
+
+    Attributes:
+        scheme: the rules; where a plan is carried out they only name what it was made by.
+        target: name of the runtime.
+        prepare: passes of the user's.
+        replay: a plan to carry out as it is, instead of the scheme.
+    """
+
+    scheme: Scheme
+    target: str
+    prepare: Sequence[Step] = ()
+    replay: Plan | None = None
+
+    @classmethod
+    def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:
+        """Return what the arguments of quantize() mean; a plan says its target itself.
+
+        Raises:
+            SchemeError: a name is not known, or an argument is of another type.
+        """
+        check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset, a Scheme or a Plan")
+        check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
+        if isinstance(scheme, Plan):
+            return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
+        return cls(preset_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A float model that plans are made for.
+
+    Attributes:
+        name: where it came from.
+        files: the model as it was given, and where the quantized one is built.
+        bench: the model as it was prepared, with what is wanted of it.
+        replay: a plan to carry out.
+        external: bytes of the values that lie outside the model file.
+        applied: the user's passes.
+    """
+
+    name: str
+    files: Files
+    bench: Workbench
+    replay: Plan | None
+    external: int
+    applied: tuple[Applied, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidenced:
+    """What samples have shown of a prepared model.
+
+    Attributes:
+        bench: plans no integers where no sample came by.
+        plan: what the scheme asks for, or the plan to carry out.
+        evidence: of what the plan needs.
+        samples: those by which it is chosen.
+        judged: those by which the result is judged.
+    """
+
+    bench: Workbench
+    plan: Plan
+    evidence: Evidence
+    samples: SampleSource
+    judged: SampleSource
+
+
+def checked_output(output: str | Path | None, model: Model, budget: Budget) -> Path | None:
+    """Return the file to write, which is neither the model nor what else is written.
+
+    Raises:
+        OutputError: it cannot be written, or is one of those.
+    """
+    check_type(output, (str, Path, type(None)), "the output", "a path, or None to write nothing")
+    if output is None:
+        return None
+    output = Path(output)
+    check_output(output, Path(model) if isinstance(model, str | Path) else None)
+    own = {output.resolve(), data_file(output).resolve()}
+    if budget.costs is not None and Path(budget.costs).resolve() in own:
+        raise OutputError(f"node times cannot be kept in the output {output}; give another name")
+    return output
+
+
+def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
+    """Return a graph of the model after passes of the user's."""
+    passes, graph = as_passes(prepare), as_graph(model)
+    apply_to_float(graph, passes)
+    refuse_quantized(graph)
+    return graph
+
+
+def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None) -> Prepared:
+    """Prepare a model in a working folder, and keep it as it was given beside that."""
+    source = Path(model) if isinstance(model, str | Path) else None
+    passes, graph = as_passes(wanted.prepare), as_graph(model)
+    if output is not None:
+        refuse_overwriting(graph, data_file(output))
+    reference, external = reference_file(graph, source, folder), external_bytes(graph)
+    applied = apply_to_float(graph, passes)
+    refuse_quantized(graph)
+    staged = folder / (output.name if output is not None else "model.onnx")
+    bench = opened(graph, wanted, folder)
+    name = str(source) if source else type(model).__name__
+    return Prepared(name, Files(reference, staged, external > 0), bench, wanted.replay, external, applied)
+
+
+def opened(graph: Graph, wanted: Wanted, folder: Path) -> Workbench:
+    """Open the workbench of a model after passes of the user's."""
+    emit = emit_named(wanted.scheme.emit)
+    return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay)
+
+
+def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], budget: Budget) -> Evidenced:
+    """Calibrate what the plan needs for any of these range methods, or take the statistics that were given."""
+    bench, notice = model.bench, (budget.collection or Collection()).notice
+    samples = bench.samples(data.calibration, data, notice)
+    judged = samples if data.validation is None else bench.samples(data.validation, data, notice)
+    plan = model.replay or bench.plan({})
+    check_plan(plan, bench.graph)
+    if data.statistics is not None:
+        bench.check(data.statistics, plan, methods)
+    evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
+    if model.replay is not None:
+        refuse_idle_bodies(bench.graph, model.replay, evidence)
+        return Evidenced(bench, plan, evidence, samples, judged)
+    bench = bench.without_idle_bodies(plan, evidence)
+    return Evidenced(bench, bench.plan({}), evidence, samples, judged)
+
+
+def chosen(
+    model: Prepared, seen: Evidenced, recipe: Recipe, goal: Goal, budget: Budget, known: CostCache
+) -> tuple[Refined, Chosen]:
+    """Choose how codes are made and which plan is carried out, and build and verify its model.
+
+    Args:
+        model: the float model.
+        seen: what samples have shown of it.
+        recipe: how codes are chosen to begin with.
+        goal: how faithful the model has to be.
+        budget: how much is tried and measured.
+        known: node times, to which new ones are added.
+    """
+    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
+    chooser = Chooser(
+        bench, model.files, seen.samples, seen.judged, seen.evidence, budget.latency, budget.progress, known
+    )
+    try:
+        effort, wanted = budget.effort if model.replay is None else None, tried(model, budget)
+        first, last = (wanted, OFF) if effort is None else wanted.split
+        refined = chooser.refined(seen.plan, recipe, first)
+        chooser = chooser.with_evidence(refined.basis.evidence)
+        if effort is None:
+            return refined, chooser.follow(seen.plan, refined.basis.recipe, goal)
+        return refined, chooser.choose(seen.plan, refined.basis.recipe, effort, goal, last)
+    finally:
+        known.save()
+
+
+def given_recipe(model: Prepared) -> Recipe | None:
+    """Return the recipe that the scheme or the plan to carry out names; None leaves the ranges to measuring."""
+    if model.replay is not None:
+        return Recipe.of_plan(model.replay)
+    ranges = model.bench.scheme.range_method
+    return Recipe(ranges) if ranges is not None else None
+
+
+def tried(model: Prepared, budget: Budget) -> Accuracy:
+    """Return what is tried for accuracy: no other ranges than given ones, and what a plan that is carried out says."""
+    accuracy = budget.tried
+    methods = accuracy.methods if model.replay is None else model.replay.accuracy
+    # The others build a model of many bytes too often.
+    affordable = ("ranges",) if model.bench.is_large else METHODS
+    free = given_recipe(model) is None
+    return replace(
+        accuracy, methods=tuple(name for name in methods if name in affordable and (name != "ranges" or free))
+    )
+
+
+def reported(
+    model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, output: Path | None, start: float
+) -> Report:
+    """Return what was decided and measured, once the model stands in the form in which it is to be written."""
+    outcome, verification, staged = found.outcome, found.verification, model.files.staged
+    loads = True
+    if seen.bench.emit is Emit.STRICT:
+        external = model.files.external_data
+        seen.bench.build(outcome.plan, refined.basis.evidence, found.recipe, staged, external_data=external)
+        loads = loads_in_onnxruntime(staged)
+    return Report(
+        model=model.name,
+        output=str(output) if output is not None else None,
+        float_bytes=stored_bytes(model.files.reference) + model.external,
+        bytes=stored_bytes(staged, (data_file(staged),)),
+        plan=replace(found.recipe.noted_in(outcome.plan), emit=seen.bench.emit),
+        ranges=repr(found.recipe.ranges),
+        range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
+        agreement=verification.agreement,
+        kernels=verification.kernels,
+        latency=verification.latency,
+        sensitivities=outcome.sensitivities,
+        measured=outcome.measured,
+        frontier=outcome.frontier,
+        regions=outcome.regions,
+        scores=found.scores,
+        loads=loads,
+        corrected_biases=corrected_biases(outcome.plan, seen.evidence),
+        gains=(*refined.gains, *found.gains),
+        passes=(*model.applied, *seen.bench.applied),
+        metadata_bytes=metadata_bytes(load(staged)),
+        samples=len(seen.samples),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def published(model: Prepared, output: Path | None) -> Graph:
+    """Put the verified model in its place, and return it."""
+    staged = model.files.staged
+    if output is None:
+        return read_model(onnx.load(staged))
+    publish(staged, output)
+    return load(output)
+
+
+def methods_tried(model: Prepared, recipe: Recipe | None, budget: Budget) -> tuple[RangeMethod, ...]:
+    """Return the range methods that may be used, for any of which evidence is kept."""
+    return FIRST_RANGES if "ranges" in tried(model, budget).methods else (recipe or Recipe()).methods

@@ -1,0 +1,43 @@
+"""Budget: what may be spent, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from onnxq.accuracy.effort import FULL
+from onnxq.budget import Budget
+from onnxq.errors import SchemeError
+from onnxq.searching.measures import EFFORTS
+
+
+@pytest.mark.parametrize("name", list(EFFORTS))
+def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None:
+    budget = Budget.of(name)
+    assert (budget.search, budget.accuracy, budget.effort) == (name, name, EFFORTS[name])
+    assert Budget.of(budget) is budget
+
+
+def test_methods_may_be_given_instead_of_an_effort() -> None:
+    assert Budget(accuracy="bias").tried.methods == ("bias",)
+    assert Budget(accuracy=FULL).tried is FULL
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"latency": math.nan},
+            "the time for latency in seconds is nan, expected a finite number that is not negative",
+        ),
+        ({"latency": -1}, "the time for latency in seconds is -1, expected"),
+        ({"latency": "2"}, "the time for latency in seconds is '2' of type str, expected a number"),
+        ({"search": "ful"}, "search 'ful' is not one of off, fast, full; did you mean 'full'"),
+        ({"accuracy": "biases"}, "accuracy 'biases' is not one of"),
+        ({"costs": 3}, "the file of node times is 3 of type int, expected a path"),
+    ],
+)
+def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        Budget(**given)  # type: ignore[arg-type]

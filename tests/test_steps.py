@@ -1,0 +1,61 @@
+"""The steps of quantize() one by one; all of them together are in test_pipeline.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.encoding.recipe import Recipe
+from onnxq.errors import OutputError, SchemeError
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.evidence.ranges import MinMax
+from onnxq.lowering import Emit
+from onnxq.pipeline import plan
+from onnxq.presets import PRESETS
+from onnxq.steps import Prepared, Wanted, checked_output, evidenced, given_recipe, methods_tried, prepared, tried
+from onnxq.targets import DEFAULT_TARGET
+
+
+def ready(model, folder: Path, scheme="int8") -> Prepared:
+    return prepared(model, Wanted.of(scheme, DEFAULT_TARGET, ()), folder, None)
+
+
+def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
+    made = replace(plan(residual, target="tensorrt"), emit=Emit.ORT)
+    wanted = Wanted.of(made, DEFAULT_TARGET, ())
+    assert (wanted.target, wanted.replay, wanted.scheme.emit) == ("tensorrt", made, Emit.ORT)
+
+
+def test_names_are_looked_up_at_the_door() -> None:
+    assert Wanted.of("int8-storage", DEFAULT_TARGET, ()).scheme is PRESETS["int8-storage"]
+    with pytest.raises(SchemeError, match="did you mean 'tensorrt'"):
+        Wanted.of("int8", "tensort", ())
+
+
+def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:
+    free = ready(residual, tmp_path)
+    named = ready(residual, tmp_path, replace(PRESETS["int8"], ranges="minmax"))
+    assert given_recipe(free) is None
+    assert given_recipe(named) == Recipe(MinMax())
+    assert [("ranges" in tried(model, Budget()).methods) for model in (free, named)] == [True, False]
+    assert methods_tried(free, None, Budget()) == FIRST_RANGES
+    assert methods_tried(named, Recipe(MinMax()), Budget()) == (MinMax(),)
+
+
+def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
+    samples = samples_for(residual, 6)
+    seen = evidenced(ready(residual, tmp_path), Data(samples[:2], samples[2:]), FIRST_RANGES, Budget())
+    assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
+
+
+def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(OutputError, match="is the model itself"):
+        checked_output(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget())
+    with pytest.raises(OutputError, match="node times cannot be kept in the output"):
+        checked_output(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"))
+    assert checked_output(None, tmp_path / "m.onnx", Budget()) is None
