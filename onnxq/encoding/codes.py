@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
-from onnxq.encoding.compensating import Sums, compensated_codes
-from onnxq.encoding.encoders import NOTHING_SEEN, encode_weight
+from onnxq.encoding.encoders import NOTHING_SEEN
 from onnxq.encoding.migration import (
-    Around,
     Factors,
-    Migration,
     divided_tensors,
     makers_of_divided,
 )
+from onnxq.encoding.node_codes import Bias, Encoding
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.gram import Gram
-from onnxq.graph import Constant, Graph, Node, is_fixed, optional, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
-from onnxq.numbers.weights import quantize_bias, scale_with_room
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
-from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
-from onnxq.targets import target_named
-
-Array = NDArray[Any]
-# Their weights are [directions, gates, size], and a gate of each direction is a channel.
-_RECURRENT: Final = frozenset({"LSTM"})
-_WEIGHT: Final = 1
-# Attributes that say where a weight's error goes.
-_FORM: Final = ("transB", "group", "strides")
-
-
-@dataclass(frozen=True, eq=False)
-class Bias:
-    """What becomes of the bias of a node.
-
-    Attributes:
-        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
-            there was none, of the weight; None where all stays.
-        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
-            bias stays in float.
-    """
-
-    values: Array | None = None
-    codes: QTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +99,7 @@ def encode_with(
     migration = recipe.migration.select(plan.by_tensor)
     makers = makers_of_divided(graph, plan, migration)
     cache = CodesCache() if cache is None else cache
-    encoding = _Encoding(parameters, means, evidence, plan.target, cache, recipe, migration, makers)
+    encoding = Encoding(parameters, means, evidence, plan.target, cache, recipe, migration, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -157,156 +127,3 @@ def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
             decision = plan.by_node.get(node.name)
             if decision is not None and decision.mode is not Mode.FLOAT:
                 yield node, decision
-
-
-@dataclass(frozen=True, eq=False)
-class _Encoding:
-    """What the codes of one plan rest on."""
-
-    parameters: Mapping[str, Parameters]
-    means: Mapping[str, NDArray[np.float64]]
-    evidence: Evidence
-    target: str
-    cache: CodesCache
-    recipe: Recipe
-    migration: Migration
-    makers: Mapping[str, Factors]
-
-    def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
-        """Return the codes of a weight and what becomes of the bias behind it."""
-        source = node.inputs[weight.index]
-        recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
-        key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
-        if recurrent:
-            return self.cache.codes(key, lambda: _rows(source.values, weight)), None
-        around = self._around(node, decision)
-        if around:
-            key = (*key, node.op, repr(node.attrs), around.key)
-        behind = self._behind(node, decision) if weight.index == _WEIGHT else None
-        shown = self._digest(node, weight)
-        return self.cache.chosen((key, behind, shown), lambda: self._chosen(node, decision, weight, key))
-
-    def _behind(self, node: Node, decision: Decision) -> Hashable:
-        """Return what decides the bias of a weight, and through that the weight's least scales."""
-        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
-        data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
-        place = bias_of(node)
-        index = decision.bias
-        bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
-        return (
-            *(node.op, *(repr(node.attrs.get(name)) for name in _FORM)),
-            *(decision.mode is Mode.STATIC, decision.bias, self.target, place is not None),
-            None if data is None else float(data.scale),
-            None if means is None else means.tobytes(),
-            None if bias is None else self.cache.digest(bias),
-            None if node.name not in self.recipe.biases else self.recipe.biases[node.name].tobytes(),
-        )
-
-    def _chosen(
-        self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
-    ) -> tuple[QTensor, Bias | None]:
-        source, around = node.inputs[weight.index], self._around(node, decision)
-
-        def values() -> Array:
-            return around.weight(node, weight.index, source.values)
-
-        found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence))
-        if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
-            found, key = self._compensated(node, decision, weight, found, key)
-            corrected = self._corrected(node, decision, weight, found, key)
-            return found, None if corrected is None else self._added(node, decision, found, corrected)
-        bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
-        raised = scale_with_room(found.parameters.scale, bias, scale)
-        if not np.array_equal(raised, found.parameters.scale):
-            key = (*key, raised.tobytes())
-            found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence, raised))
-        found, key = self._compensated(node, decision, weight, found, key)
-        corrected = self._corrected(node, decision, weight, found, key)
-        # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
-        return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
-
-    def _around(self, node: Node, decision: Decision) -> Around:
-        """Return the factors of what a node reads and makes."""
-        read = self.migration.factors.get(decision.data) if decision.mode is Mode.STATIC else None
-        return Around(read, self.makers.get(node.name))
-
-    def _compensated(
-        self, node: Node, decision: Decision, weight: Weight, nearest: QTensor, key: tuple[Hashable, ...]
-    ) -> tuple[QTensor, tuple[Hashable, ...]]:
-        """Return codes with the scales of the nearest ones whose errors cancel, where data is known; and their key."""
-        compensation, shown, around = self.recipe.compensation, self._shown(node, weight), self._around(node, decision)
-        # The matrix is of data without factors.
-        if compensation is None or shown is None or around.read is not None:
-            return nearest, key
-        values = around.weight(node, weight.index, node.inputs[weight.index].values)
-        corrected = self._means(node, decision, weight) is not None
-
-        def compensated() -> QTensor:
-            return compensated_codes(values, nearest, *shown, compensation.damping, corrected=corrected)
-
-        key = (*key, self._digest(node, weight), corrected)
-        return self.cache.codes(key, compensated), key
-
-    def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
-        """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
-        sums = self.recipe.compensation.sums(node, weight) if self.recipe.compensation is not None else None
-        gram = self.evidence.statistics.get(sums.request) if sums is not None else None
-        return (gram, sums) if sums is not None and isinstance(gram, Gram) and gram.count else None
-
-    def _digest(self, node: Node, weight: Weight) -> Hashable:
-        """Return what decides how a weight is compensated."""
-        shown = self._shown(node, weight)
-        return (
-            None if shown is None else (self.recipe.compensation, shown[1], shown[0].count, shown[0].means().tobytes())
-        )
-
-    def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
-        """Return the mean of each channel of the data of a weight, where a bias can make up for what it loses of it."""
-        if decision.mean is None or weight.index != _WEIGHT or bias_of(node) is None:
-            return None
-        return self.means.get(decision.mean.tensor)
-
-    def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
-        """Return the bias that makes up for factors, and for what rounding takes from the mean; None where it stays."""
-        if weight.index == _WEIGHT and node.name in self.recipe.biases:
-            return self._around(node, decision).bias(self.recipe.biases[node.name])
-        means = self._means(node, decision, weight)
-        place = bias_of(node) if weight.index == _WEIGHT else None
-        around = self._around(node, decision)
-        if place is None or (means is None and around.made is None):
-            return None
-        source, bias = node.inputs[weight.index], optional(*place)
-        values = None if bias is None else around.bias(bias.values)
-        if means is None:
-            return values
-        shown = around.means(means)
-        form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
-        lost = self.cache.array(
-            ("lacking", key, form, shown.tobytes()),
-            lambda: lacking(node, around.weight(node, weight.index, source.values), codes, shown),
-        )
-        if values is None:
-            return np.asarray(lost.astype(source.dtype)) if lost.any() else None
-        return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
-
-    def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:
-        """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
-        place = bias_of(node)
-        bare = place is not None and place[0] is node and optional(*place) is None
-        if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).integer_bias:
-            return Bias(corrected)
-        return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
-
-
-def _decisive(weight: Weight, rank: int) -> Weight:
-    """Return what decides the codes of some values, whatever node and initializer they belong to."""
-    return replace(weight.of_rank(rank), tensor="", elements=0)
-
-
-def _rows(values: Array, weight: Weight) -> QTensor:
-    """Return the codes of a weight of a recurrent cell, whose channels are the rows of all directions."""
-    rows = values.reshape(-1, values.shape[-1])
-    found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
-    scale = found.parameters.scale
-    grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
-    return QTensor(found.codes.reshape(values.shape), Parameters(scale.reshape(grid), None), found.format)

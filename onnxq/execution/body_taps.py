@@ -9,6 +9,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
+from onnxq.execution.bodies import bodies, known_dimensions, made_inside, names_made, own_bodies, unused_mark
 from onnxq.graph.elements import domain_named
 
 CARRYING = frozenset({"If", "Loop", "Scan"})
@@ -30,11 +31,11 @@ def with_body_taps(model: onnx.ModelProto, names: Iterable[str], others: Iterabl
         ModelError: A tensor cannot be carried out: it stands in the body of another operator, or in an If or Loop
             inside a Scan, whose steps all give equally many values.
     """
-    made = _made_inside(model.graph)
+    made = made_inside(model.graph)
     inside, counted = made.intersection(names), made.intersection(others)
     if not inside and not counted:
         return model
-    taps = _Taps(frozenset(inside | counted), frozenset(counted - inside), _mark(model.graph))
+    taps = _Taps(frozenset(inside | counted), frozenset(counted - inside), unused_mark(model.graph))
     tapped, carried = taps.applied(model)
     tapped.graph.value_info.extend(_vector(name) for name in carried)
     return tapped
@@ -55,10 +56,10 @@ def with_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.
     Raises:
         ModelError: A tensor cannot be carried out, see `with_body_taps`.
     """
-    inside = _made_inside(model.graph).intersection(names)
+    inside = made_inside(model.graph).intersection(names)
     if not inside:
         return model, ()
-    taps = _Taps(frozenset(inside), frozenset(), _mark(model.graph), sizes=True)
+    taps = _Taps(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
     tapped, carried = taps.applied(model)
     for name in carried:
         # A sum of none is not told to be 0 everywhere.
@@ -88,7 +89,7 @@ class _Taps:
         """Return a copy of a model that carries the taps, and their names."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(model)
-        for body in _bodies(tapped.graph):
+        for body in bodies(tapped.graph):
             self.rename(body)
         carried = self.carry(tapped.graph, ())
         tapped.graph.initializer.extend(self.constants())
@@ -116,12 +117,12 @@ class _Taps:
             path: The operators around it, the outermost first.
         """
         depth = len(path)
-        found = sorted(name.removesuffix(self.mark) for name in _made(graph) if name.endswith(self.mark))
+        found = sorted(name.removesuffix(self.mark) for name in names_made(graph) if name.endswith(self.mark))
         graph.node.extend(node for name in found for node in self._flat_values(name, depth))
         # From behind, so that nodes can be inserted.
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
-            branches = [(body, self.carry(body, (*path, node.op_type))) for body in _own_bodies(node)]
+            branches = [(body, self.carry(body, (*path, node.op_type))) for body in own_bodies(node)]
             names = sorted({name for _, taps in branches for name in taps})
             if not names:
                 continue
@@ -171,16 +172,16 @@ class _Taps:
         states = len(body.input) - 2
         # Shapes follow from those of the states, which tell nothing of a state that grows.
         if not self.sizes and any(
-            _dimensions(given) is not None and _dimensions(given) != _dimensions(made)
+            known_dimensions(given) is not None and known_dimensions(given) != known_dimensions(made)
             for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
         ):
             return set()
         known = {
             value.name.removesuffix(self.mark)
             for value in (*body.input, *body.output, *body.value_info)
-            if value.name.endswith(self.mark) and _dimensions(value) is not None
+            if value.name.endswith(self.mark) and known_dimensions(value) is not None
         }
-        made = {name.removesuffix(self.mark) for name in _made(body) if name.endswith(self.mark)}
+        made = {name.removesuffix(self.mark) for name in names_made(body) if name.endswith(self.mark)}
         return made if self.sizes else made & (known | self.emptied)
 
     def _open_loop(
@@ -257,14 +258,6 @@ def _check(node: NodeProto, path: Sequence[str]) -> None:
         )
 
 
-def _dimensions(value: ValueInfoProto) -> list[int] | None:
-    """Return the dimensions of a tensor, or None where one is not known."""
-    kind = value.type.tensor_type
-    known = value.type.HasField("tensor_type") and kind.HasField("shape")
-    sizes = [dimension.dim_value for dimension in kind.shape.dim if dimension.HasField("dim_value")]
-    return sizes if known and len(sizes) == len(kind.shape.dim) else None
-
-
 def _vector(name: str, element: int = TensorProto.FLOAT) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, element, [None])
 
@@ -278,40 +271,3 @@ def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: 
         graph.node.insert(index + 1, node)
     for node in reversed(before):
         graph.node.insert(index, node)
-
-
-def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the bodies in a graph, at any depth."""
-    for node in graph.node:
-        for body in _own_bodies(node):
-            yield body
-            yield from _bodies(body)
-
-
-def _own_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _made_inside(graph: GraphProto) -> set[str]:
-    """Return the names of what bodies are given or make, those of the main graph aside."""
-    main = _made(graph) | {tensor.name for tensor in graph.initializer}
-    return {name for body in _bodies(graph) for name in _made(body)} - main
-
-
-def _made(graph: GraphProto) -> set[str]:
-    """Return the names of the inputs of a graph and of what its nodes make."""
-    return {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
-
-
-def _mark(graph: GraphProto) -> str:
-    """Return an ending that no name of a model holds."""
-    scopes = (graph, *_bodies(graph))
-    names = {name for scope in scopes for name in _made(scope)}
-    names |= {tensor.name for scope in scopes for tensor in scope.initializer}
-    mark = "/tap"
-    while any(mark in name for name in names):
-        mark += "'"
-    return mark

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.encoding import codes
+from onnxq.encoding import node_codes
 from onnxq.encoding.codes import Codes, encode_with
 from onnxq.encoding.encoders import encode_weight
 from onnxq.graph import Graph, Pass
@@ -201,7 +201,7 @@ def test_a_weight_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return encode_weight(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(codes, "encode_weight", counted)
+    monkeypatch.setattr(node_codes, "encode_weight", counted)
     made, data, axis = product("gemm")
     encoded(made, "storage", {"x": channel_means(data, axis)})
     assert len(calls) == 1
