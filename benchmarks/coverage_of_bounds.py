@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
 from onnxq.judging.agreement import agreement_of
 from onnxq.judging.trust import lower_bound, trust
@@ -243,7 +244,7 @@ def tried(
     """Yield the outputs of the float model and of a plan's for each sample, of plans with ever fewer integers."""
     with tempfile.TemporaryDirectory() as folder:
         bench = open_workbench(load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), Emit.QDQ)
-        samples = list(bench.samples(str(calib), None, None, {}, lambda _: None))
+        samples = list(bench.samples(calib, Data(calib), lambda _: None))
         evidence = bench.calibrate(bench.plan({}), samples, silent)
         trials = Trials.of(bench, model, samples, evidence)
         weighted = [one.node for one in bench.plan({}).decisions if one.weights]

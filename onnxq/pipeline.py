@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.budget import Budget
 from onnxq.data import Data, Source
-from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution.resume import Collection
@@ -28,7 +27,6 @@ from onnxq.steps import (
     checked_output,
     chosen,
     evidenced,
-    given_recipe,
     methods_tried,
     opened,
     prepared,
@@ -97,10 +95,9 @@ def quantize(
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:
         ready = prepared(model, wanted, folder, output)
-        recipe = given_recipe(ready)
-        seen = evidenced(ready, data, methods_tried(ready, recipe, budget), budget)
-        refined, found = chosen(ready, seen, recipe or Recipe(), goal, budget, known)
-        report = reported(ready, seen, refined, found, output, start)
+        seen = evidenced(ready, data, methods_tried(ready, budget), budget)
+        refined, found = chosen(ready, seen, goal, budget, known)
+        report = reported(ready, seen, refined, found, budget, output, start)
         if not goal.force:
             check_fidelity(report, goal)
         return Quantized(published(ready, output), report)
@@ -163,4 +160,4 @@ def plan(
         bench = opened(graph, wanted, folder)
         found = bench.plan({})
         check_plan(found, bench.graph)
-    return found
+        return replace(found, emit=bench.emit, preparation=bench.preparation)

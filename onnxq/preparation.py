@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.errors import ModelError, OutputError
+from onnxq.errors import ModelError, OutputError, SchemeError, nearest
 from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
@@ -36,7 +37,7 @@ from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
 from onnxq.planning.plan import DECODING, METADATA_KEY, Plan
 from onnxq.scheme import Mode, Scheme
-from onnxq.targets import Target, target_named
+from onnxq.targets import Target
 
 # The passes that are repeated, but for the last, which removes what they leave.
 _REPEATED = (
@@ -119,26 +120,32 @@ def prepare_for_integers(
     return applied
 
 
-def integer_steps(scheme: Scheme, target: Target, replay: Plan | None) -> tuple[Pass, ...]:
-    """Return the passes that follow the canonical form for the integer kernels of a target, or did for a plan."""
+def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
+    """Return the passes that follow the canonical form for the integer kernels of a target."""
     found: list[Pass] = []
     if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
         found.append(UnfuseProducts())
-    static = any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.fused
-    if static if replay is None else all(decision.op_type != "HardSwish" for decision in replay.decisions):
+    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.fused:
         found.append(SplitHardSwishes())
     return tuple(found)
 
 
-def widens(graph: Graph, scheme: Scheme, target: Target, replay: Plan | None) -> bool:
-    """Whether 16-bit floats become float32, in which integer kernels give their results, or did for an earlier plan."""
-    if (target if replay is None else target_named(replay.target)).has_half_kernels:
-        return False
-    if replay is None:
-        return scheme.multiplies_integers
-    casts = {node.name for scope in scopes(graph) for node in scope.nodes if node.op == "Cast"}
-    added = any(decision.op_type == "Cast" and decision.node not in casts for decision in replay.decisions)
-    return added or replay.count(Mode.STATIC) + replay.count(Mode.DYNAMIC) > 0
+def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
+    """Return the passes that `integer_steps` has found for an earlier plan.
+
+    Raises:
+        SchemeError: a name is none of these.
+    """
+    known: Mapping[str, Pass] = {type(step).__name__: step for step in (UnfuseProducts(), SplitHardSwishes())}
+    for name in names:
+        if name not in known:
+            raise SchemeError(f"the plan has step {name!r}, expected any of {', '.join(known)}{nearest(name, known)}")
+    return tuple(known[name] for name in names)
+
+
+def widens(scheme: Scheme, target: Target) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results."""
+    return scheme.multiplies_integers and not target.has_half_kernels
 
 
 def _free_initializers(graph: Graph) -> None:

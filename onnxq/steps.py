@@ -11,15 +11,18 @@ from typing import Any
 import onnx
 
 from onnxq.accuracy.effort import METHODS, OFF, Accuracy
+from onnxq.accuracy.folds import Folds
 from onnxq.accuracy.refining import Refined
+from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.encoding.noting import noted, recipe_of
 from onnxq.encoding.parameters import corrected_biases
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
-from onnxq.evidence.ranges import RangeMethod
+from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.goal import Goal
@@ -178,15 +181,12 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], budge
     return Evidenced(bench, bench.plan({}), evidence, samples, judged)
 
 
-def chosen(
-    model: Prepared, seen: Evidenced, recipe: Recipe, goal: Goal, budget: Budget, known: CostCache
-) -> tuple[Refined, Chosen]:
+def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> tuple[Refined, Chosen]:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
     Args:
         model: the float model.
         seen: what samples have shown of it.
-        recipe: how codes are chosen to begin with.
         goal: how faithful the model has to be.
         budget: how much is tried and measured.
         known: node times, to which new ones are added.
@@ -195,40 +195,52 @@ def chosen(
     chooser = Chooser(
         bench, model.files, seen.samples, seen.judged, seen.evidence, budget.latency, budget.progress, known
     )
+    if model.replay is not None:
+        basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
+        chooser = chooser.with_evidence(basis.evidence)
+        return Refined(basis), chooser.follow(seen.plan, basis.recipe, goal)
     try:
-        effort, wanted = budget.effort if model.replay is None else None, tried(model, budget)
-        first, last = (wanted, OFF) if effort is None else wanted.split
-        refined = chooser.refined(seen.plan, recipe, first)
+        first, last = (tried(model, budget), OFF) if budget.effort is None else tried(model, budget).split
+        refined = chooser.refined(seen.plan, first_recipe(model), first)
         chooser = chooser.with_evidence(refined.basis.evidence)
-        if effort is None:
+        if budget.effort is None:
             return refined, chooser.follow(seen.plan, refined.basis.recipe, goal)
-        return refined, chooser.choose(seen.plan, refined.basis.recipe, effort, goal, last)
+        return refined, chooser.choose(seen.plan, refined.basis.recipe, budget.effort, goal, last)
     finally:
         known.save()
 
 
-def given_recipe(model: Prepared) -> Recipe | None:
-    """Return the recipe that the scheme or the plan to carry out names; None leaves the ranges to measuring."""
+def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:
+    """Return the range methods that may be used, for any of which evidence is kept."""
+    return FIRST_RANGES if "ranges" in tried(model, budget).methods else first_recipe(model).methods
+
+
+def first_recipe(model: Prepared) -> Recipe:
+    """Return how codes are chosen to begin with."""
     if model.replay is not None:
-        return Recipe.of_plan(model.replay)
-    ranges = model.bench.scheme.range_method
-    return Recipe(ranges) if ranges is not None else None
+        return recipe_of(model.replay, 1)
+    return Recipe(model.bench.scheme.range_method or MinMax())
 
 
 def tried(model: Prepared, budget: Budget) -> Accuracy:
-    """Return what is tried for accuracy: no other ranges than given ones, and what a plan that is carried out says."""
-    accuracy = budget.tried
-    methods = accuracy.methods if model.replay is None else model.replay.accuracy
+    """Return what is tried for accuracy: no other ranges than given ones, and nothing of a plan to carry out."""
+    if model.replay is not None:
+        return OFF
     # The others build a model of many bytes too often.
     affordable = ("ranges",) if model.bench.is_large else METHODS
-    free = given_recipe(model) is None
-    return replace(
-        accuracy, methods=tuple(name for name in methods if name in affordable and (name != "ranges" or free))
-    )
+    given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
+    methods = (name for name in budget.tried.methods if name in affordable and name not in given)
+    return replace(budget.tried, methods=tuple(methods))
 
 
 def reported(
-    model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, output: Path | None, start: float
+    model: Prepared,
+    seen: Evidenced,
+    refined: Refined,
+    found: Chosen,
+    budget: Budget,
+    output: Path | None,
+    start: float,
 ) -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written."""
     outcome, verification, staged = found.outcome, found.verification, model.files.staged
@@ -242,8 +254,8 @@ def reported(
         output=str(output) if output is not None else None,
         float_bytes=stored_bytes(model.files.reference) + model.external,
         bytes=stored_bytes(staged, (data_file(staged),)),
-        plan=replace(found.recipe.noted_in(outcome.plan), emit=seen.bench.emit),
-        ranges=repr(found.recipe.ranges),
+        plan=_noted(model, seen, refined, found, budget),
+        ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
         range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
         agreement=verification.agreement,
         kernels=verification.kernels,
@@ -263,6 +275,14 @@ def reported(
     )
 
 
+def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:
+    """Return the plan with all that it takes to carry it out again."""
+    replay, bench = model.replay, seen.bench
+    thorough = tried(model, budget).thorough if replay is None else replay.thorough
+    plan = noted(found.outcome.plan, found.recipe, refined.basis.evidence)
+    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
+
+
 def published(model: Prepared, output: Path | None) -> Graph:
     """Put the verified model in its place, and return it."""
     staged = model.files.staged
@@ -270,8 +290,3 @@ def published(model: Prepared, output: Path | None) -> Graph:
         return read_model(onnx.load(staged))
     publish(staged, output)
     return load(output)
-
-
-def methods_tried(model: Prepared, recipe: Recipe | None, budget: Budget) -> tuple[RangeMethod, ...]:
-    """Return the range methods that may be used, for any of which evidence is kept."""
-    return FIRST_RANGES if "ranges" in tried(model, budget).methods else (recipe or Recipe()).methods

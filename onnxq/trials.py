@@ -18,6 +18,9 @@ from onnxq.runtime import open_session, output_names, return_memory, run
 from onnxq.samples.inputs import Sample
 from onnxq.workbench import Workbench
 
+TRIED_SAMPLES = 16
+"""By how many samples candidates are judged: each costs time in every trial; the confidence bound allows for it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trials:

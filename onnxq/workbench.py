@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 from onnxq.data import Data, Source
@@ -53,11 +54,11 @@ from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import METADATA_KEY, Demotion, Plan
-from onnxq.planning.plan_fit import check_fits
+from onnxq.planning.plan import METADATA_KEY, Demotion, Plan, Preparation
+from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import weight_opset
-from onnxq.preparation import integer_steps, prepare_for_integers, widens
+from onnxq.preparation import integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
 from onnxq.runtime import is_large
 from onnxq.samples.data import open_samples
@@ -125,6 +126,12 @@ class Workbench:
         """Tells the prepared model apart from others, whatever opset it needs."""
         return self.content or model_digest(self.prepared)
 
+    @property
+    def preparation(self) -> Preparation:
+        """What plans of this model are made for and by."""
+        steps = tuple(type(step).__name__ for step in self.steps)
+        return Preparation(self.digest, version("onnxq"), self.graph.opset, steps, self.half > 0)
+
     def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
         """Check that evidence is of this model and has what a plan and any of these range methods need.
 
@@ -183,11 +190,13 @@ class Workbench:
 
         requests = requests_for(plan, methods)
         # Means alone would need runs of the float model, which a large one's weights make expensive.
-        if not requests or (not plan.taps and self.is_large):
+        if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return Evidence()
         if collection is None:
-            return collect(self.prepared, samples, requests, progress=told)
-        return calibrate_tensors(self.prepared, samples, requests, collection, progress=told, digest=self.digest)
+            return collect(self.prepared, samples, requests, progress=told, others=plan.observed)
+        return calibrate_tensors(
+            self.prepared, samples, requests, collection, progress=told, digest=self.digest, others=plan.observed
+        )
 
     def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
@@ -283,28 +292,32 @@ def open_workbench(
         replay: a plan to be carried out instead of what the scheme plans.
 
     Raises:
-        SchemeError: the plan to be carried out is of another model.
+        SchemeError: the plan to be carried out is of another model, or of another version of onnxq.
     """
+    preparation = preparation_of(replay) if replay is not None else None
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
-    half = half_type(graph) if widens(graph, scheme, target, replay) else 0
+    half = half_type(graph) if (widens(scheme, target) if preparation is None else preparation.widened) else 0
     with spilling(folder) if large else nullcontext():
-        steps = integer_steps(scheme, target, replay)
+        steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
         applied = prepare_for_integers(graph, steps, widen=half > 0)
         bench = Workbench(
             folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half, steps=steps
         )
         bench = replace(bench, origins=origins_by_name(graph))
         save(graph, bench.prepared, external_data=True)
-    if replay is not None:
-        check_fits(replay, bench.graph)
-    if (needed := _needed_opset(replay or bench.plan({}), bench.emit)) > graph.opset:
+    if (
+        needed := _needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset
+    ) > graph.opset:
         # What was calibrated for other plans is of the same model.
         content = model_digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
         bench = replace(bench, applied=applied, content=content, origins=origins_by_name(graph))
+    if replay is not None:
+        check_fits(replay, bench.graph)
+        check_model(replay, bench.digest)
     return bench
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError, SchemeError
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
 from onnxq.lowering import Emit
 from onnxq.pipeline import plan
 from onnxq.presets import PRESETS
-from onnxq.steps import Prepared, Wanted, checked_output, evidenced, given_recipe, methods_tried, prepared, tried
+from onnxq.steps import Prepared, Wanted, checked_output, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
 
 
@@ -39,11 +38,10 @@ def test_names_are_looked_up_at_the_door() -> None:
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:
     free = ready(residual, tmp_path)
     named = ready(residual, tmp_path, replace(PRESETS["int8"], ranges="minmax"))
-    assert given_recipe(free) is None
-    assert given_recipe(named) == Recipe(MinMax())
+    assert first_recipe(free).methods == first_recipe(named).methods == (MinMax(),)
     assert [("ranges" in tried(model, Budget()).methods) for model in (free, named)] == [True, False]
-    assert methods_tried(free, None, Budget()) == FIRST_RANGES
-    assert methods_tried(named, Recipe(MinMax()), Budget()) == (MinMax(),)
+    assert methods_tried(free, Budget()) == FIRST_RANGES
+    assert methods_tried(named, Budget()) == (MinMax(),)
 
 
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:

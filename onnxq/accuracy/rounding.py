@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
 from types import MappingProxyType
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import Basis, Folds, Groups
+from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
 from onnxq.encoding.compensating import Compensation
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
@@ -45,6 +46,21 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
         return Basis(replace(basis.recipe, compensation=replace(first, damping=damping)), joined(groups))
 
     return folds.kept(plan, basis, [partial(found, damping) for damping in _DAMPINGS])
+
+
+def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:
+    """Return a basis whose weights are compensated with the Gram matrices for that, summed up as they once were.
+
+    Args:
+        folds: the samples.
+        plan: what becomes of each node.
+        basis: what codes are chosen by, a compensation among it.
+        observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
+    """
+    bench, compensation = folds.trials.bench, basis.recipe.compensation
+    requests = compensation.requests(plan, bench.graph) if compensation is not None else ()
+    grams = [collect(bench.prepared, folds.groups[group], requests, others=observed) for group in ALL if requests]
+    return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
 
 
 def _joined(evidence: Evidence, grams: Evidence) -> Evidence:

@@ -48,8 +48,7 @@ def activation_parameters(
     """
     ranges: dict[str, tuple[float, float]] = {}
     for activation in plan.activations:
-        chosen = own.get(activation.tensor, method)
-        found = activation.fixed_range or _calibrated_range(activation, evidence, chosen)
+        found = found_range(activation, evidence, own.get(activation.tensor, method))
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {
@@ -88,7 +87,14 @@ def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Param
     return parameters_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
 
 
-def _calibrated_range(activation: Activation, evidence: Evidence, method: RangeMethod) -> tuple[float, float]:
+def found_range(activation: Activation, evidence: Evidence, method: RangeMethod) -> tuple[float, float]:
+    """Return the range of a tensor by itself: the one that is known, else what a method makes of the evidence.
+
+    Raises:
+        DataError: it was not calibrated.
+    """
+    if activation.known_range is not None:
+        return activation.known_range
     key = activation.tensor, repr(method), activation.spec
     if key not in evidence.ranges:
         seen = evidence.of(activation.tensor)

@@ -10,10 +10,8 @@ from types import MappingProxyType
 from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.range_choice import RangeChoice
-from onnxq.evidence.range_table import parse_range, range_text
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.numbers.numerics import Array
-from onnxq.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -38,25 +36,6 @@ class Recipe:
     def with_choice(self, choice: RangeChoice[RangeMethod]) -> Recipe:
         """Return the recipe with these ranges."""
         return replace(self, ranges=choice.default, own_ranges=choice.own)
-
-    @classmethod
-    def of_plan(cls, plan: Plan) -> Recipe:
-        """Return the recipe that `noted_in` has put into a plan, but for the biases, which are to be found anew."""
-        own = {
-            activation.tensor: parse_range(activation.ranges) for activation in plan.activations if activation.ranges
-        }
-        return cls(parse_range(plan.ranges) if plan.ranges else MinMax(), own)
-
-    def noted_in(self, plan: Plan) -> Plan:
-        """Return a plan that says by which recipe it is carried out."""
-        own = {tensor: range_text(method) for tensor, method in self.own_ranges.items()}
-        activations = (replace(one, ranges=own.get(one.tensor, "")) for one in plan.activations)
-        return replace(
-            plan,
-            ranges=range_text(self.ranges),
-            activations=tuple(activations),
-            accuracy=self.accuracy,
-        )
 
     @property
     def accuracy(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def calibrate_tensors(
     *,
     progress: Callable[[int, int], None] | None = None,
     digest: str = "",
+    others: Sequence[str] = (),
 ) -> Evidence:
     """Return what is requested of tensors in all samples, with its provenance, running only what is missing.
 
@@ -84,6 +85,7 @@ def calibrate_tensors(
         collection: Where and from what it starts.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
         digest: Of the model's content, see `model_digest`; found out where it is empty.
+        others: See `collect`.
 
     Raises:
         ModelError: The model does not load, or a name is no tensor of the main graph.
@@ -93,7 +95,7 @@ def calibrate_tensors(
         SchemeError: The workers cannot be had.
     """
     requests = tuple(dict.fromkeys(requests))
-    names = tuple(dict.fromkeys(request.tensor for request in requests))
+    names = tuple(dict.fromkeys((*others, *(request.tensor for request in requests))))
     digest = digest or model_digest(model)
     known = _Known(digest, samples, collection.notice)
     earlier = known.fitting(collection.reuse, requests) if collection.reuse else Evidence()

@@ -57,6 +57,9 @@ class Activation:
         every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
             only give codes demands; otherwise only the integer nodes do.
         ranges: its own range method, as parse_range takes it; empty where it has that of the plan.
+        found_range: what calibration has found by that method; None where that is still to be done.
+        factors: what its channels are divided by before they become codes; empty where they stay.
+        channels: axis of these channels.
     """
 
     tensor: str
@@ -65,6 +68,14 @@ class Activation:
     fixed_range: tuple[float, float] | None = None
     every_consumer: bool = False
     ranges: str = ""
+    found_range: tuple[float, float] | None = None
+    factors: tuple[float, ...] = ()
+    channels: int = 0
+
+    @property
+    def known_range(self) -> tuple[float, float] | None:
+        """The range that needs no calibration."""
+        return self.found_range if self.fixed_range is None else self.fixed_range
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,40 @@ class Demotion:
 
 
 @dataclass(frozen=True)
+class Damping:
+    """How weights are rounded so that their errors cancel.
+
+    Attributes:
+        share: of the mean of a Gram matrix's diagonal that is added to it.
+        bits: weights of more bits are rounded to their nearest codes.
+        observed: the tensors whose Gram matrices were seen together.
+    """
+
+    share: float
+    bits: int
+    observed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a plan was made for and by, without which it cannot be carried out again.
+
+    Attributes:
+        model: digest of the prepared model.
+        version: of onnxq.
+        opset: of the prepared model.
+        steps: names of the passes that follow the canonical form.
+        widened: whether 16-bit floats became float32.
+    """
+
+    model: str
+    version: str
+    opset: int
+    steps: tuple[str, ...] = ()
+    widened: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """Decisions for all nodes and the activations that get a scale.
 
@@ -136,6 +181,10 @@ class Plan:
         ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
         accuracy: names of the accuracy methods by which codes are chosen, where they pay.
         emit: what the written model may hold.
+        damping: how errors of rounding cancel; None where all weights are rounded to their nearest codes.
+        thorough: whether biases were found once more on all samples.
+        preparation: what it was made for and by; None while that is not known.
+        observed: the tensors that were observed together, which runtimes fuse otherwise alone.
     """
 
     decisions: tuple[Decision, ...]
@@ -145,6 +194,10 @@ class Plan:
     ranges: str = ""
     accuracy: tuple[str, ...] = ()
     emit: Emit = Emit.QDQ
+    damping: Damping | None = None
+    thorough: bool = False
+    preparation: Preparation | None = None
+    observed: tuple[str, ...] = ()
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:
@@ -174,12 +227,12 @@ class Plan:
     @property
     def taps(self) -> tuple[str, ...]:
         """Names of the tensors whose range must be calibrated."""
-        return tuple(activation.tensor for activation in self.activations if activation.fixed_range is None)
+        return tuple(activation.tensor for activation in self.activations if activation.known_range is None)
 
     @property
     def calibrated(self) -> Mapping[str, Spec]:
         """The specs of the tensors whose range must be calibrated, by name."""
-        return {one.tensor: one.spec for one in self.activations if one.fixed_range is None}
+        return {one.tensor: one.spec for one in self.activations if one.known_range is None}
 
     @property
     def requests(self) -> tuple[Request, ...]:

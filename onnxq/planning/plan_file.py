@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnxq.errors import OutputError, SchemeError, nearest
 from onnxq.lowering import Emit
-from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation
 from onnxq.scheme import Granularity, Spec
 from onnxq.targets import target_named
 
@@ -29,6 +29,7 @@ _COMMENT = """\
 #   weight-only  weights are codes that the runtime multiplies or looks up; data stays float
 #   storage      weights are stored as codes and decoded when the model is loaded
 #   float        nothing changes; the node has no weights here
+# An activation without found_range is calibrated anew; all others have the scales that follow from what stands here.
 # Keys that are left out have their usual value. Specs are written once and meant by name.
 
 """
@@ -56,6 +57,10 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "ranges": plan.ranges,
         "emit": plan.emit,
         **({"accuracy": list(plan.accuracy)} if plan.accuracy else {}),
+        **({"observed": list(plan.observed)} if plan.observed else {}),
+        **({"thorough": True} if plan.thorough else {}),
+        **({"damping": _table(plan.damping, names, every=True)} if plan.damping is not None else {}),
+        **({"preparation": _table(plan.preparation, names, every=True)} if plan.preparation is not None else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
         "nodes": {one.node: _table(one, names, besides="node") for one in plan.decisions},
@@ -127,7 +132,8 @@ def _plain(value: object, names: Mapping[Spec, str]) -> object:
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
-    known = ("scheme", "target", "ranges", "accuracy", "emit", *_SECTIONS)
+    known = tuple(field.name for field in fields(Plan) if field.name not in ("decisions", "activations"))
+    known += _SECTIONS
     for key in document:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
@@ -147,6 +153,10 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         _value(str, "ranges", document.get("ranges", ""), specs),
         _value(tuple[str, ...], "accuracy", document.get("accuracy", []), specs),
         _value(Emit, "emit", document.get("emit", Emit.QDQ), specs),
+        _value(Damping, "damping", document["damping"], specs) if "damping" in document else None,
+        _value(bool, "thorough", document.get("thorough", False), specs),
+        _value(Preparation, "preparation", document["preparation"], specs) if "preparation" in document else None,
+        _value(tuple[str, ...], "observed", document.get("observed", []), specs),
     )
 
 
@@ -158,11 +168,14 @@ def _section(document: Mapping[str, Any], section: str) -> dict[str, dict[str, A
 
 
 def _checked_range(activation: Activation) -> Activation:
-    low, high = activation.fixed_range or (0.0, 0.0)
-    if not -math.inf < low <= high < math.inf:
-        raise SchemeError(
-            f"activation {activation.tensor!r}: fixed_range is the smallest and largest value, found [{low}, {high}]"
-        )
+    for key in ("fixed_range", "found_range"):
+        low, high = getattr(activation, key) or (0.0, 0.0)
+        if not -math.inf < low <= high < math.inf:
+            raise SchemeError(
+                f"activation {activation.tensor!r}: {key} is the smallest and largest value, found [{low}, {high}]"
+            )
+    if not all(0 < factor <= 1 for factor in activation.factors):
+        raise SchemeError(f"activation {activation.tensor!r}: factors are above 0 and at most 1")
     return activation
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
 from onnx import TensorProto
 
@@ -11,9 +12,44 @@ from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, oper
 from onnxq.lowering import Emit
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import dynamic_obstacle
-from onnxq.planning.plan import Decision, Mean, Plan
+from onnxq.planning.plan import Decision, Mean, Plan, Preparation
 from onnxq.scheme import Mode
 from onnxq.targets import Target, target_named
+
+
+def preparation_of(plan: Plan) -> Preparation:
+    """Return what a plan was made for, checked to be by this version of onnxq, which alone prepares models alike.
+
+    Raises:
+        SchemeError: it was made by another version, or does not say.
+    """
+    if plan.preparation is None:
+        raise SchemeError(
+            "the plan does not say what it was made for, expected that under preparation; make it again with --plan-out"
+        )
+    if plan.preparation.version != version("onnxq"):
+        raise SchemeError(
+            f"the plan was made by onnxq {plan.preparation.version}, expected {version('onnxq')}, which is installed; "
+            "make it again, or install the other one"
+        )
+    return plan.preparation
+
+
+def check_model(plan: Plan, digest: str) -> None:
+    """Check that a plan that fits a model was made for it, and not for one with other weights or attributes.
+
+    Args:
+        plan: from a file.
+        digest: of the prepared model.
+
+    Raises:
+        SchemeError: it was not.
+    """
+    if plan.preparation is not None and plan.preparation.model != digest:
+        raise SchemeError(
+            "the plan was made for another model, whose nodes are called alike and whose weights, attributes or shapes "
+            "differ; make a plan of this one"
+        )
 
 
 def check_fits(plan: Plan, graph: Graph) -> None:

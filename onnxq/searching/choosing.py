@@ -26,7 +26,7 @@ from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
-from onnxq.trials import Trials
+from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
@@ -34,8 +34,6 @@ _HEADROOM = 1.0
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
-# Each costs time in every trial; the confidence bound allows for how few they are.
-_SEARCH_SAMPLES = 16
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
 # A metric falls as the noise rises, so the noisiest aim is tried first.
@@ -95,7 +93,7 @@ class Chooser:
     @cached_property
     def trials(self) -> Trials:
         """Candidates are tried on a few of the samples."""
-        return Trials.of(self.bench, self.files.reference, evenly(self.samples, _SEARCH_SAMPLES), self.evidence)
+        return Trials.of(self.bench, self.files.reference, evenly(self.samples, TRIED_SAMPLES), self.evidence)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
         """Return a chooser that builds from other evidence."""

@@ -10,8 +10,6 @@ from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
-from onnxq.numbers.spec import Spec
-from onnxq.planning.plan import Activation, Plan
 
 RECIPES = (
     USUAL,
@@ -38,17 +36,6 @@ def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
     assert Recipe(own_ranges=methods).key == Recipe(own_ranges=dict(reversed(methods.items()))).key
     biases = {"a": np.ones(2), "b": np.zeros(2)}
     assert Recipe(biases=biases).key == Recipe(biases=dict(reversed(biases.items()))).key
-
-
-def test_a_plan_says_by_which_recipe_it_is_carried_out() -> None:
-    plan = Plan((), (Activation("a", Spec("int8"), "a"), Activation("b", Spec("int8"), "b")), "int8", "onnxruntime-cpu")
-    recipe = Recipe(Percentile(99.9), {"b": Percentile(99.0)}, {"node": np.ones(2, np.float32)})
-    noted = recipe.noted_in(plan)
-    assert (noted.ranges, [one.ranges for one in noted.activations]) == ("percentile:99.9", ["", "percentile:99"])
-    assert noted.accuracy == ("bias",)
-    assert Recipe.of_plan(noted).key == Recipe(recipe.ranges, recipe.own_ranges).key
-    assert Recipe.of_plan(USUAL.noted_in(plan)).key == Recipe.of_plan(plan).key == USUAL.key
-    assert USUAL.noted_in(noted).accuracy == ()
 
 
 def test_compensation_is_a_part_of_the_key() -> None:

@@ -1,0 +1,39 @@
+"""What a plan does not hold of how its codes were chosen, found again from the same samples to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnxq.accuracy.biasing import with_biases
+from onnxq.accuracy.effort import Accuracy
+from onnxq.accuracy.folds import ALL, Basis, Finding, Folds
+from onnxq.accuracy.rounding import with_seen_rows
+from onnxq.encoding.noting import recipe_of
+from onnxq.evidence.evidence import Evidence
+from onnxq.planning.plan import Plan
+
+
+def replayed(folds: Folds, plan: Plan, evidence: Evidence) -> Basis:
+    """Return what the codes of a plan are chosen by, with nothing tried.
+
+    Args:
+        folds: the samples as they were when it was chosen.
+        plan: from a report or file.
+        evidence: of what the plan needs.
+    """
+    basis = Basis(recipe_of(plan, sum(map(len, folds.groups))), evidence)
+    if plan.damping is not None:
+        basis = with_seen_rows(folds, plan, basis, plan.damping.observed)
+    if "bias" in plan.accuracy:
+        basis = with_biases(_Decided(folds.trials, folds.samples), plan, basis, Accuracy(thorough=plan.thorough))
+    return basis
+
+
+@dataclass(frozen=True, eq=False)
+class _Decided(Folds):
+    """Folds that take what is found without judging it: that was done when the plan was made."""
+
+    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = 1.0) -> Basis:
+        """Return what the first finding makes of all samples."""
+        return next(iter(findings))(ALL)
