@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 # Vertices are numbers: these two, then the nodes that may be integer, then up to three for a border that needs them.
@@ -22,6 +22,7 @@ class Border:
         dequantize: paid once when the producer is integer and any consumer is float.
         coded: paid once when the producer or any consumer is integer, whatever the others are: the tensor then is what
             its codes stand for, whose noise is its own and nobody else's.
+        tensor: its name.
     """
 
     producer: str | None
@@ -29,6 +30,7 @@ class Border:
     quantize: int
     dequantize: int
     coded: int = 0
+    tensor: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,15 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
     return nodes + sum(_border_cost(border, integer) for border in problem.borders)
 
 
+def is_coded(border: Border, integer: Set[str]) -> bool:
+    """Return whether a tensor is codes: whether the node that makes it, or one that reads it, is an integer node."""
+    return border.producer in integer or any(name in integer for name in border.consumers)
+
+
 def _border_cost(border: Border, integer: frozenset[str]) -> int:
     if border.producer in integer:
         return border.coded + (border.dequantize if any(name not in integer for name in border.consumers) else 0)
-    return border.coded + border.quantize if any(name in integer for name in border.consumers) else 0
+    return border.coded + border.quantize if is_coded(border, integer) else 0
 
 
 def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:

@@ -64,10 +64,7 @@ def test_the_order_of_what_is_given_changes_nothing(problem: Problem, generator:
     other = Problem(
         dict(shuffled(problem.float_costs.items())),
         dict(shuffled(problem.integer_costs.items())),
-        tuple(
-            replace(one, consumers=tuple(shuffled(one.consumers)))
-            for one in shuffled(problem.borders)
-        ),
+        tuple(replace(one, consumers=tuple(shuffled(one.consumers))) for one in shuffled(problem.borders)),
         tuple(shuffled(problem.followers)),
     )
     assert cheapest(other) == cheapest(problem)
