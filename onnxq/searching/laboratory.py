@@ -17,7 +17,7 @@ from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
 from onnxq.searching.noises import Noises, measure_noises
-from onnxq.searching.switchboard import Switchboard
+from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
 
 _TIMED_SAMPLES = 4

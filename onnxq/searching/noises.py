@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
-from onnxq.searching.switchboard import Source
+from onnxq.switchboard import Source
 
 Ratios = NDArray[np.float64]
 """Noise-to-signal ratio of each output."""

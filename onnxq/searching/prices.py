@@ -19,7 +19,7 @@ from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
 from onnxq.searching.noises import Noises, decibels, worst
 from onnxq.searching.search import Sensitivity
-from onnxq.searching.switchboard import Source
+from onnxq.switchboard import Source
 
 
 @dataclass(frozen=True, eq=False)

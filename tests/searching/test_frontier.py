@@ -27,7 +27,7 @@ from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.measures import EFFORTS
 from onnxq.searching.noises import Noises
 from onnxq.searching.search import FINEST, Outcome
-from onnxq.searching.switchboard import Source
+from onnxq.switchboard import Source
 from onnxq.targets import target_named
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.searching.noises import LARGEST_NOISE, Noises, decibels, measure_noises, spread_noise, worst
-from onnxq.searching.switchboard import Source
+from onnxq.switchboard import Source
 
 UNITS = tuple(Source(f"t{index}") for index in range(32))
 

@@ -16,7 +16,7 @@ from onnxq.searching.alternatives import STATIC, Alternative
 from onnxq.searching.assignment import cheapest
 from onnxq.searching.noises import Noises
 from onnxq.searching.prices import SILENT, Noise, Prices
-from onnxq.searching.switchboard import Source
+from onnxq.switchboard import Source
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
 FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))

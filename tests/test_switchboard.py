@@ -17,12 +17,12 @@ from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.searching.noises import decibels, measure_noises, worst
-from onnxq.searching.switchboard import Source, Switchboard
+from onnxq.switchboard import Source, Switchboard
 from onnxq.targets import target_named
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[1] / "models"
 TARGET = target_named("onnxruntime-cpu")
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
+from onnxq.judging.trust import noise_by_sample
 from onnxq.passes.place.switch_codes import Switches
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Session, open_session, run
 from onnxq.trials import Trials
-from onnxq.judging.trust import noise_by_sample
 
 
 @dataclass(frozen=True, order=True)
