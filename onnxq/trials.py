@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ class Trials:
         samples: the samples that every candidate runs.
         names: of the outputs.
         expected: the float model's outputs for each sample.
+        seconds: of a run of the float model.
         measured: what was found of plans so far.
     """
 
@@ -40,6 +42,7 @@ class Trials:
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
+    seconds: float = 0.0
     measured: dict[object, tuple[Trust, NDArray[np.float64]]] = field(default_factory=dict)
 
     @classmethod
@@ -48,8 +51,10 @@ class Trials:
         kept = tuple(samples)
         session = open_session(reference)
         names = tuple(output_names(session))
+        start = time.perf_counter()
         expected = tuple(tuple(run(session, sample, names)) for sample in kept)
-        return cls(bench, evidence, kept, names, expected)
+        seconds = (time.perf_counter() - start) / max(len(kept), 1)
+        return cls(bench, evidence, kept, names, expected, seconds)
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,7 +27,6 @@ from onnxq.graph import (
     Graph,
     Origins,
     Pass,
-    Pipeline,
     constants,
     forget_types,
     inner_variables,
@@ -38,21 +37,9 @@ from onnxq.graph import (
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
-from onnxq.passes.place.add_to_codes import AddToCodes
-from onnxq.passes.place.decode_weights import DecodeWeights
-from onnxq.passes.place.fuse_biases import FuseBiases
-from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
-from onnxq.passes.place.isolate_products import IsolateProducts
-from onnxq.passes.place.narrow_constants import NarrowConstants
-from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
-from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
-from onnxq.passes.place.quantize_weights import QuantizeWeights
-from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
-from onnxq.passes.place.store_once import StoreOnce
-from onnxq.passes.place.store_weights import StoreWeights
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.place.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.passes.prepare.widen_floats import half_type
+from onnxq.placing import Placing
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
@@ -202,42 +189,33 @@ class Workbench:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
         # The codes of a large model wait in a file to be written, and are not kept for others.
         with spilling(path.parent) if self.is_large else nullcontext():
-            prepared = self._read(self._prepared_for(plan))
-            codes = encode(plan, prepared, evidence, recipe, CodesCache() if self.is_large else self.codes)
-            graph = prepared.copy()
-            self._placed(plan, codes).apply(graph)
+            graph = self._prepared_graph(plan).copy()
+            codes = self._codes(plan, evidence, recipe)
+            Placing(self.target, self.emit, self.half).passes(plan, codes).apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
         forget_types(graph, self._declared)
         save(graph, path, external_data=external_data)
         return graph
 
-    def _placed(self, plan: Plan, codes: Codes) -> Pipeline:
-        """Return the passes that put codes into a graph of the prepared model: those of the modes that a plan has."""
-        contrib = self.emit is Emit.ORT
-        of_modes: Mapping[Mode, tuple[Pass, ...]] = {
-            Mode.STATIC: (
-                QuantizeWeights(plan, codes),
-                InsertQuantizeDequantize(plan, codes, copies=self.target.workarounds),
-                AddToCodes(plan),
-            ),
-            Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
-            Mode.WEIGHT_ONLY: (
-                *((ReplaceWithContrib(plan, codes),) if contrib else ()),
-                # Before additions of biases become what no bias is found in.
-                DecodeWeights(plan, codes, self.emit),
-            ),
-            Mode.STORAGE: (StoreWeights(plan, codes, self.emit),),
-        }
-        return Pipeline(
-            (
-                *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
-                *((FuseBiases(), IsolateProducts(plan)) if self.target.workarounds else ()),
-                *((NarrowConstants(self.half),) if self.half else ()),
-                ShareInitializers(),
-                StoreOnce(),
-                RemoveUnused(),
-            )
-        )
+    def build_switched(
+        self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
+    ) -> Switches:
+        """Write the prepared model with all that a plan makes codes of behind switches, and return their names.
+
+        Told which nodes, it is what they alone have as codes.
+        """
+        graph = self._prepared_graph(plan).copy()
+        switches = switches_for(graph, plan, nodes)
+        SwitchCodes(plan, self._codes(plan, evidence, recipe), switches).apply(graph)
+        save(graph, path, external_data=False)
+        return switches
+
+    def _codes(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
+        cache = CodesCache() if self.is_large else self.codes
+        return encode(plan, self._prepared_graph(plan), evidence, recipe, cache)
+
+    def _prepared_graph(self, plan: Plan) -> Graph:
+        return self._read(self._prepared_for(plan))
 
     def _read(self, path: Path) -> Graph:
         """Return the graph of one of the prepared models, read once, for reading only."""

@@ -28,6 +28,7 @@ _WORTH_STRIPPING = 0.01
 _STAGES = {
     "calibrate": "Calibrating",
     "profile": "Timing nodes",
+    "noise": "Measuring noise",
     "search": "Measuring candidates",
     "verify": "Verifying",
 }
@@ -129,7 +130,7 @@ def print_report(report: Report) -> None:
         console.print(regions)
     if report.frontier:
         modes = ("static", "dynamic", "weight-only")
-        frontier = Table(*modes, "profiled", "worst output", "speed", "", title="Plans that were weighed")
+        frontier = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
         # What was timed decided; where nothing was, the fastest tell most.
         shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
         if len(shown[:_SHOWN_PLANS]) < len(report.frontier):
@@ -140,6 +141,7 @@ def print_report(report: Report) -> None:
                 str(point.dynamic),
                 str(point.weight_only),
                 f"{point.milliseconds:.2f} ms",
+                "-" if point.predicted is None else _decibels(point.predicted),
                 "-" if point.sqnr is None else _decibels(point.sqnr),
                 "-" if point.speed is None else f"{point.speed:.2f}x",
                 "taken" if point.chosen else "",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-# Vertices are numbers: these two, then the nodes that may be integer, then one or two for a border that needs them.
+# Vertices are numbers: these two, then the nodes that may be integer, then up to three for a border that needs them.
 _INTEGER, _FLOAT = 0, 1
 
 _Edge = tuple[int, int, int | None]
@@ -20,12 +20,17 @@ class Border:
         consumers: the nodes that read it; an output of the graph is read by a node that can only be float.
         quantize: paid once when the producer is float and any consumer is integer.
         dequantize: paid once when the producer is integer and any consumer is float.
+        coded: paid once when the producer or any consumer is integer, whatever the others are: the tensor then is what
+            its codes stand for, whose noise is its own and nobody else's.
+        tensor: its name.
     """
 
     producer: str | None
     consumers: tuple[str, ...]
     quantize: int
     dequantize: int
+    coded: int = 0
+    tensor: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Check what the code that makes problems promises: no negative cost, no name without a cost."""
-        borders = [cost for border in self.borders for cost in (border.quantize, border.dequantize)]
+        borders = [cost for border in self.borders for cost in (border.quantize, border.dequantize, border.coded)]
         assert min((*self.float_costs.values(), *self.integer_costs.values(), *borders), default=0) >= 0
         producers = {border.producer for border in self.borders} - {None}
         consumers = {name for border in self.borders for name in border.consumers}
@@ -60,9 +65,10 @@ def cheapest(problem: Problem) -> frozenset[str]:
     Two states and costs between neighbours that only differing states pay make a minimum cut of a graph, found as a
     maximum flow (Greig, Porteous and Seheult, 1989; Boykov and Kolmogorov, 2004). What is paid once for several
     consumers stands on a vertex of its own, which is on the integer side as soon as one consumer is, or on the float
-    side as soon as one is there. Pushing excess flow (Goldberg and Tarjan, 1988) takes long chains of equal gains in
-    their stride, where paths are augmented one by one in quadratic time. What is reached from the integer side is the
-    same for every maximum flow, so the result depends on no order of the nodes.
+    side as soon as one is there; likewise for what is paid once when anyone at a tensor is on the integer side.
+    Pushing excess flow (Goldberg and Tarjan, 1988) takes long chains of equal gains in their stride, where paths are
+    augmented one by one in quadratic time. What is reached from the integer side is the same for every maximum flow, so
+    the result depends on no order of the nodes.
 
     Args:
         problem: the costs.
@@ -108,10 +114,15 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
     return nodes + sum(_border_cost(border, integer) for border in problem.borders)
 
 
+def is_coded(border: Border, integer: Set[str]) -> bool:
+    """Return whether a tensor is codes: whether the node that makes it, or one that reads it, is an integer node."""
+    return border.producer in integer or any(name in integer for name in border.consumers)
+
+
 def _border_cost(border: Border, integer: frozenset[str]) -> int:
     if border.producer in integer:
-        return border.dequantize if any(name not in integer for name in border.consumers) else 0
-    return border.quantize if any(name in integer for name in border.consumers) else 0
+        return border.coded + (border.dequantize if any(name not in integer for name in border.consumers) else 0)
+    return border.coded + border.quantize if is_coded(border, integer) else 0
 
 
 def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
@@ -134,6 +145,13 @@ def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
             for consumer in consumers:
                 yield consumer, any_integer, None
                 yield any_float, consumer, None
+        around = sorted({producer, *consumers} - {_FLOAT}) if border.coded else []
+        if len(around) == 1:
+            yield around[0], _FLOAT, border.coded
+        elif around:
+            yield unused, _FLOAT, border.coded
+            yield from ((vertex, unused, None) for vertex in around)
+            unused += 1
     for node, other in problem.followers:
         yield vertices.get(node, _FLOAT), vertices.get(other, _FLOAT), None
 

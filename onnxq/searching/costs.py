@@ -124,7 +124,7 @@ class Costs:
             size = self.floats.elements.get(source.name, 0.0) if source is not None else 0.0
             into = round(quantized.get(tensor.name, _BORDER + quantize * size))
             back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
-            found.append(Border(maker, readers, into, back))
+            found.append(Border(maker, readers, into, back, tensor=tensor.name))
         return tuple(found)
 
     @cached_property

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from onnxq.graph import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
-from onnxq.searching.alternatives import Way
 from onnxq.searching.assignment import cheapest
+from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
+from onnxq.searching.finer import FinerWeights
 from onnxq.searching.measures import Effort, Measures
-from onnxq.searching.noise import NoiseMeter
+from onnxq.searching.noises import decibels
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import profile_costs
 from onnxq.searching.regions import find_regions
-from onnxq.searching.search import Outcome, Point
+from onnxq.searching.search import Outcome
 from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
 _WEIGHTS = 24
-_LOOKED_AT = 5
+# So many times is the plan tried that is expected to reach the goal; then the one halfway.
+_GUESSES = 4
+# Assignments that are solved for each one that is tried.
+_SOLVED = 6
+# What is expected to miss the goal by more decibels is not tried.
+_DOUBT = 1.0
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
 # Part of what is left then after which the noise of no more alternatives is measured.
 _MEASURED = 2 / 3
-# Of short timings, a difference of so little says nothing.
-_SAME_SPEED = 0.98
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """An assignment with its plan, how it was found, and what was measured of it."""
-
-    assignment: Assignment
-    plan: Plan
-    weight: float
-    without: frozenset[Way]
-    sqnr: float | None = None
-    speed: float | None = None
 
 
 def find_fastest(
@@ -54,10 +47,11 @@ def find_fastest(
 
     Each node's time as float, as static integers, and in each alternative that the runtime has kernels for, and each
     border's, are read off the runtime's profile of a model of each. The assignment of least time, an exact minimum cut,
-    is taken when it is faithful enough. Otherwise the noise of the nodes is measured in groups, and time plus weighted
-    noise is minimised for rising weights; the fastest of these plans that reaches the goal is sought by bisection. The
-    best few are timed beside the float model, and the profile of the winner, whose borders lie elsewhere than the first
-    model's, corrects the costs for another try.
+    is taken when it is faithful enough. Otherwise the noise of all codes is measured one by one, and time plus weighted
+    noise is minimised for rising weights. Of these plans the one is built that is expected to be the fastest that
+    reaches the goal, and what it turns out to have corrects what is expected of the others. The best few are timed
+    beside the float model, and the profile of the winner, whose borders lie elsewhere than the first model's, corrects
+    the costs for another try.
 
     Args:
         laboratory: builds and measures.
@@ -86,29 +80,26 @@ class _Search:
     def run(self) -> Outcome:
         prices = self._prices()
         noise = SILENT
-        tried = [self._tried(prices, noise, 0.0)]
+        tried = [self._measured(self._solved(prices, noise, 0.0))]
         if not self._is_faithful(tried[0]):
-            least = tried[0].assignment.nanoseconds
-            meter = self._noise_meter()
-            noise = meter.of_integers(prices.costs.worthwhile)
-            tried = self._sweep(prices, noise)
-            if meter.stored_too_coarse and not self._is_enough(prices, tried, least):
-                coarse = meter.of_stored()
-                noise = replace(noise, stored=coarse.ratios, alone=(*noise.alone, *coarse.alone))
-                prices = replace(prices, left=meter.instead_of_coarse(noise.stored))
-                tried += self._sweep(prices, noise)
+            noise = self._noise(prices)
+            tried = self._crossing(prices, noise)
+            weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal)
+            if not self._is_enough(prices, tried) and weights.are_needed:
+                prices = replace(prices, left=weights.found(noise.static.nodes))
+                tried += self._crossing(prices, noise)
         faithful = sorted(
             (one for one in tried if self._is_faithful(one)),
             key=lambda one: one.assignment.nanoseconds,
         )
-        if faithful and noise.ways:
+        if faithful and noise is not SILENT:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
-        promising = list(_distinct(faithful))[: self.effort.timed]
+        promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
         if not promising or not self._is_late:
-            promising = list(_distinct([*promising, *filter(self._is_faithful, [self._whole(prices)])]))
+            promising = list(distinct([*promising, *filter(self._is_faithful, [self._whole(prices, noise)])]))
         timed = list(self._timed(promising))
-        best = _fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
+        best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
             if self._is_late or best.speed is None:
@@ -118,7 +109,7 @@ class _Search:
             if again is None:
                 break
             timed.append(again)
-            if _fastest(timed) is not again:
+            if fastest(timed) is not again:
                 break
             best = again
         if 0 < (best.speed or 0.0) < _WORTH:
@@ -127,9 +118,8 @@ class _Search:
             tried.append(stored)
             best = stored if self._is_faithful(stored) else best
         regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
-        frontier = tuple(_frontier([*tried, *timed], best))
-        alone = tuple(sorted(noise.alone, key=lambda one: one.sqnr))
-        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions)
+        alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
+        return Outcome(best.plan, alone, self.laboratory.measured, points([*tried, *timed], best), regions)
 
     @property
     def _is_late(self) -> bool:
@@ -151,112 +141,104 @@ class _Search:
         given = (self.laboratory, self.graph, self.target, self._stores)
         return Prices(profile_costs(*given, latest=latest, progress=self.progress))
 
-    def _noise_meter(self) -> NoiseMeter:
-        now = time.monotonic()
-        rest = max(self.deadline - now, 0.0)
-        effort = replace(self.effort, noise_seconds=min(self.effort.noise_seconds, rest / 2))
-        return NoiseMeter(self.laboratory, self._full, self.goal, effort, now + _MEASURED * rest)
+    def _noise(self, prices: Prices) -> Noise:
+        """Measure what the codes of all ways add that any node may take."""
+        rest = max(self.deadline - time.monotonic(), 0.0)
+        asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
+        asked = {offer: nodes for offer, nodes in asked.items() if nodes}
+        seconds = min(self.effort.noise * self.laboratory.process, rest / 2) / (1 + len(asked))
+        # What the scheme wants dynamic can always be stored.
+        dynamic = [one.node for one in self._full.decisions if one.mode is Mode.DYNAMIC]
+        static = self.laboratory.plan({node: self._stores[node] for node in dynamic})
+        return Noise(
+            self.laboratory.noises(static, None, seconds),
+            {offer.alternative: self.laboratory.noises(offer.plan, nodes, seconds) for offer, nodes in asked.items()},
+        )
 
-    def _tried(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
-        """Solve for a weight, and measure how faithful the solution is."""
-        one = self._solved(prices, noise, weight)
+    def _measured(self, one: Candidate) -> Candidate:
+        """Measure how faithful a candidate is."""
         return replace(one, sqnr=self.laboratory.sqnr(one.plan))
 
-    def _timed(self, promising: Sequence[_Tried]) -> Iterator[_Tried]:
+    def _timed(self, promising: Sequence[Candidate]) -> Iterator[Candidate]:
         """Time plans beside the float model, at least one even when time is up."""
         for number, one in enumerate(promising):
             if number and self._is_late:
                 return
             yield replace(one, speed=self.laboratory.speed(one.plan))
 
-    def _whole(self, prices: Prices) -> _Tried:
+    def _whole(self, prices: Prices, noise: Noise) -> Candidate:
         """Return the plan in which all is as the scheme wants it."""
-        return _Tried(prices.planned(self._full), self._full, 0.0, frozenset(), self.laboratory.sqnr(self._full))
+        return self._measured(Candidate(prices.planned(self._full, noise), self._full, 0.0, frozenset()))
 
-    def _stored(self, prices: Prices) -> _Tried:
+    def _stored(self, prices: Prices) -> Candidate:
         """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
         assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
         plan = self.laboratory.plan({**self._stores, **prices.left})
-        return _Tried(assignment, plan, 0.0, frozenset(), self.laboratory.sqnr(plan))
+        return self._measured(Candidate(assignment, plan, 0.0, frozenset()))
 
-    def _solved(self, prices: Prices, noise: Noise, weight: float) -> _Tried:
+    def _solved(self, prices: Prices, noise: Noise, weight: float) -> Candidate:
         problem = prices.problem(noise, weight)
         assignment = prices.assignment(cheapest(problem), noise, weight)
         plan = self.laboratory.plan(prices.demotions(assignment, noise))
-        return _Tried(assignment, plan, weight, prices.excluded)
+        return Candidate(assignment, plan, weight, prices.excluded)
 
     @cached_property
     def _allowed(self) -> float:
         """The noise-to-signal ratio that reaches the goal."""
         return 10 ** (-self.goal / 10)
 
-    def _is_faithful(self, one: _Tried) -> bool:
+    def _is_faithful(self, one: Candidate) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
 
-    def _is_enough(self, prices: Prices, tried: Sequence[_Tried], least: float) -> bool:
+    def _is_enough(self, prices: Prices, tried: Sequence[Candidate]) -> bool:
         """Return whether a faithful plan gains half of what there is to gain, or time is up and there is one."""
         floats = prices.assignment(frozenset(), SILENT, 0.0).nanoseconds
+        least = tried[0].assignment.nanoseconds
         found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
         return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
 
-    def _sweep(self, prices: Prices, noise: Noise) -> list[_Tried]:
-        """Return the plans around the point where time weighed against noise reaches the goal, fastest first.
+    def _crossing(self, prices: Prices, noise: Noise) -> list[Candidate]:
+        """Return what was measured of plans that grow quieter with the weight of noise, the fastest one first.
 
-        Weights of noise reach only the corners of the frontier, so the plans without the noisiest are tried too.
+        Sought is the first that is faithful; the quietest is measured even when time is up.
         """
         first = prices.costs.floats.total / self._allowed / 100
-        ways = noise.ways
-        noisiest = sorted(ways, key=lambda way: -ways[way])
-        return [
-            *self._crossing(_WEIGHTS, lambda index: self._solved(prices, noise, first * 2.0**index)),
-            *self._crossing(
-                len(noisiest) + 1,
-                lambda index: self._solved(prices.without(frozenset(noisiest[:index])), noise, 0.0),
-            ),
-        ]
+        solved = cache(lambda index: self._solved(prices, noise, first * 2.0**index if index >= 0 else 0.0))
+        tried = [self._measured(solved(-1))]
+        low, high = -1, _WEIGHTS
+        while high - low > 1 and len(tried) <= self.effort.tried:
+            if self._is_late and high < _WEIGHTS:
+                break
+            expected = partial(_expected, solved, correction(tried, self.goal))
+            index = high - 1
+            if len(tried) > _GUESSES:
+                index = (low + high) // 2
+            elif not self._is_late:
+                index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
+            one = self._measured(replace(solved(index), predicted=expected(index)))
+            tried.append(one)
+            low, high = (low, index) if self._is_faithful(one) else (index, high)
+        return list(distinct(tried))
 
-    def _crossing(self, count: int, solved: Callable[[int], _Tried]) -> list[_Tried]:
-        """Return what was measured of plans that grow quieter with their number, to find the first that is faithful.
-
-        The quietest is measured even when time is up.
-        """
-        known: dict[int, _Tried] = {}
-
-        def faithful(index: int) -> bool:
-            one = solved(index)
-            known[index] = replace(one, sqnr=self.laboratory.sqnr(one.plan))
-            return self._is_faithful(known[index])
-
-        low, high = -1, count - 1
-        if not faithful(high):
-            # Noise does not always fall from one to the next, so some between are looked at.
-            for index in range(0, high, max(high // _LOOKED_AT, 1)):
-                if self._is_late:
-                    break
-                faithful(index)
-            low = high
-        while high - low > 1 and not self._is_late:
-            middle = (low + high) // 2
-            low, high = (low, middle) if faithful(middle) else (middle, high)
-        return list(_distinct(known[index] for index in sorted(known)))
-
-    def _grown(self, prices: Prices, noise: Noise, start: _Tried) -> _Tried:
+    def _grown(self, prices: Prices, noise: Noise, start: Candidate) -> Candidate:
         """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
 
         What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
         """
-        ways = noise.ways
+        ways = prices.ways(noise)
         out = [way for way in ways if way not in start.assignment.ways]
         groups = [sorted(out, key=lambda way: ways[way])]
-        best = start
+        best, tried = start, 0
         kept_out = frozenset(out)
-        for _ in range(self.effort.grown):
-            if not groups or self._is_late:
+        gain = correction([start], self.goal)
+        for _ in range(_SOLVED * self.effort.grown):
+            if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
             one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
-            if one.assignment.nanoseconds < best.assignment.nanoseconds:
-                one = replace(one, sqnr=self.laboratory.sqnr(one.plan))
+            expected = decibels(one.assignment.noise) + gain
+            if one.assignment.nanoseconds < best.assignment.nanoseconds and expected >= self.goal - _DOUBT:
+                one, tried = self._measured(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):
                     best, kept_out = one, kept_out - set(group)
                     continue
@@ -265,44 +247,16 @@ class _Search:
                 groups += [group[:middle], group[middle:]]
         return best
 
-    def _refined(self, prices: Prices, noise: Noise, best: _Tried, timed: Set[object]) -> _Tried | None:
+    def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
         again = self._solved(prices.without(best.without), noise, best.weight)
         if again.plan.effect in timed:
             return None
-        again = replace(again, sqnr=self.laboratory.sqnr(again.plan))
+        again = self._measured(again)
         if (again.sqnr or 0.0) < self.goal:
             return None
         return replace(again, speed=self.laboratory.speed(again.plan))
 
 
-def _fastest(timed: Sequence[_Tried]) -> _Tried:
-    """Return the fastest, or the most faithful one of those that are not told from it by their speed."""
-    fastest = max(one.speed or 0.0 for one in timed)
-    return max(
-        (one for one in timed if (one.speed or 0.0) >= _SAME_SPEED * fastest), key=lambda one: one.sqnr or -math.inf
-    )
-
-
-def _distinct(tried: Iterable[_Tried]) -> Iterator[_Tried]:
-    """Yield the first of each that make the same model."""
-    seen = set()
-    for one in tried:
-        if one.plan.effect not in seen:
-            seen.add(one.plan.effect)
-            yield one
-
-
-def _frontier(tried: Sequence[_Tried], best: _Tried) -> Iterator[Point]:
-    known: dict[object, Point] = {}
-    for one in tried:
-        known[one.plan.effect] = Point(
-            one.plan.count(Mode.STATIC),
-            one.plan.count(Mode.DYNAMIC),
-            one.assignment.nanoseconds / 1e6,
-            one.sqnr,
-            one.speed,
-            one.plan.effect == best.plan.effect,
-            one.plan.count(Mode.WEIGHT_ONLY),
-        )
-    yield from sorted(known.values(), key=lambda point: point.milliseconds)
+def _expected(solved: Callable[[int], Candidate], gain: float, index: int) -> float:
+    return decibels(solved(index).assignment.noise) + gain

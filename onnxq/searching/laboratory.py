@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,17 @@ from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
+from onnxq.searching.noises import Noises, measure_noises
+from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
 
 _TIMED_SAMPLES = 4
 _REPEATS = 5
+# Seconds that a process takes before its first run.
+_STARTUP = 0.4
+# More runs of a model tell hardly more of its speed, and fewer seconds nothing.
+_RUNS = 60
+_SHORTEST = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +65,19 @@ class Laboratory:
         self.progress("search", self.measured, 0)
         return found
 
-    def expected_noise(self, plan: Plan) -> float:
-        """Return the expected noise-to-signal ratio at the worst output."""
-        self.sqnr(plan)
-        return self.trials.trust(plan, self.recipe).noise
+    def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
+        """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
+        board = Switchboard.of(self.trials, plan, self.recipe, nodes)
+
+        def told(done: int, total: int) -> None:
+            self.progress("noise", done, total)
+
+        return measure_noises(board, len(self.trials.samples), seconds, told)
+
+    @property
+    def process(self) -> float:
+        """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
+        return _STARTUP + len(self.trials.samples) * self.trials.seconds
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
@@ -75,7 +91,7 @@ class Laboratory:
     def speed(self, plan: Plan) -> float:
         """Return how many times as fast as the float model a plan's model runs."""
         candidate = self.trials.candidate(plan, self.recipe)
-        return measure_latency(self.reference, candidate, self._samples, seconds=self.seconds, rounds=1).speed
+        return measure_latency(self.reference, candidate, self._samples, seconds=self._seconds, rounds=1).speed
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
@@ -87,6 +103,11 @@ class Laboratory:
     def _measured_on(self) -> tuple[str, tuple[str, ...]]:
         """Digests of the prepared model and of the samples that are timed."""
         return model_digest(self.trials.bench.prepared), tuple(sample_digest(sample) for sample in self._samples)
+
+    @property
+    def _seconds(self) -> float:
+        """Time to spend on timing: enough for many runs, where these take so long."""
+        return min(max(_RUNS * self.trials.seconds, _SHORTEST), self.seconds)
 
     @property
     def _samples(self) -> Sequence[Sample]:

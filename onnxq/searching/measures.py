@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from onnxq.errors import SchemeError, nearest
 from onnxq.planning.plan import Plan
 from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.noises import Noises
 from onnxq.searching.search import Demotions
 
 
@@ -29,8 +30,13 @@ class Measures(Protocol):
         """Return the SQNR in decibels that the worst output can be trusted to have."""
         ...
 
-    def expected_noise(self, plan: Plan) -> float:
-        """Return the noise-to-signal ratio to expect at the worst output: by it plans are compared and not trusted."""
+    def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
+        """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
+        ...
+
+    @property
+    def process(self) -> float:
+        """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
         ...
 
     def times(self, plan: Plan | None) -> NodeTimes:
@@ -51,15 +57,17 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        noise_seconds: time for measuring the noise of nodes as integers, shared by the modes they can have, and half as
-            much for that of stored weights; node by node or, where that is too long, in groups.
-        grown: groups of nodes that are tried as static after all.
+        noise: time for measuring what codes add in noise, in units of the time in which a process runs the float model
+            over the samples; shared by what nodes can be.
+        tried: plans whose models are built to find the fastest that is faithful.
+        grown: of these, how many may be tried to let more nodes be integers after all.
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
     """
 
-    noise_seconds: float
+    noise: float
+    tried: int
     grown: int
     timed: int
     refinements: int
@@ -69,8 +77,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise_seconds=30.0, grown=24, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise_seconds=2_400.0, grown=400, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(noise=3.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
+        "full": Effort(noise=240.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

@@ -7,46 +7,37 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from onnxq.graph import scopes
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC, Alternative, Way
-from onnxq.searching.assignment import Problem, cost
+from onnxq.searching.assignment import Problem, cost, is_coded
 from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
+from onnxq.searching.noises import SILENT as SILENT_CODES
+from onnxq.searching.noises import Noises, decibels, worst
 from onnxq.searching.search import Sensitivity
+from onnxq.switchboard import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Noise:
-    """Noise-to-signal ratio at the worst output that a node adds in each mode; nothing where it is not known.
+    """Noise that codes add.
 
     Attributes:
-        static: by node.
-        alternatives: by alternative and node.
-        stored: by node.
-        alone: what was measured of nodes one by one; the ratios of other nodes are shares of what groups make.
+        static: of tensors with fixed scales, and of the weights of each node, which are the same codes where the node
+            stores them.
+        alternatives: of what nodes have as codes that take an alternative.
     """
 
-    static: Mapping[str, float] = field(default_factory=dict)
-    alternatives: Mapping[Alternative, Mapping[str, float]] = field(default_factory=dict)
-    stored: Mapping[str, float] = field(default_factory=dict)
-    alone: tuple[Sensitivity, ...] = ()
+    static: Noises = SILENT_CODES
+    alternatives: Mapping[Alternative, Noises] = field(default_factory=dict)
 
     def of(self, alternative: Alternative, node: str) -> float:
-        """Return what a node adds that takes an alternative."""
-        return self.alternatives.get(alternative, {}).get(node, 0.0)
-
-    @property
-    def ways(self) -> Mapping[Way, float]:
-        """What is known of nodes as integers, by node and what they could be."""
-        known = {STATIC: self.static, **self.alternatives}
-        return {(node, way): ratio for way, ratios in known.items() for node, ratio in ratios.items()}
-
-    @cached_property
-    def alone_by_node(self) -> Mapping[tuple[str, Mode], float]:
-        """SQNR in decibels of what was measured alone, by node and mode."""
-        return {(one.node, one.mode): one.sqnr for one in self.alone}
+        """Return the ratio that a node adds that takes an alternative."""
+        return self.alternatives[alternative].nodes.get(node, 0.0) if alternative in self.alternatives else 0.0
 
 
 SILENT = Noise()
@@ -61,7 +52,7 @@ class Assignment:
         static: nodes that run as integer kernels with fixed scales.
         alternatives: nodes that take an alternative, with that.
         nanoseconds: expected time of a run.
-        noise: expected noise-to-signal ratio.
+        noise: predicted noise-to-signal ratio at the worst output: what its codes add alone, together.
     """
 
     static: frozenset[str]
@@ -121,21 +112,54 @@ class Prices:
         taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
         return self._assigned(static, taken, noise)
 
-    def planned(self, plan: Plan) -> Assignment:
+    def planned(self, plan: Plan, noise: Noise) -> Assignment:
         """Return what it means that every node is static or dynamic that is so in a plan."""
         modes = {one.node: one.mode for one in plan.decisions}
         static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
         dynamic = Alternative(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
-        return self._assigned(static, taken, SILENT)
+        return self._assigned(static, taken, noise)
 
     def _assigned(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> Assignment:
         times = {name: self._float_time(name, taken.get(name)) for name in self._names}
-        others = static | taken.keys()
-        ratio = sum(noise.static.get(name, 0.0) for name in static)
-        ratio += sum(noise.of(alternative, name) for name, alternative in taken.items())
-        ratio += sum(self._stored_noise(name, noise) for name in self._names if name not in others)
-        return Assignment(static, taken, cost(self._problem(times, SILENT, 0.0), static), ratio)
+        spent = cost(self._problem(times, SILENT, 0.0), static)
+        return Assignment(static, taken, spent, self._predicted(static, taken, noise))
+
+    def _predicted(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> float:
+        """Return the noise-to-signal ratio at the worst output that the codes of an assignment add, as a sum."""
+        coded = [Source(border.tensor) for border in self.costs.borders if is_coded(border, static)]
+        weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
+        coded += [Source(name, is_node=True) for name in weighed]
+        found = [noise.static.ratios[source] for source in coded if source in noise.static.ratios]
+        for name, alternative in taken.items():
+            known = noise.alternatives.get(alternative, SILENT_CODES).ratios.get(Source(name, is_node=True))
+            found += [] if known is None else [known]
+        return worst(np.sum(found, axis=0)) if found else 0.0
+
+    def sensitivities(self, noise: Noise) -> Iterator[Sensitivity]:
+        """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
+        for (name, way), ratio in self.ways(noise).items():
+            yield Sensitivity(name, way.mode, decibels(ratio))
+
+    def ways(self, noise: Noise) -> Mapping[Way, float]:
+        """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""
+        found = {(name, STATIC): noise.static.of(self._touched[name]) for name in self.costs.static_nodes}
+        for alternative, noises in noise.alternatives.items():
+            found.update({(name, alternative): ratio for name, ratio in noises.nodes.items()})
+        return found
+
+    @cached_property
+    def _touched(self) -> Mapping[str, tuple[Source, ...]]:
+        """What becomes codes when a node and nothing else is static."""
+        found: dict[str, list[Source]] = {name: [Source(name, is_node=True)] for name in self.costs.static_nodes}
+        for border in self.costs.borders:
+            for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
+                found[name].append(Source(border.tensor))
+        return {name: tuple(sources) for name, sources in found.items()}
+
+    def _is_coarse(self, name: str, static: frozenset[str]) -> bool:
+        """Whether the weights of a node have the codes that the scheme wants."""
+        return name in static or name not in self.left
 
     def demotions(self, assignment: Assignment, noise: Noise) -> Mapping[str, Demotion]:
         """Return what makes the planner do what was assigned, with the reasons."""
@@ -166,11 +190,14 @@ class Prices:
         return Problem(
             float_costs={OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
             integer_costs={
-                name: round(paid + weight * noise.static.get(name, 0.0))
+                name: round(paid + weight * noise.static.nodes.get(name, 0.0))
                 for name, paid in self.costs.static_nodes.items()
                 if (name, STATIC) not in self.excluded
             },
-            borders=self.costs.borders,
+            borders=tuple(
+                replace(border, coded=round(weight * noise.static.tensors.get(border.tensor, 0.0)))
+                for border in self.costs.borders
+            ),
             followers=self.costs.followers,
         )
 
@@ -178,14 +205,12 @@ class Prices:
         """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
         integers, ratio = self._dynamic.get(name, 0.0), noise.of(Alternative(Mode.DYNAMIC), name)
         if wanted is Mode.STATIC:
-            integers, ratio = self.costs.static_nodes.get(name, 0.0), noise.static.get(name, 0.0)
+            integers, ratio = self.costs.static_nodes.get(name, 0.0), noise.static.of(self._touched.get(name, ()))
         floats = self._float_time(name, None)
         figures = [f"{floats / 1e6:.3f} ms in float", f"{integers / 1e6:.3f} ms as integers"]
         figures += self._alternative_figures(name, wanted)
         if ratio:
-            alone = noise.alone_by_node.get((name, wanted))
-            share = f"{-10 * math.log10(ratio):.1f} dB as its share of a group's noise"
-            figures.append(share if alone is None else f"{alone:.1f} dB alone")
+            figures.append(f"{decibels(ratio):.1f} dB as integers alone")
         if taken is not None:
             reason = "it is faster so, or less noisy, than " + (
                 "with fixed scales" if wanted is Mode.STATIC else "with dynamic scales"
@@ -207,7 +232,7 @@ class Prices:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]
 
     def _stored_noise(self, name: str, noise: Noise) -> float:
-        return 0.0 if name in self.left else noise.stored.get(name, 0.0)
+        return 0.0 if name in self.left else noise.static.nodes.get(name, 0.0)
 
     @property
     def _dynamic(self) -> Mapping[str, float]:

@@ -53,6 +53,7 @@ class Point:
         speed: measured speed beside the float model, or None.
         chosen: whether it is the one that was taken.
         weight_only: how many multiply the codes of their weights with float data.
+        predicted: SQNR in decibels that was expected before it was measured, or None.
     """
 
     static: int
@@ -62,6 +63,7 @@ class Point:
     speed: float | None = None
     chosen: bool = False
     weight_only: int = 0
+    predicted: float | None = None
 
 
 @dataclass(frozen=True)

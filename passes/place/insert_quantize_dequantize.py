@@ -95,7 +95,7 @@ class InsertQuantizeDequantize(Pass):
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
                 (far.setdefault(owners[node], set()) if inside else near).add(node)
-            pair = _Pair(activation, tensor, self.codes, names)
+            pair = Pair(activation, tensor, self.codes, names)
             new = pair.quantizer()
             floats = {node for node in near if node.name not in static}
             # Codes of what was divided mean something else to float nodes and callers than to static nodes.
@@ -156,7 +156,7 @@ def _copy(values: Variable, consumers: set[Node], activation: Activation, names:
     return Node("Sum", names.fresh(f"{activation.tensor}.share"), {}, [values], [copy])
 
 
-class _Pair:
+class Pair:
     """The nodes that make codes of one tensor and decode them.
 
     Its factors cost nothing in scales of their own for each channel, but where channels lie last each element has a

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ def problems(draw: st.DrawFn) -> Problem:
         later = names[index:]
         if later:
             consumers = draw(st.lists(st.sampled_from(later), max_size=4))
-            borders.append(Border(producer, tuple(consumers), draw(costs), draw(costs)))
+            borders.append(Border(producer, tuple(consumers), draw(costs), draw(costs), draw(costs)))
     pairs = st.tuples(st.sampled_from(names), st.sampled_from(names))
     return Problem(
         {name: draw(costs) for name in names},
@@ -63,10 +64,7 @@ def test_the_order_of_what_is_given_changes_nothing(problem: Problem, generator:
     other = Problem(
         dict(shuffled(problem.float_costs.items())),
         dict(shuffled(problem.integer_costs.items())),
-        tuple(
-            Border(one.producer, tuple(shuffled(one.consumers)), one.quantize, one.dequantize)
-            for one in shuffled(problem.borders)
-        ),
+        tuple(replace(one, consumers=tuple(shuffled(one.consumers))) for one in shuffled(problem.borders)),
         tuple(shuffled(problem.followers)),
     )
     assert cheapest(other) == cheapest(problem)
@@ -86,6 +84,16 @@ def test_an_integer_tensor_with_float_consumers_is_decoded_once() -> None:
     costs = {"a": 9, "b": 0, "c": 0}
     assert cheapest(Problem(costs, {"a": 1}, (Border("a", readers, 0, 7),))) == frozenset({"a"})
     assert cheapest(Problem(costs, {"a": 1}, (Border("a", readers, 0, 8),))) == frozenset()
+
+
+def test_what_codes_of_a_tensor_add_is_paid_once_by_whoever_is_integer_there() -> None:
+    costs = {"a": 9, "b": 5, "c": 5}
+    problem = Problem(costs, dict.fromkeys(costs, 1), (Border("a", ("b", "c"), 0, 0, 15),))
+    # All three gain 16 together, and each pair less than the 15.
+    assert cheapest(problem) == frozenset(costs)
+    assert cost(problem, frozenset(costs)) == 18
+    assert cheapest(replace(problem, integer_costs={"a": 1, "b": 1})) == frozenset()
+    assert cheapest(replace(problem, borders=(Border("a", ("b", "c"), 0, 0, 17),))) == frozenset()
 
 
 def test_a_follower_needs_the_other_and_may_pull_it_along() -> None:

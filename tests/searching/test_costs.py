@@ -44,10 +44,10 @@ def test_measured_borders_count_in_their_direction_and_others_by_size(gated: Mod
     floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0})
     found = timed(gated, floats, times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"p": 5_000.0, "q": 4_000.0}))
     assert found.borders == (
-        Border(None, ("a",), 3_000, 3_000),
-        Border("a", ("tanh",), 7_000, 5_000),
-        Border(None, ("b",), 4_000, 8_000),
-        Border("b", ("",), 7_000, 8_000),
+        Border(None, ("a",), 3_000, 3_000, tensor="x"),
+        Border("a", ("tanh",), 7_000, 5_000, tensor="p"),
+        Border(None, ("b",), 4_000, 8_000, tensor="q"),
+        Border("b", ("",), 7_000, 8_000, tensor="y"),
     )
 
 
@@ -103,11 +103,11 @@ def test_a_corrected_border_counts_in_the_direction_that_it_had_in_the_observed_
         w1=(8, 8, 3, 3),
     )
     found = timed(model, times({"a": 9.0, "b": 9.0}), times({"a": 3.0, "b": 3.0}, {"x": 2_000.0, "y": 1_000.0}))
-    assert [one for one in found.borders if one.producer == "a"] == [Border("a", ("b",), 3_500, 4_000)]
+    assert [one for one in found.borders if one.producer == "a"] == [Border("a", ("b",), 3_500, 4_000, tensor="p")]
     into = found.corrected({"b"}, {}, times({"a": 9.0, "b": 3.0}, {"p": 700.0}))
-    assert [one for one in into.borders if one.producer == "a"] == [Border("a", ("b",), 700, 4_000)]
+    assert [one for one in into.borders if one.producer == "a"] == [Border("a", ("b",), 700, 4_000, tensor="p")]
     back = into.corrected({"a"}, {}, times({"a": 3.0, "b": 9.0}, {"p": 900.0}))
-    assert [one for one in back.borders if one.producer == "a"] == [Border("a", ("b",), 700, 900)]
+    assert [one for one in back.borders if one.producer == "a"] == [Border("a", ("b",), 700, 900, tensor="p")]
 
 
 def test_what_a_node_that_works_on_codes_itself_takes_is_its_own_affair(build: Callable[..., ModelProto]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 from timed_models import timed, times
@@ -12,12 +14,20 @@ from onnxq.planning.plan import Demotion
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.alternatives import STATIC, Alternative
 from onnxq.searching.assignment import cheapest
+from onnxq.searching.noises import Noises
 from onnxq.searching.prices import SILENT, Noise, Prices
+from onnxq.switchboard import Source
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
 FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
 COARSE = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
 FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+
+
+def noises(nodes: Mapping[str, float], **tensors: float) -> Noises:
+    """Return what is known of one output: ratios by node and by tensor."""
+    ratios = {Source(node, is_node=True): np.array([ratio]) for node, ratio in nodes.items()}
+    return Noises({**ratios, **{Source(tensor): np.array([ratio]) for tensor, ratio in tensors.items()}})
 
 
 def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(perceptron: ModelProto) -> None:
@@ -53,7 +63,7 @@ def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptro
         FINE: times({"first": 4.0, "relu": 1.0, "second": 20.0}),
     }
     found = Prices(timed(perceptron, FLOATS, FLOATS, offers))
-    noise = Noise(alternatives={DYNAMIC: {"first": 0.5}, FINE: {"first": 0.05}})
+    noise = Noise(alternatives={DYNAMIC: noises({"first": 0.5}), FINE: noises({"first": 0.05})})
     assert found.float_side("first", noise, 0.0) == (DYNAMIC, 2.0)
     assert found.float_side("first", noise, 10.0) == (FINE, 4.5)
     assert found.float_side("first", noise, 110.0) == (None, 9.0)
@@ -63,7 +73,7 @@ def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptro
 
 def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perceptron: ModelProto) -> None:
     found = Prices(timed(perceptron, FLOATS, FLOATS))
-    noise = Noise(stored={"second": 9.0})
+    noise = Noise(noises({"second": 9.0}))
     assert found.float_side("second", noise, 1.0) == (None, 18.0)
     left = {"second": Demotion(Mode.FLOAT, "why")}
     found = replace(found, left=left)
@@ -74,9 +84,10 @@ def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perce
 def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
     found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3})))
-    noise = Noise({"first": 0.1, "second": 0.2}, stored={"first": 0.01, "second": 0.02})
+    noise = Noise(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
     one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
-    assert one.noise == pytest.approx(0.12)
+    # The weights of both are codes, and so is what static nodes read.
+    assert one.noise == pytest.approx(0.13)
     assert one.nanoseconds == 3e3 + 1e3 + 9e3 + 3_000 + 3_500
     (demotion,) = found.demotions(one, noise).values()
     assert demotion.reason == "the time it gains as an integer kernel is not worth the noise"
@@ -86,7 +97,7 @@ def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(percep
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
     coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
     found = Prices(timed(perceptron, floats, floats, {COARSE: coarse}))
-    noise = Noise(alternatives={COARSE: {"first": 0.5, "second": 0.001}}, stored={"first": 0.02})
+    noise = Noise(noises({"first": 0.02}), {COARSE: noises({"first": 0.5, "second": 0.001})})
     one = found.assignment(frozenset(), noise, 1e6)
     assert one.alternatives == {"second": COARSE}
     assert one.nanoseconds == 9e3 + 1e3 + 3e3
@@ -115,12 +126,17 @@ def test_what_is_wanted_dynamic_and_was_not_offered_is_stored(perceptron: ModelP
 def test_a_plan_means_the_modes_that_it_names(perceptron: ModelProto) -> None:
     slow = times(dict.fromkeys(FLOATS.nodes, 20.0))
     found = Prices(timed(perceptron, FLOATS, slow, {DYNAMIC: slow}, scheme="int8-dynamic"))
-    one = found.planned(found.costs.full)
+    one = found.planned(found.costs.full, SILENT)
     assert one.alternatives == {"first": DYNAMIC, "second": DYNAMIC}
     assert found.demotions(one, SILENT) == {}
 
 
-def test_all_that_is_known_of_integers_is_one_list() -> None:
-    noise = Noise({"a": 0.5}, {COARSE: {"a": 0.25}}, {"a": 0.1})
-    assert noise.ways == {("a", STATIC): 0.5, ("a", COARSE): 0.25}
-    assert (noise.of(COARSE, "a"), noise.of(COARSE, "b"), noise.of(FINE, "a")) == (0.25, 0.0, 0.0)
+def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS, {COARSE: FLOATS}))
+    noise = Noise(noises({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: noises({"first": 0.125})})
+    ways = found.ways(noise)
+    assert ways["first", STATIC] == 1.5
+    assert (ways["second", STATIC], ways["first", COARSE]) == (0.25, 0.125)
+    assert ("second", COARSE) not in ways
+    assert {(one.node, one.mode) for one in found.sensitivities(noise)} == {(node, way.mode) for node, way in ways}
+    assert (noise.of(COARSE, "first"), noise.of(COARSE, "second"), noise.of(FINE, "first")) == (0.125, 0.0, 0.0)

@@ -1,0 +1,70 @@
+"""Which passes put codes into a graph of the prepared model, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxq.encoding.codes import Codes
+from onnxq.graph import Pass, Pipeline
+from onnxq.lowering import Emit
+from onnxq.passes.place.add_to_codes import AddToCodes
+from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.fuse_biases import FuseBiases
+from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
+from onnxq.passes.place.isolate_products import IsolateProducts
+from onnxq.passes.place.narrow_constants import NarrowConstants
+from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
+from onnxq.passes.place.quantize_recurrent_cells import QuantizeRecurrentCells
+from onnxq.passes.place.quantize_weights import QuantizeWeights
+from onnxq.passes.place.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.place.store_once import StoreOnce
+from onnxq.passes.place.store_weights import StoreWeights
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.planning.plan import Plan
+from onnxq.scheme import Mode
+from onnxq.targets import Target
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What decides, beside a plan and its codes, how these are written.
+
+    Attributes:
+        target: the runtime.
+        emit: what the built model may hold besides standard ONNX.
+        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+    """
+
+    target: Target
+    emit: Emit = Emit.QDQ
+    half: int = 0
+
+    def passes(self, plan: Plan, codes: Codes) -> Pipeline:
+        """Return the passes of the modes that a plan has, and those that finish the model."""
+        contrib, workarounds = self.emit is Emit.ORT, self.target.workarounds
+        of_modes: Mapping[Mode, tuple[Pass, ...]] = {
+            Mode.STATIC: (
+                QuantizeWeights(plan, codes),
+                InsertQuantizeDequantize(plan, codes, copies=workarounds),
+                AddToCodes(plan),
+            ),
+            Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
+            Mode.WEIGHT_ONLY: (
+                *((ReplaceWithContrib(plan, codes),) if contrib else ()),
+                # Before additions of biases become what no bias is found in.
+                DecodeWeights(plan, codes, self.emit),
+            ),
+            Mode.STORAGE: (StoreWeights(plan, codes, self.emit),),
+        }
+        return Pipeline(
+            (
+                *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
+                *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
+                *((NarrowConstants(self.half),) if self.half else ()),
+                ShareInitializers(),
+                StoreOnce(),
+                RemoveUnused(),
+            )
+        )

@@ -1,0 +1,237 @@
+"""What each tensor and each node's weights add in noise to each output, measured with everything else in float."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.planning.plan import Plan
+from onnxq.scheme import Mode
+from onnxq.switchboard import Source
+
+Ratios = NDArray[np.float64]
+"""Noise-to-signal ratio of each output."""
+
+# Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
+LARGEST_NOISE = 1e10
+# Part of the questions that goes to groups of one size.
+_FIRST_LOOK = 4 / 5
+# Part of the time that goes to the first look, at one sample; the rest is for the noisiest on the others.
+_FIRST_PART = 0.6
+# Together the sources that are not looked at again hold at most this part of the noise.
+_QUIET = 0.05
+
+
+class Questions(Protocol):
+    """Answers what some codes do; see `Switchboard`."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are, in the order of the plan."""
+        ...
+
+    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
+        """Return the noise-to-signal ratio by sample and output."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Noises:
+    """What codes add in noise, and what they do together.
+
+    Attributes:
+        ratios: noise-to-signal ratio of each output, by source: alone, or as the share of a group.
+        errors: standard error of the ratio at the worst output, of those that were measured on several samples.
+        alone: the sources that were measured alone.
+        joint: noise-to-signal ratio of each output with all of them.
+    """
+
+    ratios: Mapping[Source, Ratios] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[Source, float] = field(default_factory=lambda: MappingProxyType({}))
+    alone: frozenset[Source] = frozenset()
+    joint: Ratios = field(default_factory=lambda: np.zeros(0))
+
+    @cached_property
+    def tensors(self) -> Mapping[str, float]:
+        """The ratio of each tensor at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if not source.is_node}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, float]:
+        """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if source.is_node}
+
+    def of(self, sources: Iterable[Source]) -> float:
+        """Return the ratio that is predicted for some sources together at the worst output: that of their sum."""
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        return worst(np.sum(known, axis=0)) if known else 0.0
+
+    def of_plan(self, plan: Plan) -> float:
+        """Return the ratio that is predicted for a plan whose codes are those that were measured."""
+        tensors = (Source(one.tensor) for one in plan.activations)
+        nodes = (Source(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
+        return self.of((*tensors, *nodes))
+
+
+SILENT = Noises()
+"""Nothing adds any noise."""
+
+
+def worst(ratios: Ratios) -> float:
+    """Return the ratio at the worst output, a number also where that is not finite."""
+    largest = float(np.max(ratios, initial=0.0))
+    return LARGEST_NOISE if math.isnan(largest) else min(largest, LARGEST_NOISE)
+
+
+def decibels(ratio: float) -> float:
+    """Return a noise-to-signal ratio as SQNR.
+
+    >>> decibels(0.01), decibels(0.0)
+    (20.0, inf)
+    """
+    return -10 * math.log10(ratio) if ratio > 0 else math.inf
+
+
+def measure_noises(
+    board: Questions, samples: int, seconds: float, told: Callable[[int, int], None] = lambda done, total: None
+) -> Noises:
+    """Measure what each source adds in noise, the noisiest on all samples.
+
+    The first look is at one sample, the one whose noise with all codes is the median: each source alone where time
+    allows, else groups of neighbours, of which the noisiest are split. Those that together hold 95 % of the noise are
+    then measured on the other samples too, noisiest first. What was seen on one sample counts for all as a share of
+    what all sources do together, which is measured on every sample.
+
+    Args:
+        board: answers questions.
+        samples: how many it has.
+        seconds: time to spend.
+        told: called with how many questions were answered, and how many there may be.
+
+    Returns:
+        The noises of all sources.
+    """
+    start, sources, everything = time.monotonic(), board.sources, tuple(range(samples))
+    if not sources or not samples:
+        return Noises()
+    by_sample = _finite(board.noise(sources, everything))
+    each = max((time.monotonic() - start) / samples, 1e-6)
+    joint = by_sample.sum(0)
+    place = int(np.argsort(by_sample.max(1), kind="stable")[(samples - 1) // 2])
+    asked = 0
+    alone: dict[Source, Ratios] = {}
+
+    def measure(group: Sequence[Source]) -> Ratios:
+        nonlocal asked
+        asked += 1
+        told(asked, max(most, asked))
+        found = _finite(board.noise(frozenset(group), [place])).sum(0)
+        if len(group) == 1:
+            alone[group[0]] = found
+        return found
+
+    rest = max(seconds - (time.monotonic() - start), 0.0)
+    most = min(int(_FIRST_PART * rest / each), len(sources))
+    whole = _finite(board.noise(sources, [place])).sum(0)
+    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET / 4)
+    # The outputs' signals and how noisy the sample is are not those of all.
+    scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
+    found = {source: ratio * scale for source, ratio in ratios.items()}
+    errors: dict[Source, float] = {}
+    others = [other for other in everything if other != place]
+    loudest = _loudest(found, joint)
+    for number, source in enumerate(loudest, 1):
+        if not others or time.monotonic() - start + each * samples > seconds:
+            break
+        told(asked + number, asked + len(loudest))
+        seen = _finite(board.noise({source}, everything))
+        found[source] = seen.sum(0)
+        alone[source] = found[source]
+        at = int(np.argmax(found[source]))
+        errors[source] = float(seen[:, at].std(ddof=1) * math.sqrt(samples))
+    return Noises(found, errors, frozenset(alone), joint)
+
+
+def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NOISE, posinf=LARGEST_NOISE).clip(0.0, LARGEST_NOISE))
+
+
+def _loudest(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
+    """Return the sources that together hold all but a small part of the noise of any output, noisiest first."""
+    shares = {
+        source: worst(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
+        for source, ratio in ratios.items()
+    }
+    order = sorted(shares, key=lambda source: -shares[source])
+    total = sum(shares.values())
+    held, taken = 0.0, 0
+    while taken < len(order) and held < (1 - _QUIET) * total:
+        held += shares[order[taken]]
+        taken += 1
+    return order[:taken]
+
+
+def spread_noise(
+    units: Sequence[Source],
+    measure: Callable[[Sequence[Source]], Ratios],
+    *,
+    whole: Ratios,
+    most: int,
+    negligible: float,
+) -> dict[Source, Ratios]:
+    """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
+
+    Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
+    too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
+    is divided among them. The noise of a group that is not split is spread over its units evenly.
+
+    Args:
+        units: in the order in which data flows, so that neighbours share borders.
+        measure: a group to its noise-to-signal ratio at each output with everything else silent.
+        whole: the ratios of all units together.
+        most: measurements to make at most.
+        negligible: the part of the whole's noise below which a group is not split.
+
+    Returns:
+        Noise-to-signal ratios by unit.
+    """
+    if most >= len(units):
+        return {unit: measure([unit]) for unit in units}
+    count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
+    bounds = [round(index * len(units) / count) for index in range(count + 1)]
+    parts = list(pairwise(bounds))
+    groups = [(units[start:stop], measure(units[start:stop]) if count > 1 else whole) for start, stop in parts]
+    measured = count if count > 1 else 0
+    heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(groups)]
+    heapq.heapify(heap)
+    found: dict[Source, Ratios] = {}
+    number = len(heap)
+    while heap:
+        share, _, group, ratio = heapq.heappop(heap)
+        if len(group) <= 1 or -share <= negligible or measured + 2 > most:
+            found.update({unit: ratio / len(group) for unit in group})
+            continue
+        middle = len(group) // 2
+        halves = [(half, measure(half)) for half in (group[:middle], group[middle:])]
+        total = halves[0][1] + halves[1][1]
+        for half, own in halves:
+            # Errors that point the same way make more together than the sum of what they make alone.
+            part = ratio * np.divide(own, total, out=np.full_like(total, 1 / 2), where=total > 0)
+            heapq.heappush(heap, (-_share(part, whole), number, half, part))
+            number += 1
+        measured += 2
+    return {unit: found[unit] for unit in units}
+
+
+def _share(ratio: Ratios, whole: Ratios) -> float:
+    return worst(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))

@@ -1,0 +1,83 @@
+"""One session of the float model in which any of what a plan makes codes of can be codes: questions without builds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.encoding.recipe import Recipe
+from onnxq.judging.trust import noise_by_sample
+from onnxq.passes.place.switch_codes import Switches
+from onnxq.planning.plan import Plan
+from onnxq.runtime import Session, open_session, run
+from onnxq.trials import Trials
+
+
+@dataclass(frozen=True, order=True)
+class Source:
+    """Where noise comes from.
+
+    Attributes:
+        name: of a tensor that becomes codes, or of a node whose weights or dynamic data do.
+        is_node: which of the two.
+    """
+
+    name: str
+    is_node: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Switchboard:
+    """The float model with switches.
+
+    Attributes:
+        trials: the samples, and what the float model gives for them.
+        session: of the model with switches.
+        switches: the inputs that say what is codes.
+    """
+
+    trials: Trials
+    session: Session
+    switches: Switches
+
+    @classmethod
+    def of(cls, trials: Trials, plan: Plan, recipe: Recipe, nodes: Set[str] | None = None) -> Self:
+        """Build the model that answers for everything that a plan makes codes of.
+
+        Args:
+            trials: builds from the same evidence as candidates are.
+            plan: says what becomes codes.
+            recipe: how these are chosen.
+            nodes: those whose own codes are asked about, and no tensors; None asks about all.
+        """
+        path = trials.bench.prepared.with_name("switched.onnx")
+        switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
+        return cls(trials, open_session(path), switches)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are, tensors first."""
+        return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
+
+    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
+        """Return the noise-to-signal ratio of each output, see `noise_by_sample`.
+
+        Args:
+            coded: what is codes; all else is float.
+            samples: places of those to run.
+
+        Returns:
+            float64 of shape (samples, outputs), in units of the signal of these samples.
+        """
+        fed = {self._input(source): np.array(source in coded) for source in self.sources}
+        names, expected = self.trials.names, self.trials.expected
+        return noise_by_sample(
+            [(expected[place], run(self.session, {**self.trials.samples[place], **fed}, names)) for place in samples]
+        )
+
+    def _input(self, source: Source) -> str:
+        return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]

@@ -1,0 +1,121 @@
+"""How noise is divided among what becomes codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from onnxq.searching.noises import LARGEST_NOISE, Noises, decibels, measure_noises, spread_noise, worst
+from onnxq.switchboard import Source
+
+UNITS = tuple(Source(f"t{index}") for index in range(32))
+
+
+@dataclass
+class Board:
+    """Answers for sources whose noise is known: by source, at two outputs, the second of which has half of it."""
+
+    loud: Mapping[str, float]
+    rest: float = 0.001
+    asked: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return UNITS
+
+    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
+        self.asked.append(len(coded))
+        self.samples += samples
+        total = sum(self.loud.get(source.name, self.rest) for source in coded)
+        return np.array([[total, total / 2] for _ in samples]) / len(samples)
+
+    def group(self, units: Sequence[Source]) -> NDArray[np.float64]:
+        return self.noise(units, [0])[0]
+
+
+def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]:
+    whole = Board(board.loud, board.rest).group(UNITS)
+    found = spread_noise(UNITS, board.group, whole=whole, most=most, negligible=negligible)
+    assert list(found) == list(UNITS)
+    assert all(ratios[1] == pytest.approx(ratios[0] / 2) for ratios in found.values())
+    return {source.name: worst(ratios) for source, ratios in found.items()}
+
+
+def test_each_source_is_measured_alone_when_there_is_time() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5})
+    found = spread(board, 32)
+    assert board.asked == [1] * 32
+    assert (found["t3"], found["t20"], found["t0"]) == (1.0, 0.5, 0.001)
+
+
+def test_few_measurements_find_the_noisiest() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5})
+    found = spread(board, 20, 0.01)
+    assert len(board.asked) <= 20
+    assert sorted(found, key=lambda unit: -found[unit])[:2] == ["t3", "t20"]
+    assert (found["t3"], found["t20"]) == (pytest.approx(1.0, rel=0.05), pytest.approx(0.5, rel=0.05))
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_the_parts_make_the_whole_even_where_errors_point_the_same_way(most: int) -> None:
+    found = spread_noise(
+        UNITS, lambda group: np.array([len(group) ** 2 / 1024]), whole=np.ones(1), most=most, negligible=0.0
+    )
+    assert sum(map(worst, found.values())) == pytest.approx(1.0)
+
+
+def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None:
+    board = Board({"t3": 1.0})
+    found = spread(board, 10)
+    assert board.asked == [4] * 8 + [2] * 2
+    assert found["t2"] == found["t3"] > 100 * found["t0"]
+
+
+def test_the_noisiest_are_measured_on_all_samples() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5}, rest=1e-4)
+    found = measure_noises(board, 3, seconds=60.0)
+    assert board.asked == [32, 32, *[1] * 32, 1, 1]
+    assert found.tensors["t3"] == pytest.approx(1.0)
+    assert found.nodes == {}
+    assert set(found.errors) == {Source("t3"), Source("t20")}
+    assert found.alone == set(UNITS)
+    assert found.joint == pytest.approx([1.5 + 30e-4, 0.75 + 15e-4])
+    assert found.of([Source("t3"), Source("t20"), Source("unknown")]) == pytest.approx(1.5)
+
+
+def test_without_time_all_sources_share_what_they_do_together() -> None:
+    found = measure_noises(Board({"t3": 1.0}), 2, seconds=0.0)
+    assert found.alone == frozenset()
+    assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
+
+
+def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
+    found = measure_noises(Board({"t3": math.nan, "t4": math.inf}), 2, seconds=60.0)
+    assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NOISE
+    assert found.of(UNITS) == LARGEST_NOISE
+
+
+def test_no_sources_or_samples_have_no_noise() -> None:
+    assert measure_noises(Board({}), 0, seconds=1.0).ratios == {}
+    assert Noises().of(UNITS) == 0.0
+    assert decibels(0.001) == pytest.approx(30.0)
+
+
+def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
+    found = Noises({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
+    assert found.of(UNITS) == pytest.approx(0.7)
+    assert found.tensors == {"t0": 0.5, "t1": 0.6}
+
+
+def test_progress_says_how_many_questions_there_are() -> None:
+    told: list[tuple[int, int]] = []
+    measure_noises(Board({"t3": 1.0}, rest=1e-5), 2, 60.0, lambda done, total: told.append((done, total)))
+    assert told[0] == (1, 32)
+    assert told[-1] == (33, 33)
+    assert all(done <= total for done, total in told)
