@@ -73,7 +73,7 @@ def main() -> None:
         "--folder", type=Path, help="where the model is generated and deleted; needs three times its size"
     )
     parser.add_argument(
-        "--option", action="append", default=[], help="an option more for the command, such as --option=--no-search"
+        "--option", action="append", default=[], help="an option more for the command, such as --option=--accuracy=off"
     )
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()

@@ -25,6 +25,10 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
 """What carries out each method, by its name."""
 
 
+# Less, in decibels, is not worth codes that are harder to explain.
+_WORTH = 0.05
+
+
 @dataclass(frozen=True)
 class Gain:
     """What one method did.
@@ -78,7 +82,7 @@ def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress:
         start, before = time.monotonic(), basis
         basis = CHOOSERS[name](folds, plan, before, accuracy)
         were, reached = _decibels(folds, plan, before), _decibels(folds, plan, basis)
-        if reached < were:
+        if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.
             basis, reached = before, were
         gains.append(Gain(name, were, reached, _kept(name, basis.recipe, before.recipe), time.monotonic() - start))

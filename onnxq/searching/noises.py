@@ -135,7 +135,7 @@ def measure_noises(
         nonlocal asked
         asked += 1
         told(asked, max(most, asked))
-        found = _finite(board.noise(frozenset(group), [place])).sum(0)
+        found: Ratios = _finite(board.noise(frozenset(group), [place])).sum(0)
         if len(group) == 1:
             alone[group[0]] = found
         return found
