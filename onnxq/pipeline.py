@@ -95,7 +95,7 @@ def quantize(
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:
         ready = prepared(model, wanted, folder, output)
-        seen = evidenced(ready, data, methods_tried(ready, budget), budget)
+        seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         refined, found = chosen(ready, seen, goal, budget, known)
         report = reported(ready, seen, refined, found, budget, output, start)
         if not goal.force:

@@ -13,7 +13,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.graph import Applied
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.gate import Judged, Scores, fault, lost_score, shortfall, worst_output
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Plan
@@ -48,6 +48,7 @@ class Report:
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         gains: what each accuracy method that was tried did to the whole model.
         passes: what the passes before the plan changed and left, the user's own first.
+        judged: by which samples the agreement and the scores are.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
 
@@ -72,6 +73,7 @@ class Report:
     corrected_biases: int = 0
     gains: tuple[Gain, ...] = ()
     passes: tuple[Applied, ...] = ()
+    judged: Judged | None = None
     metadata_bytes: int = 0
 
     @property

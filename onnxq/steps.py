@@ -25,6 +25,7 @@ from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
+from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit, emit_named
@@ -38,6 +39,7 @@ from onnxq.presets import preset_named
 from onnxq.report import Report
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import split
 from onnxq.scheme import Scheme
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
@@ -164,11 +166,15 @@ def opened(graph: Graph, wanted: Wanted, folder: Path) -> Workbench:
     return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay)
 
 
-def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], budget: Budget) -> Evidenced:
+def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:
     """Calibrate what the plan needs for any of these range methods, or take the statistics that were given."""
     bench, notice = model.bench, (budget.collection or Collection()).notice
     samples = bench.samples(data.calibration, data, notice)
-    judged = samples if data.validation is None else bench.samples(data.validation, data, notice)
+    if data.validation is not None:
+        judged: SampleSource = bench.samples(data.validation, data, notice)
+    else:
+        # A metric counts on the order of all samples, as do its labels.
+        samples, judged = split(samples) if goal.metric is None else (samples, samples)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     if data.statistics is not None:
@@ -269,6 +275,7 @@ def reported(
         corrected_biases=corrected_biases(outcome.plan, seen.evidence),
         gains=(*refined.gains, *found.gains),
         passes=(*model.applied, *seen.bench.applied),
+        judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
         metadata_bytes=metadata_bytes(load(staged)),
         samples=len(seen.samples),
         seconds=time.perf_counter() - start,

@@ -60,6 +60,11 @@ class Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
         return replace(self, samples=self.samples[places], expected=self.expected[places], measured={})
 
+    def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
+        """Return trials on more samples, on which the float model runs now."""
+        more = Trials.of(self.bench, reference, samples, self.evidence)
+        return replace(self, samples=self.samples + more.samples, expected=self.expected + more.expected, measured={})
+
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
         return self.trust(plan, recipe).sqnr

@@ -12,6 +12,8 @@ from onnxq.data import Data
 from onnxq.errors import OutputError, SchemeError
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
+from onnxq.judging.goal import Goal
+from onnxq.judging.metrics import Metric
 from onnxq.lowering import Emit
 from onnxq.pipeline import plan
 from onnxq.presets import PRESETS
@@ -46,8 +48,20 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
 
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
     samples = samples_for(residual, 6)
-    seen = evidenced(ready(residual, tmp_path), Data(samples[:2], samples[2:]), FIRST_RANGES, Budget())
+    seen = evidenced(ready(residual, tmp_path), Data(samples[:2], samples[2:]), FIRST_RANGES, Goal(), Budget())
     assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
+
+
+def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order(
+    residual, samples_for, tmp_path: Path
+) -> None:
+    data, model = Data(samples_for(residual, 9)), ready(residual, tmp_path)
+    parted, whole = (
+        evidenced(model, data, FIRST_RANGES, goal, Budget())
+        for goal in (Goal(), Goal(metric=Metric("mine", lambda outputs, samples: 1.0)))
+    )
+    assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
+    assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
 
 
 def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:

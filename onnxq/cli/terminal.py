@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from onnxq import progress as progress_module
 from onnxq.inspection import Inspection
 from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.gate import Judged
 from onnxq.judging.latency_comparison import Bench
 from onnxq.optimization import Optimized
 from onnxq.report import Report
@@ -74,6 +75,8 @@ def print_report(report: Report) -> None:
         if output.agreement is not None:
             parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
         table.add_row(f"output {output.name}", ", ".join(parts) or "not compared")
+    if report.judged is not None:
+        table.add_row("judged on", _judged(report.judged))
     if report.latency is not None:
         latency = report.latency
         table.add_row(
@@ -248,6 +251,15 @@ def print_inspection(found: Inspection) -> None:
         for weight in found.weights:
             weights.add_row(weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
         console.print(weights)
+
+
+def _judged(judged: Judged) -> str:
+    """Say by which samples a model was judged."""
+    known = {0: "which the plan had not seen", judged.samples: "which the plan had seen"}
+    seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")
+    tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
+    rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
+    return f"{judged.samples} samples, {seen}{tried}{rounds}"
 
 
 def _sqnr(output: OutputAgreement) -> str:

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.agreement import Agreement, OutputAgreement, share_at
 from onnxq.judging.goal import Goal
+from onnxq.judging.verify import COMPARED_SAMPLES
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample, SampleSource
+
+
+@dataclass(frozen=True)
+class Judged:
+    """By which samples a model was judged, and by which it was chosen.
+
+    Attributes:
+        samples: how many it was judged by.
+        seen: how many of these had set ranges, or had a part in choosing the plan.
+        tried: how many samples candidates were tried on.
+        rounds: how often a plan was searched until one passed, or nothing was left to try.
+    """
+
+    samples: int
+    seen: int
+    tried: int = 0
+    rounds: int = 1
+
+    @classmethod
+    def of(cls, samples: SampleSource, calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:
+        """Tell which of the samples that a model is compared on were known; equal ones are, wherever they come from.
+
+        Args:
+            samples: of which at most 64 are compared.
+            calibrated: digests of the samples that set ranges, see `sample_digest`.
+            tried: those that candidates were tried on.
+            rounds: how often a plan was searched.
+        """
+        judging = [sample_digest(sample) for sample in evenly(samples, COMPARED_SAMPLES)]
+        known = {*calibrated, *(sample_digest(sample) for sample in tried)}
+        return cls(len(judging), sum(digest in known for digest in judging), len(tried), rounds)
 
 
 @dataclass(frozen=True)

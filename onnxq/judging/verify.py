@@ -34,7 +34,8 @@ _INTEGER_KERNELS = frozenset(
 )
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
-_COMPARED_SAMPLES = 64
+COMPARED_SAMPLES = 64
+"""How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
 _HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 
@@ -96,7 +97,7 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         copy = folder / "optimized.onnx"
         session = open_session(candidate, optimized_copy=copy, mapped=large)
         kernels = _kernels(copy)
-    agreement = compare(open_session(reference), session, evenly(samples, _COMPARED_SAMPLES))
+    agreement = compare(open_session(reference), session, evenly(samples, COMPARED_SAMPLES))
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
     return Verification(agreement, kernels, latency)

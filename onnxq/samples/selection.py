@@ -1,12 +1,19 @@
-"""Some of the samples, as a source of their own."""
+"""Some of the samples as a source of their own, and all of them in two parts: to choose by, and to judge by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from onnxq.samples.data import even_places
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.stretches import picked
+from onnxq.samples.stretches import Stretch, picked, stretches
+
+# Of fewer, none can be spared for judging alone.
+_FEWEST = 8
+_EACH = 4
+# As many as are compared in the end.
+_MOST_JUDGING = 64
 
 
 @dataclass(frozen=True)
@@ -29,3 +36,28 @@ class Selection:
 
     def __iter__(self) -> Iterator[Sample]:
         return picked(self.samples, self.places)
+
+    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+        """Yield the samples with these indices among the selected ones, which rise, in a stretch for each origin."""
+        first = 0
+        for stretch in stretches(self.samples, [self.places[index] for index in indices]):
+            own = indices[first : first + len(stretch)]
+            yield replace(stretch, indices=own, places=stretch.positions)
+            first += len(own)
+
+
+def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
+    """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
+
+    Every fourth judges, 64 at most; of fewer than 8 samples, none can be spared, and all are for both.
+
+    >>> select, gate = split([{"x": place} for place in range(8)])
+    >>> [sample["x"] for sample in select], [sample["x"] for sample in gate]
+    ([1, 2, 3, 4, 5, 6], [0, 7])
+    """
+    count = len(samples)
+    if count < _FEWEST:
+        return samples, samples
+    judging = even_places(count, min(count // _EACH, _MOST_JUDGING))
+    others = sorted(set(range(count)).difference(judging))
+    return Selection(samples, others), Selection(samples, judging)

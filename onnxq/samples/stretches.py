@@ -28,6 +28,7 @@ class Stretch:
         where: the origin, for errors.
         stacked: whether errors say which sample of the origin is meant.
         stored: whether another process that sees the same files can read it.
+        places: positions in the origin; empty where the indices tell them.
     """
 
     indices: Sequence[int]
@@ -37,6 +38,7 @@ class Stretch:
     where: str = ""
     stacked: bool = False
     stored: bool = False
+    places: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -47,8 +49,7 @@ class Stretch:
         Raises:
             DataError: One cannot be read or does not fit, or the origin has become shorter.
         """
-        positions = [index - self.start for index in self.indices]
-        read = 0
+        positions, read = self.positions, 0
         for position, sample in zip(positions, self.read(positions), strict=False):
             where = f"{self.where}, sample {position}" if self.stacked else self.where
             yield checked(sample, self.inputs, where) if self.inputs else dict(sample)
@@ -56,9 +57,17 @@ class Stretch:
         if read < len(positions):
             raise DataError(f"{self.where} lacks sample {positions[read]}, which it had when opened; keep it unchanged")
 
+    @property
+    def positions(self) -> Sequence[int]:
+        """Where in the origin the samples lie."""
+        return self.places or [index - self.start for index in self.indices]
+
     def split(self, count: int) -> tuple[Stretch, Stretch]:
         """Return the first so many samples, and the rest, which may be none."""
-        return replace(self, indices=self.indices[:count]), replace(self, indices=self.indices[count:])
+        return (
+            replace(self, indices=self.indices[:count], places=self.places[:count]),
+            replace(self, indices=self.indices[count:], places=self.places[count:]),
+        )
 
 
 @runtime_checkable

@@ -13,13 +13,14 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.gate import Scores
 from onnxq.judging.goal import Goal
+from onnxq.judging.hardest import hardest
 from onnxq.judging.metrics import Metric, score
-from onnxq.judging.verify import Verification, verify
+from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.runtime import open_session
 from onnxq.samples.data import evenly
-from onnxq.samples.inputs import SampleSource
+from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import Laboratory
@@ -36,6 +37,11 @@ _HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
+# How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
+_MORE_SEARCHES = 2
+# So many of those samples then join the ones that candidates are tried on.
+_JOINING = 4
+_UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the noise rises, so the noisiest aim is tried first.
 _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
@@ -49,6 +55,16 @@ class Chosen:
     verification: Verification
     scores: Scores | None
     gains: tuple[Gain, ...] = ()
+    tried_on: tuple[Sample, ...] = ()
+    rounds: int = 1
+
+    def lacks(self, goal: Goal) -> float:
+        """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""
+        agreement = self.verification.agreement
+        if goal.metric is not None or not all(output.same_shapes for output in agreement.outputs):
+            return 0.0
+        lacking = max(goal.min_sqnr - agreement.worst_sqnr, 0.0)
+        return lacking if agreement.sound else max(lacking, _HEADROOM)
 
 
 @dataclass(frozen=True)
@@ -109,11 +125,11 @@ class Chooser:
     def follow(self, plan: Plan, recipe: Recipe, goal: Goal) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        verification = self._built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self._scores(goal.metric))
+        verification = self.built(outcome, recipe)
+        return Chosen(recipe, outcome, verification, self.scores(goal.metric))
 
     def choose(self, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
-        """Choose by measuring, and step back when the model turns out slower than float.
+        """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
 
         Args:
             plan: what the scheme wants.
@@ -122,59 +138,112 @@ class Chooser:
             goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
             last: what is tried for the accuracy of the plan that is chosen.
         """
-        trials = self.trials
-        aims = (_aim(goal.min_sqnr),) if goal.metric is None else _METRIC_AIMS
-        for aim in aims:
-            outcome = self._search(trials, recipe, effort, aim)
-            refined = self.refined(outcome.plan, recipe, last)
-            verification = self._built(outcome, refined.basis.recipe)
-            latency = verification.latency
-            if self._measurable and latency and verification.slower and outcome.plan.decodes:
-                weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-                outcome = replace(self._stored(trials, recipe, outcome, plan, latency.speed, aim), frontier=weighed)
-                refined = self.refined(outcome.plan, recipe, last)
-                verification = self._built(outcome, refined.basis.recipe)
-            scores = self._scores(goal.metric)
-            if scores is None or scores.drop <= goal.max_drop:
-                break
-        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains)
+        choice = _Choice(self, plan, recipe, effort, goal, last)
+        if goal.metric is None:
+            return choice.faithful()
+        return choice.by_metric()
 
-    def _stored(
-        self, trials: Trials, recipe: Recipe, outcome: Outcome, plan: Plan, speed: float, aim: float
-    ) -> Outcome:
+    def stored(self, trials: Trials, choice: _Choice, outcome: Outcome, speed: float, aim: float) -> Outcome:
         """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
-        same = self.bench.plan(as_stored(outcome.plan, plan, slower(speed)))
-        if trials.sqnr(same, recipe) >= aim:
+        reason = slower(speed)
+        same = self.bench.plan(as_stored(outcome.plan, choice.plan, reason))
+        if trials.sqnr(same, choice.recipe) >= aim:
             return replace(outcome, plan=same, regions=())
-        return self._quietest(trials, recipe, without_integers(self.bench.plan, plan, speed), aim)
+        return self.quietest(trials, choice.recipe, without_integers(self.bench.plan, choice.plan, reason), aim)
 
     @property
-    def _measurable(self) -> bool:
+    def measurable(self) -> bool:
         """Whether latency is asked for, and this machine's tells anything about the target's."""
         return self.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
 
-    def _search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
-        if not self._measurable:
-            return self._quietest(trials, recipe, self.bench.plan, aim)
+    def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
+        """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one."""
+        if not self.measurable:
+            return self.quietest(trials, recipe, self.bench.plan, aim)
         target = self.bench.target
         seconds = min(self.seconds, _SEARCH_SECONDS)
         laboratory = Laboratory(trials, recipe, self.files.reference, seconds, self.costs, self.progress)
         return find_fastest(laboratory, self.bench.graph, target, aim, effort, self.progress)
 
-    def _quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
+    def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
+        """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels."""
         measure = partial(trials.sqnr, recipe=recipe)
         return leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
 
-    def _built(self, outcome: Outcome, recipe: Recipe) -> Verification:
+    def built(self, outcome: Outcome, recipe: Recipe) -> Verification:
+        """Build the model of a plan where it is staged, and judge it."""
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
         return verify(self.files.reference, self.files.staged, self.judged, seconds=self.seconds)
 
-    def _scores(self, metric: Metric | None) -> Scores | None:
+    def scores(self, metric: Metric | None) -> Scores | None:
+        """Return what a metric says of the float model and of the one that is staged."""
         if metric is None:
             return None
         found = (score(metric, open_session(path), self.judged) for path in (self.files.reference, self.files.staged))
         return Scores(metric.name, *found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """One choice by measuring: what a chooser is asked for, see `Chooser.choose`."""
+
+    chooser: Chooser
+    plan: Plan
+    recipe: Recipe
+    effort: Effort
+    goal: Goal
+    last: Accuracy
+
+    def by_metric(self) -> Chosen:
+        """Return the first of ever more faithful plans by which a metric loses little enough, or the last."""
+        for aim in _METRIC_AIMS:
+            found = self._attempted(self.chooser.trials, aim)
+            if found.scores is None or found.scores.drop <= self.goal.max_drop:
+                break
+        return found
+
+    def faithful(self) -> Chosen:
+        """Return a plan that is faithful to the samples that judge it, or the last that was tried.
+
+        Where it is not, those of them join the trials that it is least faithful to, the aim rises by what lacked, and
+        the search goes on; in the end weights are only stored.
+        """
+        trials, aim = self.chooser.trials, _aim(self.goal.min_sqnr)
+        found = self._attempted(trials, aim)
+        for number in range(_MORE_SEARCHES + 1):
+            lacking = found.lacks(self.goal)
+            if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
+                break
+            trials, aim = self._with_hardest(trials), min(aim + lacking, _HIGHEST_AIM)
+            found = self._attempted(trials, aim, stored=number == _MORE_SEARCHES)
+            found = replace(found, rounds=number + 2)
+        return found
+
+    def _with_hardest(self, trials: Trials) -> Trials:
+        chooser = self.chooser
+        judging = list(evenly(chooser.judged, COMPARED_SAMPLES))
+        places = hardest(chooser.files.reference, chooser.files.staged, judging, _JOINING)
+        return trials.joined(chooser.files.reference, [judging[place] for place in places])
+
+    def _attempted(self, trials: Trials, aim: float, *, stored: bool = False) -> Chosen:
+        """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
+        chooser = self.chooser
+        if stored:
+            planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
+            outcome = chooser.quietest(trials, self.recipe, planner, aim)
+        else:
+            outcome = chooser.search(trials, self.recipe, self.effort, aim)
+        refined = chooser.refined(outcome.plan, self.recipe, self.last)
+        verification = chooser.built(outcome, refined.basis.recipe)
+        latency = verification.latency
+        if chooser.measurable and latency and verification.slower and outcome.plan.decodes:
+            weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
+            outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
+            refined = chooser.refined(outcome.plan, self.recipe, self.last)
+            verification = chooser.built(outcome, refined.basis.recipe)
+        scores = chooser.scores(self.goal.metric)
+        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
 
 
 def _aim(min_sqnr: float) -> float:

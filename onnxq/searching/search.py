@@ -256,15 +256,14 @@ def slower(speed: float) -> str:
     return f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
 
 
-def without_integers(planner: Planner, plan: Plan, speed: float) -> Planner:
-    """Return a planner for a model that was slower than float: its weights are stored, and it computes in float.
+def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
+    """Return a planner for a model that integers do no good: its weights are stored, and it computes in float.
 
     Args:
         planner: plans with some nodes demoted.
         plan: what the planner wants without demotions, so that no node becomes an integer kernel again.
-        speed: how many times as fast as the float model it ran.
+        reason: why nothing becomes an integer kernel.
     """
-    reason = slower(speed)
     slow = {
         decision.node: Demotion(Mode.STORAGE, reason)
         for decision in plan.decisions

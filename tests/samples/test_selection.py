@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.samples.inputs import Sample
-from onnxq.samples.selection import Selection
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import Input, Sample
+from onnxq.samples.selection import Selection, split
 
 
 class Stream:
@@ -37,3 +40,44 @@ def test_a_stream_that_has_become_shorter_is_told() -> None:
     shorter.endless = False
     with pytest.raises(DataError, match="end before sample 7"):
         list(Selection(shorter, (2, 7)))
+
+
+def test_stretches_of_a_selection_count_its_own_samples() -> None:
+    samples = [{"x": np.array(index)} for index in range(10)]
+    chosen = Selection(samples, (2, 3, 7, 9))
+    found = list(chosen.stretches([1, 3]))
+    assert [index for stretch in found for index in stretch.indices] == [1, 3]
+    assert [int(sample["x"]) for stretch in found for sample in stretch] == [3, 9]
+
+
+def test_a_selection_of_files_is_read_by_another_process(tmp_path: Path) -> None:
+    inputs = [Input("x", np.dtype(np.float32), ("N", 2))]
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=np.full((3, 2), number, np.float32) + np.float32([[0], [0.25], [0.5]]))
+    chosen = Selection(open_samples(tmp_path, inputs), (1, 4, 5, 8))
+    found = pickle.loads(pickle.dumps(list(chosen.stretches([0, 2, 3]))))
+    assert [index for stretch in found for index in stretch.indices] == [0, 2, 3]
+    assert [float(sample["x"].flat[0]) for stretch in found for sample in stretch] == [0.25, 1.5, 2.5]
+    assert all(stretch.stored for stretch in found)
+    head, rest = found[-1].split(0)
+    assert (len(head), [float(sample["x"].flat[0]) for sample in rest]) == (0, [2.5])
+
+
+def test_errors_name_samples_as_their_file_counts_them(tmp_path: Path) -> None:
+    values = np.zeros((5, 2), np.float32)
+    values[3] = np.nan
+    np.savez(tmp_path / "a.npz", x=values)
+    chosen = Selection(open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))]), (1, 3))
+    with pytest.raises(DataError, match=r"a\.npz, sample 3: 'x' holds 2 NaN"):
+        list(next(iter(chosen.stretches([0, 1]))))
+
+
+@pytest.mark.parametrize(("count", "judging"), [(1, 1), (7, 7), (8, 2), (16, 4), (63, 15), (400, 64)])
+def test_every_fourth_sample_judges_and_nothing_else(count: int, judging: int) -> None:
+    parts = split([{"x": np.array(index)} for index in range(count)])
+    select, gate = ([int(sample["x"]) for sample in part] for part in parts)
+    assert len(gate) == judging
+    if count < 8:
+        assert select == gate == list(range(count))
+    else:
+        assert sorted(select + gate) == list(range(count))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import Build
 from onnx import ModelProto
 
 from onnxq.budget import Budget
@@ -16,6 +17,7 @@ from onnxq.data import Data
 from onnxq.errors import SchemeError
 from onnxq.evidence.range_table import parse_range
 from onnxq.judging import latency
+from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.pipeline import quantize
@@ -154,3 +156,50 @@ def test_whatever_is_finite_will_do_for_a_fidelity_below_all_numbers(build: Call
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
     report = quantize(model, samples, goal=-math.inf, budget=Budget(latency=0.01)).report
     assert report.agreement.sound
+
+
+@pytest.fixture
+def clipped(build: Build) -> tuple[ModelProto, Data]:
+    """A model and samples that are chosen by, and others that reach further than those have shown."""
+    model = build(
+        """(float[1,32] x) => (float[1,8] y) {
+        a = MatMul(x, w0) b = Relu(a) c = MatMul(b, w1) d = Relu(c) y = MatMul(d, w2)
+        }""",
+        w0=(32, 32),
+        w1=(32, 32),
+        w2=(32, 8),
+    )
+    generator = np.random.default_rng(0)
+    quiet, loud = (
+        [{"x": np.float32(scale) * generator.normal(0, 1, (1, 32)).astype(np.float32)} for _ in range(8)]
+        for scale in (1, 8)
+    )
+    return model, Data(quiet, [*quiet[:2], *loud])
+
+
+def test_a_plan_that_fails_on_other_samples_is_searched_again_with_the_worst_of_them(
+    clipped: tuple[ModelProto, Data],
+) -> None:
+    model, data = clipped
+    report = quantize(model, data, goal=25.0, budget=Budget(latency=0, accuracy="off")).report
+    assert report.agreement.worst_sqnr >= 25
+    assert report.judged is not None
+    assert report.judged.samples == 10
+    assert report.judged.rounds > 1
+    # The two that set the ranges, and what joined the trials.
+    assert report.judged.seen > 2
+    assert report.judged.tried == 8 + report.judged.seen - 2
+
+
+def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto, Data]) -> None:
+    model, data = clipped
+    with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
+        quantize(model, data, goal=25.0, budget=Budget(search="off", latency=0, accuracy="off"))
+    assert refused.value.report.judged == Judged(samples=10, seen=2)
+
+
+def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) -> None:
+    model, data = clipped
+    report = quantize(model, data, goal=38.0, budget=Budget(latency=0, accuracy="off")).report
+    assert report.agreement.worst_sqnr >= 38
+    assert report.plan.count(Mode.STATIC) == 0

@@ -152,7 +152,7 @@ def test_progress_never_goes_beyond_its_end() -> None:
 
 def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so() -> None:
     left = Demotion(Mode.FLOAT, "it hurts")
-    decisions = without_integers(planner, planner({}), 0.5)({"b": left}).by_node
+    decisions = without_integers(planner, planner({}), slower(0.5))({"b": left}).by_node
     assert decisions["a"].mode is Mode.STORAGE
     assert decisions["b"].mode is Mode.FLOAT
 
