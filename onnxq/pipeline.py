@@ -23,7 +23,6 @@ from onnxq.scheme import Scheme
 from onnxq.searching.cost_cache import CostCache
 from onnxq.steps import (
     Model,
-    Wanted,
     checked_output,
     chosen,
     evidenced,
@@ -35,6 +34,7 @@ from onnxq.steps import (
     rewritten,
 )
 from onnxq.targets import DEFAULT_TARGET
+from onnxq.wanted import Wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def quantize(
             type.
         OutputError: the output cannot be written, or is the file of node times.
         PassError: one of your passes fails, or changes the names of inputs or outputs.
-        FidelityError: the result misses the goal, which does not ``force`` it; nothing was written.
+        FidelityError: the result misses the goal; nothing was written.
     """
     start = time.perf_counter()
     wanted, data = Wanted.of(scheme, target, prepare), Data.of(data)
@@ -98,8 +98,7 @@ def quantize(
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         refined, found = chosen(ready, seen, goal, budget, known)
         report = reported(ready, seen, refined, found, budget, output, start)
-        if not goal.force:
-            check_fidelity(report, goal)
+        check_fidelity(report, goal)
         return Quantized(published(ready, output), report)
 
 

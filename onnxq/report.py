@@ -16,6 +16,7 @@ from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged, Scores, fault, lost_score, shortfall, worst_output
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Kernels, Latency
+from onnxq.planning.delivery import Delivery, missing
 from onnxq.planning.plan import Plan
 from onnxq.searching.regions import Region
 from onnxq.searching.search import Point, Sensitivity
@@ -49,6 +50,7 @@ class Report:
         gains: what each accuracy method that was tried did to the whole model.
         passes: what the passes before the plan changed and left, the user's own first.
         judged: by which samples the agreement and the scores are.
+        delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
 
@@ -74,6 +76,7 @@ class Report:
     gains: tuple[Gain, ...] = ()
     passes: tuple[Applied, ...] = ()
     judged: Judged | None = None
+    delivered: tuple[Delivery, ...] = ()
     metadata_bytes: int = 0
 
     @property
@@ -119,21 +122,27 @@ class FidelityError(OnnxqError):
         super().__init__(message)
         self.report = report
 
+    def __reduce__(self) -> tuple[type[FidelityError], tuple[str, Report]]:
+        return type(self), (str(self), self.report)
+
 
 def check_fidelity(report: Report, goal: Goal) -> None:
-    """Refuse a model that is less faithful than the goal asks.
+    """Refuse a model that is less faithful than the goal asks, unless that is forced.
 
     Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
     of values that differ; see OutputAgreement.decibels.
 
     Raises:
-        FidelityError: it is, or an output is not finite or of another shape.
+        FidelityError: it is; or, forced or not, an output is not finite or of another shape, the model is the float
+            model, or it lacks what an exact goal asks for.
         ModelError: no node is worth quantizing, so that the model is the float model.
     """
     min_sqnr = goal.min_sqnr
     agreement = report.agreement
     if told := fault(agreement):
         raise FidelityError(f"{told}; nothing was written", report)
+    if goal.exact and (told := missing(report.delivered)):
+        raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
         if not _lacks_fidelity(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
@@ -142,10 +151,14 @@ def check_fidelity(report: Report, goal: Goal) -> None:
                 "without a search if it has to be"
             )
         remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
+        if goal.force:
+            remedy = "take the scheme as it is, without a search, if it has to be"
         raise FidelityError(
             f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; {remedy}",
             report,
         )
+    if goal.force:
+        return
     if report.scores is not None:
         if told := lost_score(report.scores, goal):
             raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)

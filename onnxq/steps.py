@@ -33,51 +33,21 @@ from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, stored_bytes
 from onnxq.named_passes import Step, as_passes
 from onnxq.planning.bodies import refuse_idle_bodies
+from onnxq.planning.delivery import Delivery, deliveries
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
-from onnxq.presets import preset_named
 from onnxq.report import Report
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
-from onnxq.scheme import Scheme
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.targets import target_named
+from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to become of a model.
-
-    Attributes:
-        scheme: the rules; where a plan is carried out they only name what it was made by.
-        target: name of the runtime.
-        prepare: passes of the user's.
-        replay: a plan to carry out as it is, instead of the scheme.
-    """
-
-    scheme: Scheme
-    target: str
-    prepare: Sequence[Step] = ()
-    replay: Plan | None = None
-
-    @classmethod
-    def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:
-        """Return what the arguments of quantize() mean; a plan says its target itself.
-
-        Raises:
-            SchemeError: a name is not known, or an argument is of another type.
-        """
-        check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset, a Scheme or a Plan")
-        check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
-        if isinstance(scheme, Plan):
-            return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
-        return cls(preset_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,10 +246,17 @@ def reported(
         gains=(*refined.gains, *found.gains),
         passes=(*model.applied, *seen.bench.applied),
         judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
+        delivered=_delivered(model, outcome.plan),
         metadata_bytes=metadata_bytes(load(staged)),
         samples=len(seen.samples),
         seconds=time.perf_counter() - start,
     )
+
+
+def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
+    """Return how much of the scheme the plan is; nothing where there was only a plan."""
+    bench = model.bench
+    return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
 
 
 def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:

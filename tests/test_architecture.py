@@ -49,7 +49,7 @@ ROOMS = (
     ("optimization", "trials"),
     ("accuracy", "switchboard"),
     ("searching",),
-    ("budget", "report"),
+    ("budget", "report", "wanted"),
     ("steps",),
     ("pipeline",),
     ("cli",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from onnxq.errors import ModelError, OutputError
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Kernels, Latency
+from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError, Report, check_fidelity
@@ -197,3 +199,29 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"^report .* cannot be written: "):
         REPORT.save(tmp_path / place)
+
+
+def test_a_refusal_can_be_sent_to_another_process() -> None:
+    report = dataclasses.replace(REPORT, sensitivities=())
+    sent = pickle.loads(pickle.dumps(FidelityError("too noisy", report)))
+    assert (str(sent), sent.report) == ("too noisy", report)
+
+
+@pytest.mark.parametrize("change", [{"finite": False}, {"same_shapes": False}])
+def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool]) -> None:
+    broken = dataclasses.replace(REPORT, agreement=Agreement(1, (dataclasses.replace(output("y", 30.0), **change),)))
+    with pytest.raises(FidelityError, match="output y of the quantized model"):
+        check_fidelity(broken, Goal(force=True))
+
+
+def test_a_float_model_is_no_quantized_one_though_forced() -> None:
+    plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"), measured=9, frontier=())
+    with pytest.raises(FidelityError, match=r"nothing can be quantized .*; take the scheme as it is, without a search"):
+        check_fidelity(dataclasses.replace(plain, sensitivities=()), Goal(force=True))
+
+
+def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
+    partly = dataclasses.replace(REPORT, delivered=(Delivery(2, 18, 3),))
+    with pytest.raises(FidelityError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
+        check_fidelity(partly, Goal(force=True, exact=True))
+    check_fidelity(partly, Goal(force=True))

@@ -9,32 +9,19 @@ import pytest
 
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.errors import OutputError, SchemeError
+from onnxq.errors import OutputError
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
-from onnxq.lowering import Emit
-from onnxq.pipeline import plan
 from onnxq.presets import PRESETS
-from onnxq.steps import Prepared, Wanted, checked_output, evidenced, first_recipe, methods_tried, prepared, tried
+from onnxq.steps import Prepared, checked_output, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
+from onnxq.wanted import Wanted
 
 
 def ready(model, folder: Path, scheme="int8") -> Prepared:
     return prepared(model, Wanted.of(scheme, DEFAULT_TARGET, ()), folder, None)
-
-
-def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
-    made = replace(plan(residual, target="tensorrt"), emit=Emit.ORT)
-    wanted = Wanted.of(made, DEFAULT_TARGET, ())
-    assert (wanted.target, wanted.replay, wanted.scheme.emit) == ("tensorrt", made, Emit.ORT)
-
-
-def test_names_are_looked_up_at_the_door() -> None:
-    assert Wanted.of("int8-storage", DEFAULT_TARGET, ()).scheme is PRESETS["int8-storage"]
-    with pytest.raises(SchemeError, match="did you mean 'tensorrt'"):
-        Wanted.of("int8", "tensort", ())
 
 
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from onnxq.cli.options import (
 
 if TYPE_CHECKING:
     from onnxq.execution.resume import Collection
+    from onnxq.report import Report
     from onnxq.samples.images import ImageOptions
 
 _SAID_BY_PLANS = (
@@ -128,6 +129,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 )
 @click.option("--strip-metadata", is_flag=True, help="Leave out what the exporter has written about nodes.")
 @click.option("--force", is_flag=True, help="Write the model even below --min-sqnr.")
+@click.option("--exact", is_flag=True, help="Refuse a model whose weights have not all the bits that were asked for.")
 @limit_option
 @click.option(
     "--seconds",
@@ -164,6 +166,7 @@ def quantize(
     strict_types: bool,
     strip_metadata: bool,
     force: bool,
+    exact: bool,
     limit: int | None,
     seconds: float,
     report: Path | None,
@@ -183,7 +186,8 @@ def quantize(
     from onnxq.judging.goal import Goal
     from onnxq.judging.metrics import load_metric
     from onnxq.modelfile.publish import check_output, data_file
-    from onnxq.planning.plan_file import load_plan, save_plan
+    from onnxq.planning.plan_file import load_plan
+    from onnxq.report import FidelityError
 
     given = click.get_current_context().get_parameter_source
     if plan_file is not None and any(given(name) is click.core.ParameterSource.COMMANDLINE for name in _SAID_BY_PLANS):
@@ -225,20 +229,31 @@ def quantize(
             raise click.UsageError(f"{other} and {option} are both {path}; give one of them another name")
         if other != option:
             raise click.UsageError(f"{option} {path} is {other} itself; give another name")
-    with terminal.progress_bars() as progress:
-        done = pipeline.quantize(
-            model,
-            Data(calib, validation, limit=limit, images=images, chain=chain),
-            output,
-            scheme=replay or scheme,
-            target=target,
-            prepare=passes,
-            goal=Goal(min_sqnr, load_metric(metric) if metric is not None else None, max_drop or 0.0, force=force),
-            budget=Budget(search, accuracy, seconds, costs, collection, progress),
-        )
+    try:
+        with terminal.progress_bars() as progress:
+            done = pipeline.quantize(
+                model,
+                Data(calib, validation, limit=limit, images=images, chain=chain),
+                output,
+                scheme=replay or scheme,
+                target=target,
+                prepare=passes,
+                goal=Goal(min_sqnr, load_metric(metric) if metric is not None else None, max_drop or 0.0, force, exact),
+                budget=Budget(search, accuracy, seconds, costs, collection, progress),
+            )
+    except FidelityError as refused:
+        _keep(refused.report, report, plan_out)
+        raise
     terminal.print_report(done.report)
-    if report is not None:
-        done.report.save(report)
-    if plan_out is not None:
-        save_plan(done.report.plan, plan_out)
+    _keep(done.report, report, plan_out)
     click.echo(done.report.output)
+
+
+def _keep(found: Report, report: Path | None, plan_out: Path | None) -> None:
+    """Write what was asked to be kept of a quantization, most of all of one that was refused."""
+    from onnxq.planning.plan_file import save_plan
+
+    if report is not None:
+        found.save(report)
+    if plan_out is not None:
+        save_plan(found.plan, plan_out)

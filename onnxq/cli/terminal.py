@@ -16,9 +16,11 @@ from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.latency_comparison import Bench
 from onnxq.optimization import Optimized
+from onnxq.planning.delivery import missing
 from onnxq.report import Report
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
+from onnxq.targets import DEFAULT_TARGET
 
 _SHOWN_REASONS = 8
 _SHOWN_NODES = 5
@@ -68,6 +70,8 @@ def _console(*, stderr: bool = False) -> Console:
 def print_report(report: Report) -> None:
     """Print the closing table on stderr."""
     console = _console(stderr=True)
+    if told := missing(report.delivered):
+        console.print(f"{told[0].upper()}{told[1:]}.")
     table = Table(title=report.output or report.model, show_header=False)
     table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
@@ -79,8 +83,9 @@ def print_report(report: Report) -> None:
         table.add_row("judged on", _judged(report.judged))
     if report.latency is not None:
         latency = report.latency
+        here = report.plan.target == DEFAULT_TARGET
         table.add_row(
-            "latency",
+            "latency" if here else f"latency on {DEFAULT_TARGET}, not {report.plan.target}",
             f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
             f"{_threads(latency.threads)})",
         )
@@ -136,9 +141,10 @@ def print_report(report: Report) -> None:
         frontier = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
         # What was timed decided; where nothing was, the fastest tell most.
         shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
-        if len(shown[:_SHOWN_PLANS]) < len(report.frontier):
-            frontier.caption = f"{len(report.frontier) - len(shown[:_SHOWN_PLANS])} more; see --report"
-        for point in shown[:_SHOWN_PLANS]:
+        shown = (*shown[:_SHOWN_PLANS], *(point for point in shown[_SHOWN_PLANS:] if point.is_float))
+        if more := len(report.frontier) - len(shown):
+            frontier.caption = f"{more} more; see --report"
+        for point in shown:
             frontier.add_row(
                 str(point.static),
                 str(point.dynamic),
@@ -147,7 +153,7 @@ def print_report(report: Report) -> None:
                 "-" if point.predicted is None else _decibels(point.predicted),
                 "-" if point.sqnr is None else _decibels(point.sqnr),
                 "-" if point.speed is None else f"{point.speed:.2f}x",
-                "taken" if point.chosen else "",
+                "float" if point.is_float else "taken" if point.chosen else "",
             )
         console.print(frontier)
     if report.sensitivities:

@@ -20,25 +20,28 @@ class Goal:
         min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
         metric: what tells instead whether the model is good; see load_metric.
         max_drop: how much less than the float model's the metric may be.
-        force: whether a model that misses the goal is written nevertheless.
+        force: whether a model that is less faithful is written nevertheless.
+        exact: whether a model is refused in which not all weights have the bits that the scheme asks for.
 
     Raises:
         SchemeError: the decibels are NaN, the drop is negative or not finite, or something is of another type.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
-    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False))
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False))
     """
 
     min_sqnr: float = MINIMUM_SQNR
     metric: Metric | None = None
     max_drop: float = 0.0
     force: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
         check_type(self.metric, (Metric, type(None)), "the metric", 'what load_metric("top1:labels.npy") returns')
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
-        check_type(self.force, bool, "force", "True or False")
+        for name in ("force", "exact"):
+            check_type(getattr(self, name), bool, name, "True or False")
         if math.isnan(self.min_sqnr):
             raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
         if not 0 <= self.max_drop < math.inf:

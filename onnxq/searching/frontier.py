@@ -21,7 +21,7 @@ from onnxq.searching.noises import decibels
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import profile_costs
 from onnxq.searching.regions import find_regions
-from onnxq.searching.search import Outcome
+from onnxq.searching.search import Outcome, Point
 from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
@@ -119,7 +119,9 @@ class _Search:
             best = stored if self._is_faithful(stored) else best
         regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
         alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
-        return Outcome(best.plan, alone, self.laboratory.measured, points([*tried, *timed], best), regions)
+        floats = Point(0, 0, prices.costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
+        frontier = tuple(sorted((*points([*tried, *timed], best), floats), key=lambda one: one.milliseconds))
+        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions)
 
     @property
     def _is_late(self) -> bool:

@@ -54,6 +54,7 @@ class Point:
         chosen: whether it is the one that was taken.
         weight_only: how many multiply the codes of their weights with float data.
         predicted: SQNR in decibels that was expected before it was measured, or None.
+        is_float: whether it is the float model, beside which the others are timed.
     """
 
     static: int
@@ -64,6 +65,7 @@ class Point:
     chosen: bool = False
     weight_only: int = 0
     predicted: float | None = None
+    is_float: bool = False
 
 
 @dataclass(frozen=True)

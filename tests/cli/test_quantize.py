@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from commands import CALIB, MODELS, invoke
+
+from onnxq.planning.plan_file import load_plan
+from onnxq.report import FidelityError
 
 
 def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:
@@ -180,3 +184,23 @@ def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_says_so(bu
     again = tmp_path / "again.onnx"
     assert invoke("quantize", source, "--calib", samples, "--seconds", 0, "--plan", plan, "-o", again).exit_code == 0
     assert again.read_bytes() == (tmp_path / "q.onnx").read_bytes()
+
+
+def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "--min-sqnr", 90)
+    kept = ("--report", tmp_path / "report.json", "--plan-out", tmp_path / "plan.toml")
+    with pytest.raises(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *options, *kept, "-o", tmp_path / "q.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "report.json"]
+    assert json.loads((tmp_path / "report.json").read_text())["worst_sqnr"] < 90
+    assert load_plan(tmp_path / "plan.toml").decisions
+
+
+def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
+    # At 35 dB no weight of 2 bits is left.
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
+    told = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
+    assert re.match(r"\d of \d weights ha(s|ve) 2 bits, the others not: ", told)
+    with pytest.raises(FidelityError, match=r"\d of \d weights ha(s|ve) 2 bits, .*; expected all, exactly; nothing"):
+        invoke("quantize", MODELS / "gru.onnx", *options, "--exact", "--force", "-o", tmp_path / "exact.onnx")
+    assert not (tmp_path / "exact.onnx").exists()

@@ -11,6 +11,7 @@ from onnxq.cli import terminal
 from onnxq.data import Data
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
+from onnxq.planning.delivery import Delivery
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Scheme
@@ -125,3 +126,17 @@ def test_metadata_is_told_where_it_takes_a_hundredth_of_the_file(
     capsys.readouterr()
     terminal.print_report(replace(report, bytes=1000, metadata_bytes=bytes_))
     assert ("--strip-metadata" in capsys.readouterr().err) == shown
+
+
+def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    found = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.02))
+    assert [point.speed for point in found.report.frontier if point.is_float] == [1.0]
+    foreign = replace(found.report.plan, target="tensorrt")
+    terminal.print_report(replace(found.report, delivered=(Delivery(2, 18, 3),), plan=foreign))
+    shown = capsys.readouterr().err
+    assert shown.startswith("3 of 18 weights have 2 bits.")
+    assert shown.count("│ float ") == 1
+    assert "latency on onnxruntime-cpu, not tensorrt" in shown

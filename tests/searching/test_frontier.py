@@ -158,7 +158,7 @@ def test_what_is_faster_and_quiet_is_all_taken(chain: Graph) -> None:
     table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {})
     outcome = search(table)
     assert static(outcome) == list(NODES)
-    assert [point.chosen for point in outcome.frontier] == [True]
+    assert [(point.chosen, point.is_float) for point in outcome.frontier] == [(True, False), (False, True)]
     assert outcome.frontier[0].speed == pytest.approx(2.97, abs=0.05)
     assert outcome.sensitivities == ()
     assert outcome.measured == 1

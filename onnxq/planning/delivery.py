@@ -1,0 +1,82 @@
+"""What a scheme asks for beside what a plan delivers: how many weights have as few bits as was wished."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxq.graph import Graph, nodes
+from onnxq.numbers.formats import format_named
+from onnxq.planning.large_constants import every_weight, large_weights
+from onnxq.planning.plan import Plan
+from onnxq.planning.weight_plan import weight_spec
+from onnxq.scheme import Method, Mode, Scheme
+from onnxq.targets import Target
+
+_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How many weights have the bits that a scheme asks for.
+
+    Attributes:
+        bits: of each code.
+        asked: how many weights a rule wants so, of those that save anything.
+        got: how many of them have so few bits, or fewer.
+        reasons: why the others have not, with how many each holds for, most first.
+    """
+
+    bits: int
+    asked: int
+    got: int
+    reasons: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was asked for was delivered."""
+        return self.got == self.asked
+
+    def __str__(self) -> str:
+        said = f"{self.got} of {self.asked} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
+        why = "; ".join(f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN])
+        return f"{said}, the others not: {why}" if why else said
+
+
+def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tuple[Delivery, ...]:
+    """Return what a plan delivers of each number of bits that a scheme asks for, fewest bits first.
+
+    Args:
+        plan: what becomes of each node.
+        graph: the prepared graph.
+        scheme: the user's rules.
+        target: the runtime.
+    """
+    asked, got = Counter[int](), Counter[int]()
+    reasons: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for _, node in nodes(graph):
+        touched = (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
+        rule = scheme.rule_for(node.op, node.name, touched, node.origins)
+        if rule.mode is Mode.FLOAT:
+            continue
+        spec, decision = weight_spec(rule, target), plan.by_node[node.name]
+        bits = format_named(spec.format).bits
+        delivered = {one.index: format_named(one.spec.format).bits for one in decision.weights}
+        wanted = (every_weight if spec.method is Method.BURN else large_weights)(node, spec)
+        for index in {weight.index for weight in wanted} | delivered.keys():
+            asked[bits] += 1
+            if delivered.get(index, bits + 1) <= bits:
+                got[bits] += 1
+            else:
+                reasons[bits][decision.reason] += 1
+    return tuple(Delivery(bits, asked[bits], got[bits], tuple(reasons[bits].most_common())) for bits in sorted(asked))
+
+
+def missing(found: Sequence[Delivery]) -> str:
+    """Say what was asked for and not delivered; an empty string where all was.
+
+    >>> missing([Delivery(2, 18, 3), Delivery(8, 5, 5)])
+    '3 of 18 weights have 2 bits'
+    """
+    return "; ".join(str(one) for one in found if not one.is_whole)

@@ -1,0 +1,43 @@
+"""What is to become of a model, as the arguments of quantize() say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from onnxq.errors import check_type
+from onnxq.named_passes import Step
+from onnxq.planning.plan import Plan
+from onnxq.presets import preset_named
+from onnxq.scheme import Scheme
+from onnxq.targets import target_named
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to become of a model.
+
+    Attributes:
+        scheme: the rules; where a plan is carried out they only name what it was made by.
+        target: name of the runtime.
+        prepare: passes of the user's.
+        replay: a plan to carry out as it is, instead of the scheme.
+    """
+
+    scheme: Scheme
+    target: str
+    prepare: Sequence[Step] = ()
+    replay: Plan | None = None
+
+    @classmethod
+    def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:
+        """Return what the arguments of quantize() mean; a plan says its target itself.
+
+        Raises:
+            SchemeError: a name is not known, or an argument is of another type.
+        """
+        check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset, a Scheme or a Plan")
+        check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
+        if isinstance(scheme, Plan):
+            return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
+        return cls(preset_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)

@@ -1,0 +1,52 @@
+"""What a scheme asks for beside what a plan delivers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onnxq.modelfile import read_model
+from onnxq.planning.delivery import Delivery, deliveries, missing
+from onnxq.planning.plan import Demotion
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
+from onnxq.presets import PRESETS
+from onnxq.scheme import Mode
+from onnxq.targets import TARGETS
+
+CPU = TARGETS["onnxruntime-cpu"]
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_the_first_plan_of_every_preset_delivers_all_of_it(preset: str, residual) -> None:
+    graph = prepare(read_model(residual))
+    (found,) = deliveries(make_plan(graph, PRESETS[preset], CPU), graph, PRESETS[preset], CPU)
+    assert found.asked == found.got >= 4
+    assert missing([found]) == ""
+
+
+def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reason(residual) -> None:
+    graph, scheme = prepare(read_model(residual)), PRESETS["int4-block32"]
+    finer = PRESETS["int8"].rules[0].weight
+    plan = make_plan(
+        graph,
+        scheme,
+        CPU,
+        {"stem": Demotion(Mode.STORAGE, "too coarse", weight=finer), "last": Demotion(Mode.FLOAT, "hurts")},
+    )
+    (found,) = deliveries(plan, graph, scheme, CPU)
+    assert (found.bits, found.asked, found.got) == (4, 4, 2)
+    assert missing([found]).startswith("2 of 4 weights have 4 bits, the others not: ")
+    assert all(word in missing([found]) for word in ("too coarse (1)", "hurts (1)"))
+
+
+def test_what_the_user_leaves_out_was_not_asked_for(residual) -> None:
+    graph, scheme = prepare(read_model(residual)), PRESETS["int8"].excluding("stem")
+    (found,) = deliveries(make_plan(graph, scheme, CPU), graph, scheme, CPU)
+    assert found.asked == found.got == 3
+
+
+def test_one_weight_has_and_many_have() -> None:
+    assert missing([Delivery(2, 18, 1)]) == "1 of 18 weights has 2 bits"
+    assert missing([Delivery(2, 18, 3), replace(Delivery(4, 5, 5))]) == "3 of 18 weights have 2 bits"
