@@ -16,6 +16,8 @@ from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating
 
+# Errors of so many other samples are tried on each: of a few alone, which answers they turn over is luck.
+_OTHERS = 7
 # How often a bound may be wrong.
 _RISK = 0.05
 # The sample that was not seen is noisier than the mean by this many times what the noisiest one is, and by the second
@@ -56,9 +58,9 @@ def trust(pairs: Sequence[Pair]) -> Trust:
     """Judge a candidate by what it and the reference gave for a few samples.
 
     What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples. Of probabilities,
-    what the errors of the logarithms would have done to the next sample with the opposite sign counts as much as what
-    was seen: whether an error turns an answer over, or makes it the surer, is luck, and plans are chosen by what was
-    seen. All that was made of one sample counts once.
+    what the errors of the logarithms would have done to other samples, with either sign, counts as much as what was
+    seen: whether an error turns an answer over, or makes it the surer, is luck, and plans are chosen by what was seen.
+    All that was made of one sample counts once.
 
     Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
     is worst in truth (intersection-union test; Berger, Technometrics 1982).
@@ -172,18 +174,23 @@ def _are_probabilities(array: Array) -> bool:
 def _with_other_errors(
     pairs: Sequence[tuple[Array, Array]], seen: Sequence[Energies], tiny: np.floating[Any]
 ) -> list[Energies]:
-    """Return the energies of each sample of probabilities, the noise as the mean over two errors that might have been.
+    """Return the energies of each sample of probabilities, the noise as the mean over errors that might have been.
 
-    An error is the factor on each probability, before rows are made to add up to one again: a sample's own, and the
-    next sample's turned round.
+    An error is the factor on each probability, before rows are made to add up to one again: a sample's own, and those
+    of a few others, turned round by turns.
     """
     factors = [np.maximum(other, tiny) / np.maximum(one, tiny) for one, other in pairs]
+    others = range(1, max(min(len(pairs), 1 + _OTHERS), 2))
     found = []
     for place, ((one, _), (signal, noise)) in enumerate(zip(pairs, seen, strict=True)):
-        # Of another number of rows, those there are take turns.
-        other = one / np.resize(factors[(place + 1) % len(pairs)], one.shape)
-        other /= np.maximum(other.sum(-1, keepdims=True), _TINY)
-        found.append((signal, (noise + _energies(one, other)[1]) / 2))
+        noises = [noise]
+        for away in others:
+            # Of another number of rows, those there are take turns.
+            factor = np.resize(factors[(place + away) % len(pairs)], one.shape)
+            other = one / factor if away % 2 else one * factor
+            other /= np.maximum(other.sum(-1, keepdims=True), _TINY)
+            noises.append(_energies(one, other)[1])
+        found.append((signal, math.fsum(noises) / len(noises)))
     return found
 
 
