@@ -49,6 +49,7 @@ class Report:
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         gains: what each accuracy method that was tried did to the whole model.
         passes: what the passes before the plan changed and left, the user's own first.
+        doubts: why the samples may not be representative, in sentences.
         judged: by which samples the agreement and the scores are.
         delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
@@ -75,6 +76,7 @@ class Report:
     corrected_biases: int = 0
     gains: tuple[Gain, ...] = ()
     passes: tuple[Applied, ...] = ()
+    doubts: tuple[str, ...] = ()
     judged: Judged | None = None
     delivered: tuple[Delivery, ...] = ()
     metadata_bytes: int = 0
@@ -139,7 +141,7 @@ def check_fidelity(report: Report, goal: Goal) -> None:
     """
     min_sqnr = goal.min_sqnr
     agreement = report.agreement
-    if told := fault(agreement):
+    if told := fault(agreement, by_metric=report.scores is not None):
         raise FidelityError(f"{told}; nothing was written", report)
     if goal.exact and (told := missing(report.delivered)):
         raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)

@@ -25,6 +25,7 @@ from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
+from onnxq.judging.doubts import doubts
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import loads_in_onnxruntime
@@ -81,6 +82,7 @@ class Evidenced:
         evidence: of what the plan needs.
         samples: those by which it is chosen.
         judged: those by which the result is judged.
+        doubts: why they may not be representative, in sentences.
     """
 
     bench: Workbench
@@ -88,6 +90,7 @@ class Evidenced:
     evidence: Evidence
     samples: SampleSource
     judged: SampleSource
+    doubts: tuple[str, ...] = ()
 
 
 def checked_output(output: str | Path | None, model: Model, budget: Budget) -> Path | None:
@@ -139,12 +142,12 @@ def opened(graph: Graph, wanted: Wanted, folder: Path) -> Workbench:
 def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:
     """Calibrate what the plan needs for any of these range methods, or take the statistics that were given."""
     bench, notice = model.bench, (budget.collection or Collection()).notice
-    samples = bench.samples(data.calibration, data, notice)
+    whole = bench.samples(data.calibration, data, notice)
+    # A metric counts on the order of all samples, as do its labels.
+    samples, judged = split(whole) if data.validation is None and goal.metric is None else (whole, whole)
     if data.validation is not None:
-        judged: SampleSource = bench.samples(data.validation, data, notice)
-    else:
-        # A metric counts on the order of all samples, as do its labels.
-        samples, judged = split(samples) if goal.metric is None else (samples, samples)
+        judged = bench.samples(data.validation, data, notice)
+    found = doubts(model.files.reference, whole)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     if data.statistics is not None:
@@ -152,20 +155,15 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     if model.replay is not None:
         refuse_idle_bodies(bench.graph, model.replay, evidence)
-        return Evidenced(bench, plan, evidence, samples, judged)
+        return Evidenced(bench, plan, evidence, samples, judged, found)
     bench = bench.without_idle_bodies(plan, evidence)
-    return Evidenced(bench, bench.plan({}), evidence, samples, judged)
+    return Evidenced(bench, bench.plan({}), evidence, samples, judged, found)
 
 
 def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> tuple[Refined, Chosen]:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
-    Args:
-        model: the float model.
-        seen: what samples have shown of it.
-        goal: how faithful the model has to be.
-        budget: how much is tried and measured.
-        known: node times, to which new ones are added.
+    New node times are added to those that are known.
     """
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
     chooser = Chooser(
@@ -245,6 +243,7 @@ def reported(
         corrected_biases=corrected_biases(outcome.plan, seen.evidence),
         gains=(*refined.gains, *found.gains),
         passes=(*model.applied, *seen.bench.applied),
+        doubts=seen.doubts,
         judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
         delivered=_delivered(model, outcome.plan),
         metadata_bytes=metadata_bytes(load(staged)),

@@ -73,6 +73,8 @@ def print_report(report: Report) -> None:
     if told := missing(report.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
     table = Table(title=report.output or report.model, show_header=False)
+    for sentence in report.doubts:
+        table.add_row("doubt", sentence)
     table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
         parts = [] if output.sqnr is None else [f"SQNR {_decibels(output.sqnr)}"]

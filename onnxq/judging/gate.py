@@ -64,15 +64,17 @@ class Scores:
         return self.reference - self.candidate
 
 
-def fault(agreement: Agreement) -> str:
+def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
     """Say which output no goal allows: one that is not finite or of another shape; an empty string where all are sound.
+
+    A metric knows what to make of other shapes, such as of boxes that a detector finds more or fewer of.
 
     >>> fault(Agreement(1, ()))
     ''
     """
     for output in agreement.outputs:
-        if not (output.same_shapes and output.finite):
-            what = "is not finite" if output.same_shapes else "has another shape"
+        if not ((output.same_shapes or by_metric) and output.finite):
+            what = "has another shape" if output.finite else "is not finite"
             return f"output {output.name} of the quantized model {what}"
     return ""
 

@@ -93,7 +93,7 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     wide = _floats(pairs)
     if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
-    if all(_are_probabilities(one) for one, _ in wide):
+    if all(are_probabilities(one) for one, _ in wide):
         wide = [(_centred_logarithms(one), _centred_logarithms(other)) for one, other in wide]
     seen = _in_range(wide)
     signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
@@ -111,7 +111,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
         return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
     seen = _in_range(wide)
     expected = seen
-    if all(_are_probabilities(one) for one, _ in wide):
+    if all(are_probabilities(one) for one, _ in wide):
         tiny = _TINY_OF_HALVES if any(one.dtype.itemsize < _FLOAT32.itemsize for one, _ in pairs) else _TINY
         expected = _with_other_errors(wide, seen, tiny)
     if not math.isfinite(sum(_total(expected))):
@@ -164,7 +164,7 @@ def _is_float(array: object) -> TypeGuard[Array]:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f"
 
 
-def _are_probabilities(array: Array) -> bool:
+def are_probabilities(array: Array) -> bool:
     """Whether the last axis holds probabilities of two or more outcomes."""
     if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
         return False

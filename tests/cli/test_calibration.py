@@ -33,11 +33,19 @@ def test_calibrate_writes_one_file_and_names_it(calib: Path, tmp_path: Path) -> 
 
 def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
-    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
+    options = ("--calib", calib, "--validation", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
     result = invoke("quantize", MODEL, *options, "-o", tmp_path / "with.onnx", "--stats", tmp_path / "s.npz")
     assert "onnxq:" not in result.stderr
     invoke("quantize", MODEL, *options, "-o", tmp_path / "without.onnx")
     assert (tmp_path / "with.onnx").read_bytes() == (tmp_path / "without.onnx").read_bytes()
+
+
+def test_statistics_of_the_samples_that_judge_are_told(calib: Path, tmp_path: Path) -> None:
+    invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
+    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax", "--stats", tmp_path / "s.npz")
+    told = " ".join(invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.split())
+    assert "s.npz holds 6 samples besides these; it is used as it is" in told
+    assert "6 samples, which the plan had seen" in told
 
 
 def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     for word in ("size", "SQNR", "latency", "kernels", "storage"):
         assert word in result.stderr
     figures = json.loads(report.read_text())
-    assert figures["samples"] == 8
+    assert (figures["samples"], figures["judged"]["samples"], figures["judged"]["seen"]) == (6, 2, 0)
+    assert "2 samples, which the plan had not seen" in " ".join(result.stderr.split())
     assert figures["bytes"] == output.stat().st_size
     assert {one["node"] for one in figures["plan"]["decisions"]}
     assert all(one["reason"] for one in figures["plan"]["decisions"])

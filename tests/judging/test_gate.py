@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.gate import Judged, Scores, fault, lost_score, shortfall, worst_output
 from onnxq.judging.goal import Goal
 
 
@@ -27,6 +29,11 @@ def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> Ou
 )
 def test_outputs_that_no_goal_allows_are_named(broken: OutputAgreement, told: str) -> None:
     assert fault(Agreement(1, (output(), broken))) == told
+
+
+def test_other_shapes_are_left_to_a_metric() -> None:
+    assert fault(Agreement(1, (output(same_shapes=False),)), by_metric=True) == ""
+    assert "is not finite" in fault(Agreement(1, (output(finite=False),)), by_metric=True)
 
 
 def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
@@ -57,3 +64,11 @@ def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
 def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], told: str | None) -> None:
     worst = worst_output(Agreement(1, outputs), Goal(20.0))
     assert (worst and shortfall(worst, Goal(20.0))) == told
+
+
+def test_samples_that_were_known_are_counted_whatever_they_are_known_from() -> None:
+    samples = [{"x": np.full(2, value, np.float32)} for value in range(10)]
+    calibrated = [sample_digest(sample) for sample in samples[:3]]
+    judged = Judged.of(samples, calibrated, samples[2:5], 2)
+    assert judged == Judged(samples=10, seen=5, tried=3, rounds=2)
+    assert Judged.of(samples[5:], calibrated, (), 1) == Judged(samples=5, seen=0)

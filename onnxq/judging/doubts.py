@@ -1,0 +1,87 @@
+"""What keeps samples from being representative, as far as they and the float model's answers show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.evidence.provenance import sample_digest
+from onnxq.judging.trust import are_probabilities
+from onnxq.runtime import Array, is_large, open_session, output_names, run
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample, SampleSource, is_floating
+
+# Of fewer, none can be kept for judging.
+_FEW = 8
+_LOOKED_AT = 64
+# Each costs a run of the float model.
+_RUN = 8
+
+
+def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
+    """Say in sentences why figures on some samples may not hold for others.
+
+    Args:
+        model: file of the float model; one above 1 GiB is not run.
+        samples: the data, of which at most 64 samples are read and 8 are run.
+
+    Raises:
+        DataError: a sample cannot be read, or a run fails.
+    """
+    looked = list(evenly(samples, _LOOKED_AT))
+    found = [*_of_inputs(looked, len(samples))]
+    if not is_large(model):
+        found += _of_outputs(model, list(evenly(looked, _RUN)))
+    return tuple(found)
+
+
+def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
+    if count < _FEW:
+        many = f"there are only {count} samples" if count > 1 else "there is only one sample"
+        yield f"{many}, which tell little of others; give 50 or more"
+    of = f"of {len(looked)} samples" + (f" looked at out of {count}" if count > len(looked) else "")
+    if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
+        yield f"{equal} {of} are the same as others; give different ones"
+    if silent := sum(map(_is_silent, looked)):
+        yield f"{silent} {of} hold a single value in all their inputs of floats; such ones set no ranges"
+
+
+def _is_silent(sample: Sample) -> bool:
+    arrays = [array for array in sample.values() if is_floating(array.dtype) and array.size > 1]
+    return bool(arrays) and all(bool((array == array.flat[0]).all()) for array in arrays)
+
+
+def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
+    session = open_session(model)
+    names = output_names(session)
+    answers = [run(session, sample, names) for sample in samples]
+    for place, name in enumerate(names):
+        arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]
+        for told in _of_output(arrays):
+            yield f"output {name} of the float model {told} in all {len(samples)} samples that it was run on"
+
+
+def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
+    if not arrays:
+        return
+    if not any(array.size for array in arrays):
+        yield "is empty"
+        return
+    if all(is_floating(array.dtype) and np.isnan(array.astype(np.float32)).any() for array in arrays):
+        yield "holds NaN"
+        return
+    if len(arrays) < 2:
+        return
+    if all(_same(arrays[0], array) for array in arrays[1:]):
+        yield "is the same"
+    elif all(is_floating(array.dtype) and are_probabilities(array) for array in arrays):
+        classes = {int(one) for array in arrays for one in array.argmax(-1).flat}
+        if len(classes) == 1:
+            yield f"says class {classes.pop()}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and bool((one == other).all())

@@ -1,0 +1,67 @@
+"""Samples that are not representative are said to be so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.judging.doubts import doubts
+
+
+@pytest.fixture(scope="module")
+def classifier(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probabilities of three classes, the logarithm of the inputs, and what depends on nothing."""
+    model = build(
+        """(float[1,3] x) => (float[1,3] p, float[1,3] l, float[N,3] none, int64[2] shape) {
+        p = Softmax(x) l = Log(x) none = Compress <axis = 0> (x, never) shape = Shape(x)
+        }""",
+        never=np.array([False]),
+    )
+    path = tmp_path_factory.mktemp("doubts") / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def samples(count: int, **changes: object) -> list[dict[str, np.ndarray]]:
+    values = np.random.default_rng(0).uniform(0.1, 5, (count, 1, 3)).astype(np.float32)
+    return [{"x": value} for value in values]
+
+
+ALWAYS = {"output none of the float model is empty", "output shape of the float model is the same"}
+
+
+def told(model: Path, given: list[dict[str, np.ndarray]]) -> set[str]:
+    return {sentence.partition(" in all ")[0] for sentence in doubts(model, given)} - ALWAYS
+
+
+def test_varied_samples_leave_no_doubt_but_of_what_depends_on_nothing(classifier: Path) -> None:
+    assert told(classifier, samples(12)) == set()
+    assert {sentence.partition(" in all ")[0] for sentence in doubts(classifier, samples(12))} == ALWAYS
+
+
+@pytest.mark.parametrize(("count", "sentence"), [(1, "there is only one sample"), (7, "there are only 7 samples")])
+def test_few_samples_are_told(classifier: Path, count: int, sentence: str) -> None:
+    assert any(one.startswith(sentence) for one in doubts(classifier, samples(count)))
+
+
+def test_equal_samples_are_told(classifier: Path) -> None:
+    assert told(classifier, [*samples(10), *samples(2)]) == {
+        "2 of 12 samples are the same as others; give different ones"
+    }
+    assert any("63 of 64 samples looked at out of 100" in one for one in doubts(classifier, samples(1) * 100))
+
+
+def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> None:
+    silent = [{"x": np.full((1, 3), value, np.float32)} for value in range(1, 10)]
+    assert any(one.startswith("9 of 9 samples hold a single value") for one in doubts(classifier, silent))
+    first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
+    assert "output p of the float model says class 0" in told(classifier, first)
+
+
+def test_answers_that_are_no_numbers_are_told(classifier: Path) -> None:
+    negative = [{"x": -sample["x"]} for sample in samples(8)]
+    assert told(classifier, negative) == {"output l of the float model holds NaN"}
