@@ -3,8 +3,8 @@
     python benchmarks/predicted_noise.py --models DIR --data DIR [--plans 20] [--seconds 10] [NAME ...]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib, with min-max ranges and no accuracy methods. Each plan leaves a
-random part of the nodes with weights out of integer arithmetic. Probabilities count by their logarithms, before the last
-Softmax. The last column is the median error after the first plan has said by how much sums are off.
+random part of the nodes with weights out of integer arithmetic. Probabilities count by their logarithms, before the
+last Softmax. The last column is the median error after the first plan has said by how much sums are off.
 """
 
 from __future__ import annotations
