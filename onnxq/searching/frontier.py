@@ -148,13 +148,18 @@ class _Search:
         rest = max(self.deadline - time.monotonic(), 0.0)
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
         asked = {offer: nodes for offer, nodes in asked.items() if nodes}
-        seconds = min(self.effort.noise * self.laboratory.process, rest / 2) / (1 + len(asked))
+        seconds = min(self.effort.noise * self.laboratory.process, rest / 2)
         # What the scheme wants dynamic can always be stored.
         dynamic = [one.node for one in self._full.decisions if one.mode is Mode.DYNAMIC]
         static = self.laboratory.plan({node: self._stores[node] for node in dynamic})
+        own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
+        each = seconds / max(own + sum(map(len, asked.values())), 1)
         return Noise(
-            self.laboratory.noises(static, None, seconds),
-            {offer.alternative: self.laboratory.noises(offer.plan, nodes, seconds) for offer, nodes in asked.items()},
+            self.laboratory.noises(static, None, own * each),
+            {
+                offer.alternative: self.laboratory.noises(offer.plan, nodes, len(nodes) * each)
+                for offer, nodes in asked.items()
+            },
         )
 
     def _measured(self, one: Candidate) -> Candidate:

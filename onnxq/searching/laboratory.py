@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import model_digest, sample_digest
+from onnxq.graph import scopes
 from onnxq.judging.latency import measure_latency
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
@@ -96,7 +99,8 @@ class Laboratory:
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
         model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
-        kernels = profile_kernels(model, self._samples, bench.prepared.parent, repeats=_REPEATS)
+        samples = self._samples if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(self._samples))
+        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=_REPEATS)
         return trace_kernels(kernels, bench.graph)
 
     @cached_property
@@ -112,3 +116,13 @@ class Laboratory:
     @property
     def _samples(self) -> Sequence[Sample]:
         return tuple(evenly(self.trials.samples, _TIMED_SAMPLES))
+
+
+def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
+    """Yield the samples whose shapes no earlier one has: without bodies, nodes take no longer for other values."""
+    seen = set()
+    for sample in samples:
+        shapes = tuple(sorted((name, np.shape(array)) for name, array in sample.items()))
+        if shapes not in seen:
+            seen.add(shapes)
+            yield sample

@@ -28,6 +28,8 @@ LARGEST_NOISE = 1e10
 _FIRST_LOOK = 4 / 5
 # Part of the time that goes to the first look, at one sample; the rest is for the noisiest on the others.
 _FIRST_PART = 0.6
+# Questions without which nothing is known, however long they take.
+_FEWEST = 24
 # Together the sources that are not looked at again hold at most this part of the noise.
 _QUIET = 0.05
 
@@ -141,7 +143,7 @@ def measure_noises(
         return found
 
     rest = max(seconds - (time.monotonic() - start), 0.0)
-    most = min(int(_FIRST_PART * rest / each), len(sources))
+    most = min(max(int(_FIRST_PART * rest / each), _FEWEST), len(sources)) if seconds > 0 else 0
     whole = _finite(board.noise(sources, [place])).sum(0)
     ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET / 4)
     # The outputs' signals and how noisy the sample is are not those of all.

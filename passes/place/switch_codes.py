@@ -232,4 +232,4 @@ class _Edit:
 
     def _like(self, tensor: Variable | Constant, what: str) -> Variable:
         shape = None if tensor.shape is None else list(tensor.shape)
-        return Variable(self.names.fresh(f"{tensor.name}.{what}"), _FLOAT, shape)
+        return Variable(self.names.fresh(f"{tensor.name}.{what}"), tensor.dtype or _FLOAT, shape)

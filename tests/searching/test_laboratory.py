@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 
@@ -15,7 +16,8 @@ from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
-from onnxq.searching.laboratory import Laboratory
+from onnxq.searching.laboratory import Laboratory, _of_other_shapes
+from onnxq.switchboard import Source
 from onnxq.targets import target_named
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench
@@ -47,3 +49,18 @@ def test_every_convolution_has_a_time_in_both_models(laboratory: Laboratory) -> 
 
 def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None:
     assert 0.01 < laboratory.speed(laboratory.plan({})) < 100
+
+
+def test_of_samples_of_one_shape_one_is_profiled() -> None:
+    small, large = ({"x": np.zeros(shape)} for shape in ((1, 4), (1, 8)))
+    assert list(_of_other_shapes([small, large, small, large])) == [small, large]
+
+
+def test_noise_is_told_of_every_tensor_and_weight(laboratory: Laboratory) -> None:
+    plan = laboratory.plan({})
+    found = laboratory.noises(plan, None, seconds=5.0)
+    assert found.tensors.keys() >= {"x", "y"}
+    assert found.nodes.keys() == {"stem", "left", "right", "last"}
+    assert 0 < max(found.nodes.values()) < found.joint.max() < 1
+    assert laboratory.noises(plan, {"stem"}, seconds=0.0).ratios.keys() == {Source("stem", is_node=True)}
+    assert 0.4 < laboratory.process < 60

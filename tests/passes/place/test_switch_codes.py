@@ -55,6 +55,7 @@ IN_BODY = model(
     w=values(32, 32),
     v=values(32, 32),
 )
+HALF = model("g (float16[4,32] x) => (float16[4,64] y) { [m] y = MatMul(x, w) }", w=values(32, 64).astype(np.float16))
 MODELS = {"convolutions": CONVOLUTIONS, "products": PRODUCTS, "table": TABLE, "body": IN_BODY}
 
 
@@ -150,3 +151,12 @@ def test_tensors_that_only_get_codes_passed_on_have_no_switch(tmp_path: Path) ->
     assert set(plan.by_tensor) == {"x", "t", "p", "y"}
     assert set(switches_for(bench.graph, plan).tensors) == {"x", "t", "y"}
     assert switches_for(bench.graph, plan, {"b"}) == Switches({}, {"b": "switch"})
+
+
+def test_nodes_keep_the_type_that_they_compute_in(tmp_path: Path) -> None:
+    bench, plan, codes = workbench(HALF, "int8-storage", tmp_path)
+    found, switches = switched(bench, plan, codes)
+    given = sample(HALF, 0)
+    floats, coded = (asked(found, given, switches, on)["y"] for on in (set(), set(switches.nodes)))
+    assert floats.dtype == coded.dtype == np.float16
+    assert 0 < np.abs(floats - coded).max() < np.abs(floats).max() / 20

@@ -1,0 +1,93 @@
+"""Compare the noise that is predicted for random plans, the sum of what their codes make alone, with what is measured.
+
+    python benchmarks/predicted_noise.py --models DIR --data DIR [--plans 20] [--seconds 10] [NAME ...]
+
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib, with min-max ranges and no accuracy methods. Each plan leaves a
+random part of the nodes with weights out of integer arithmetic. Probabilities count by their logarithms, before the
+last Softmax. The last column is the median error after the first plan has said by how much sums are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.encoding.recipe import USUAL
+from onnxq.lowering import Emit
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
+from onnxq.planning.plan import Demotion
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.samples.data import evenly, open_samples
+from onnxq.samples.inputs import model_inputs
+from onnxq.scheme import Mode
+from onnxq.searching.noises import decibels, measure_noises, worst
+from onnxq.switchboard import Switchboard
+from onnxq.targets import target_named
+from onnxq.trials import Trials
+from onnxq.workbench import open_workbench
+
+SAMPLES = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--plans", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time to measure the noise of each model's codes")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    columns = (
+        "model",
+        "codes",
+        "measured alone",
+        "seconds",
+        "joint dB",
+        "median error dB",
+        "largest dB",
+        "corrected dB",
+    )
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "---|" * 8)
+    for path in sorted(options.models.glob("*.onnx")):
+        data = options.data / path.stem / "calib"
+        if data.is_dir() and (not options.names or path.stem in options.names):
+            print(line(path, data, options.plans, options.seconds), flush=True)
+
+
+def line(path: Path, data: Path, plans: int, seconds: float) -> str:
+    """Return a row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        samples = open_samples(data, model_inputs(skeleton(load(path))))
+        bench = open_workbench(
+            load(path), preset_named("int8"), target_named("onnxruntime-cpu"), Path(folder), Emit.QDQ
+        )
+        full = bench.plan({})
+        trials = Trials.of(bench, path, evenly(samples, SAMPLES), bench.calibrate(full, samples, silent))
+        start = time.perf_counter()
+        board = Switchboard.of(trials, full, USUAL)
+        noises = measure_noises(board, len(trials.samples), seconds)
+        took = time.perf_counter() - start
+        generator = np.random.default_rng(0)
+        weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
+        differences = []
+        for share in np.linspace(0.05, 0.95, plans):
+            left = {node: Demotion(Mode.STORAGE, "left out") for node in weighted if generator.random() < share}
+            plan = bench.plan(left)
+            differences.append(decibels(noises.of_plan(plan)) - decibels(worst(trials.noise(plan, USUAL).sum(0))))
+        errors = np.abs(differences)
+        corrected = np.abs(np.array(differences) - differences[0])[1:]
+        figures = (took, decibels(worst(noises.joint)), np.median(errors), errors.max(), np.median(corrected))
+        counts = f"{len(board.sources)} | {len(noises.alone)}"
+        return f"| {path.stem} | {counts} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
