@@ -92,8 +92,8 @@ def data_options(command: Command) -> Command:
             "--validation",
             group=DATA,
             type=FILE,
-            help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which nothing "
-            "else uses then; all of fewer than 8, or for a metric]",
+            help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which "
+            "nothing else uses then; all of fewer than 8, or for a metric]",
         ),
         option(
             "--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
