@@ -11,6 +11,7 @@ from onnxq.cli.bench import bench
 from onnxq.cli.calibration import calibrate, stats
 from onnxq.cli.compare import compare
 from onnxq.cli.dequantize import dequantize
+from onnxq.cli.diff import diff
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
@@ -40,7 +41,7 @@ def presets() -> None:
         click.echo(f"{name}\t{description}")
 
 
-for _command in (bench, calibrate, compare, dequantize, inspect, optimize, plan, quantize, run, stats):
+for _command in (bench, calibrate, compare, dequantize, diff, inspect, optimize, plan, quantize, run, stats):
     cli.add_command(_command)
 
 
