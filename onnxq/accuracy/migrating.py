@@ -41,7 +41,7 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
     """Return the basis with factors for the channels of a plan's tensors, where these lower the noise.
 
     Factors fill what channels leave of the range of their tensor, so that what was worth clipping without them need not
-    be with them: the whole range is tried too.
+    be with them: the whole range is tried too, where ranges are open.
 
     Args:
         folds: say whether they do.
@@ -54,7 +54,9 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
         return basis
     channels = _Channels(folds, plan, found, basis.evidence)
     settings = _MANY if accuracy.thorough else _FEW
-    recipes = {one.key: one for one in (basis.recipe, basis.recipe.with_choice(RangeChoice(MinMax())))}
+    # A range method that the user names stays.
+    whole = [basis.recipe.with_choice(RangeChoice(MinMax()))] if "ranges" in accuracy.methods else []
+    recipes = {one.key: one for one in (basis.recipe, *whole)}
     alike = [
         _Candidate(channels, replace(basis, recipe=recipe), dict.fromkeys(found, setting))
         for recipe in recipes.values()

@@ -19,11 +19,11 @@ from onnxq.cli.options import (
     limit_option,
     pass_option,
 )
+from onnxq.cli.wanted import chosen_scheme
 
 if TYPE_CHECKING:
     from onnxq.execution.resume import Collection
     from onnxq.samples.images import ImageOptions
-    from onnxq.scheme import Scheme
 
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
 
@@ -123,18 +123,3 @@ def show(file: Path, as_json: bool) -> None:
         ends = (one["minimum"], one["maximum"], *one["percentile"])
         shown = ("-" if end is None else f"{end:.6g}" for end in ends)
         click.echo("\t".join((name, str(one["elements"]), *shown, one["note"])))
-
-
-def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
-    """Return the scheme of a preset or a file.
-
-    Raises:
-        UsageError: Both are given.
-        SchemeError: There is no such preset, or the file is wrong.
-    """
-    from onnxq.presets import preset_named
-    from onnxq.scheme_file import load_scheme
-
-    if preset is not None and scheme_file is not None:
-        raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
-    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")

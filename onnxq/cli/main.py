@@ -11,10 +11,11 @@ from onnxq.cli.bench import bench
 from onnxq.cli.calibration import calibrate, stats
 from onnxq.cli.compare import compare
 from onnxq.cli.dequantize import dequantize
+from onnxq.cli.diff import diff
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
-from onnxq.cli.quantize import quantize
+from onnxq.cli.quantize import plan, quantize
 from onnxq.cli.run import run
 
 _BAD_INPUT = 2
@@ -40,7 +41,7 @@ def presets() -> None:
         click.echo(f"{name}\t{description}")
 
 
-for _command in (bench, calibrate, compare, dequantize, inspect, optimize, quantize, run, stats):
+for _command in (bench, calibrate, compare, dequantize, diff, inspect, optimize, plan, quantize, run, stats):
     cli.add_command(_command)
 
 

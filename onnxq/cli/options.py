@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from onnxq.cli.groups import option
+
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
@@ -56,14 +58,14 @@ _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
 def two_models(command: Callable[..., None]) -> Callable[..., None]:
     """Add what a command takes that sets one model beside another: both, ``data``, ``limit`` and ``as_json``."""
-    for option in (
+    for one in (
         json_option,
         limit_option,
         click.option("--data", required=True, type=FILE, help="Samples, as --calib takes them."),
         click.argument("candidate", type=FILE),
         click.argument("reference", type=FILE),
     ):
-        command = option(command)
+        command = one(command)
     return command
 
 
@@ -78,52 +80,64 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: value for name, value in given.items() if value is not None}
         command(*args, images=ImageOptions(**chosen), **kwargs)
 
-    for option in (
-        click.option(
+    wrapped: Callable[..., None] = with_images
+    for one in (
+        option(
             "--image-resize",
+            group="Images",
             type=click.IntRange(min=1),
             metavar="PIXELS",
             help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
         ),
-        click.option(
+        option(
             "--image-fit",
+            group="Images",
             type=click.Choice(["stretch", "crop"]),
             help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
         ),
-        click.option(
+        option(
             "--image-channels",
+            group="Images",
             type=click.Choice(["RGB", "BGR", "GRAY"]),
             help="Order of the colours.  [default: RGB]",
         ),
-        click.option(
+        option(
             "--image-layout",
+            group="Images",
             type=click.Choice(["NCHW", "NHWC"]),
             help="Where the channels are.  [default: the model's own axis of 1 or 3]",
         ),
-        click.option(
+        option(
             "--image-std",
+            group="Images",
             callback=_parse_numbers,
             metavar="R,G,B",
             help="Divide pixels by these, after --image-mean.  [default: 1]",
         ),
-        click.option(
+        option(
             "--image-mean",
+            group="Images",
             callback=_parse_numbers,
             metavar="R,G,B",
             help="Subtract these from pixels, after --image-scale.  [default: 0]",
         ),
-        click.option(
+        option(
             "--image-scale",
+            group="Images",
             callback=_parse_factor,
             metavar="FACTOR",
             help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
         ),
-        click.option(
-            "--image-size", callback=_parse_size, metavar="HxW", help="Resize images.  [default: the model's own size]"
+        option(
+            "--image-size",
+            group="Images",
+            callback=_parse_size,
+            metavar="HxW",
+            help="Resize images.  [default: the model's own size]",
         ),
     ):
-        with_images = option(with_images)
-    return with_images
+        wrapped = one(wrapped)
+    return wrapped
 
 
 def collection_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -146,32 +160,42 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
         given = any(value is not None for value in (stats, workers, memory)) or bool(chain)
         command(*args, collection=collection if given else None, chain=chain, **kwargs)
 
-    for option in (
-        click.option(
+    wrapped: Callable[..., None] = with_collection
+    for one in (
+        option(
             "--chain",
+            group="Data",
             multiple=True,
             metavar="OUTPUT=INPUT",
             help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
             "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
         ),
-        click.option(
+        option(
             "--memory",
+            group="Calibration",
             callback=_parse_memory,
             metavar="SIZE",
             help="Most memory for calibration, such as 4GB; beyond it the samples run several times.",
         ),
-        click.option("--cluster", metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."),
-        click.option(
-            "--jobs", type=click.IntRange(min=1), metavar="COUNT", help="Calibrate in this many worker processes."
+        option(
+            "--cluster", group="Calibration", metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
         ),
-        click.option(
+        option(
+            "--jobs",
+            group="Calibration",
+            type=click.IntRange(min=1),
+            metavar="COUNT",
+            help="Calibrate in this many worker processes.",
+        ),
+        option(
             "--stats",
+            group="Calibration",
             type=FILE,
             help="Statistics from onnxq calibrate; what matches is not run again.",
         ),
     ):
-        with_collection = option(with_collection)
-    return with_collection
+        wrapped = one(wrapped)
+    return wrapped
 
 
 def _notice(sentence: str) -> None:

@@ -67,8 +67,11 @@ def _console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def print_report(report: Report) -> None:
-    """Print the closing table on stderr."""
+def print_report(report: Report, *, every: bool = False) -> None:
+    """Print the closing table on stderr, with every reason, plan, region and node where that is wanted."""
+    shown_reasons, shown_plans, shown_regions, shown_nodes = (
+        None if every else most for most in (_SHOWN_REASONS, _SHOWN_PLANS, _SHOWN_REGIONS, _SHOWN_NODES)
+    )
     console = _console(stderr=True)
     if told := missing(report.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
@@ -126,15 +129,15 @@ def print_report(report: Report) -> None:
     reasons = plan.left_in_float()
     if reasons:
         left = Table(title="Not static, and why", show_header=False)
-        for reason, count in reasons[:_SHOWN_REASONS]:
+        for reason, count in reasons[:shown_reasons]:
             left.add_row(str(count), reason)
-        if len(reasons) > _SHOWN_REASONS:
-            left.add_row(str(sum(count for _, count in reasons[_SHOWN_REASONS:])), "other reasons; see --report")
+        if len(reasons[:shown_reasons]) < len(reasons):
+            left.add_row(str(sum(count for _, count in reasons[shown_reasons:])), "other reasons; see --report")
         console.print(left)
     if report.regions:
         regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
         regions.title = "Integer regions, profiled"
-        for region in report.regions[:_SHOWN_REGIONS]:
+        for region in report.regions[:shown_regions]:
             milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
             regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
         console.print(regions)
@@ -143,7 +146,8 @@ def print_report(report: Report) -> None:
         frontier = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
         # What was timed decided; where nothing was, the fastest tell most.
         shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
-        shown = (*shown[:_SHOWN_PLANS], *(point for point in shown[_SHOWN_PLANS:] if point.is_float))
+        floats = (point for point in shown[_SHOWN_PLANS:] if point.is_float and not every)
+        shown = (*shown[:shown_plans], *floats)
         if more := len(report.frontier) - len(shown):
             frontier.caption = f"{more} more; see --report"
         for point in shown:
@@ -160,7 +164,7 @@ def print_report(report: Report) -> None:
         console.print(frontier)
     if report.sensitivities:
         hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
-        for one in report.sensitivities[:_SHOWN_NODES]:
+        for one in report.sensitivities[:shown_nodes]:
             hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
         console.print(hurt)
 

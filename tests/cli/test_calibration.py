@@ -33,6 +33,7 @@ def test_calibrate_writes_one_file_and_names_it(calib: Path, tmp_path: Path) -> 
 
 def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
+    # All samples are calibrated where others judge.
     options = ("--calib", calib, "--validation", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
     result = invoke("quantize", MODEL, *options, "-o", tmp_path / "with.onnx", "--stats", tmp_path / "s.npz")
     assert "onnxq:" not in result.stderr

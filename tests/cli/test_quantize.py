@@ -205,3 +205,31 @@ def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(FidelityError, match=r"\d of \d weights ha(s|ve) 2 bits, .*; expected all, exactly; nothing"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--exact", "--force", "-o", tmp_path / "exact.onnx")
     assert not (tmp_path / "exact.onnx").exists()
+
+
+def test_a_plan_is_searched_for_without_a_model_and_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
+    found = invoke("plan", MODELS / "gru.onnx", *options, "--preset", "int8-storage")
+    assert found.stdout == "gru.plan.toml\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["gru.plan.toml"]
+    done = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "gru.plan.toml")
+    assert done.stdout == "gru.int8-storage.onnx\n"
+
+
+def test_the_report_is_the_answer_where_it_is_asked_for_and_quiet_says_nothing_else(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
+    result = invoke("quantize", MODELS / "gru.onnx", *options, "--json", "--quiet")
+    assert json.loads(result.stdout)["output"] == str(tmp_path / "q.onnx")
+    assert result.stderr == ""
+
+
+def test_more_is_shown_on_wish_but_not_with_less(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 2, "--seconds", 0, "--search", "off", "--force", "-o", tmp_path / "q.onnx")
+    few, every = (invoke("quantize", MODELS / "vit.onnx", *options, *extra).stderr for extra in ((), ("-v",)))
+    assert "see --report" in few
+    assert "see --report" not in every
+    assert len(every) > len(few)
+    assert "leave one of them out" in invoke("quantize", MODELS / "vit.onnx", "-v", "-q").stderr

@@ -1,0 +1,103 @@
+"""Help in groups: options say which they belong to, and options that name things complete and list them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+LIST = "list"
+"""What is given to an option that names things to see them all."""
+
+
+DATA, WHAT, FIDELITY, SPEED, OUTPUT = "Data", "What is quantized", "Fidelity", "Speed", "Output"
+CALIBRATION, IMAGES, OTHER = "Calibration", "Images", "Other"
+ORDER = (DATA, WHAT, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
+"""The groups in the order of the help."""
+
+
+class GroupedOption(click.Option):
+    """An option that stands in a group of the help.
+
+    Attributes:
+        group: title of the group.
+    """
+
+    def __init__(self, *args: Any, group: str = OTHER, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has one section for each group of its options."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None:
+                groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
+        for title in sorted(groups, key=ORDER.index):
+            with formatter.section(title):
+                formatter.write_dl(groups[title])
+
+
+def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds an option to a group of a command's help."""
+    return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+class Named(click.ParamType[str]):
+    """The type of options that take a name of a table: the shell completes it, and ``list`` prints the table.
+
+    Attributes:
+        rows: returns the names, each with a line that tells of it, or an empty one; called when it is needed.
+    """
+
+    name = "name"
+
+    def __init__(self, rows: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        self.rows = rows
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the text as it is, which is looked up where it is used; print the table for ``list``."""
+        if value == LIST and context is not None and not context.resilient_parsing:
+            for name, told in self.rows():
+                click.echo(f"{name}\t{told}" if told else name)
+            context.exit()
+        return str(value)
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin so."""
+        return [CompletionItem(name, help=told or None) for name, told in self.rows() if name.startswith(incomplete)]
+
+
+def _presets() -> Iterable[tuple[str, str]]:
+    from onnxq.presets import DESCRIPTIONS
+
+    return DESCRIPTIONS.items()
+
+
+def _targets() -> Iterable[tuple[str, str]]:
+    from onnxq.targets import TARGETS
+
+    return ((name, "") for name in TARGETS)
+
+
+def _ranges() -> Iterable[tuple[str, str]]:
+    from onnxq.evidence.range_table import ENTRY_POINTS, RANGES
+    from onnxq.extensions import registered_names
+
+    return ((name, "") for name in (*RANGES, *registered_names(ENTRY_POINTS)))
+
+
+def _efforts() -> Iterable[tuple[str, str]]:
+    from onnxq.accuracy.effort import ACCURACIES, METHODS
+
+    return ((name, "") for name in (*ACCURACIES, *METHODS))
+
+
+PRESET, TARGET, RANGE, EFFORT = Named(_presets), Named(_targets), Named(_ranges), Named(_efforts)

@@ -1,0 +1,295 @@
+"""Options that say what is wanted of a quantization, packed into the values that quantize() takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxq.cli.groups import DATA, EFFORT, FIDELITY, PRESET, RANGE, SPEED, TARGET, WHAT, option
+from onnxq.cli.options import FILE, FiniteRange
+
+if TYPE_CHECKING:
+    from onnxq.planning.plan import Plan
+    from onnxq.scheme import Scheme
+
+Command = Callable[..., None]
+
+SAID_BY_PLANS = (
+    *("preset", "scheme_file", "exclude", "range_text", "target", "search", "accuracy", "emit", "strict_types"),
+)
+"""Parameters that a plan to carry out takes the place of."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to become of the model, as options say it.
+
+    Attributes:
+        scheme: the rules, or a plan to carry out.
+        target: name of the runtime.
+        prepare: names of passes.
+    """
+
+    scheme: Scheme | Plan
+    target: str
+    prepare: tuple[str, ...]
+
+    @property
+    def rules(self) -> Scheme:
+        """The scheme, where there is no plan to carry out."""
+        from onnxq.scheme import Scheme
+
+        assert isinstance(self.scheme, Scheme)
+        return self.scheme
+
+
+def is_given(name: str) -> bool:
+    """Return whether a parameter stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
+    """Return the scheme of a preset or a file.
+
+    Raises:
+        UsageError: Both are given.
+        SchemeError: There is no such preset, or the file is wrong.
+    """
+    from onnxq.presets import preset_named
+    from onnxq.scheme_file import load_scheme
+
+    if preset is not None and scheme_file is not None:
+        raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")
+
+
+def data_options(command: Command) -> Command:
+    """Add the samples to a command, which takes them with --limit, --chain and --image-* as one argument ``data``.
+
+    It is None without --calib. What reads images and chains is added by `image_options` and `collection_options`.
+    """
+
+    @functools.wraps(command)
+    def with_data(*args: Any, **kwargs: Any) -> None:
+        from onnxq.data import Data
+
+        names = ("calib", "validation", "limit", "images", "chain")
+        calib, validation, limit, images, chain = (kwargs.pop(name) for name in names)
+        data = Data(calib, validation, limit, images, chain) if calib is not None else None
+        command(*args, data=data, **kwargs)
+
+    return _with(
+        with_data,
+        option(
+            "--calib", group=DATA, type=FILE, help="Samples: a folder or file of .npz, .npy, images, or ONNX test data."
+        ),
+        option(
+            "--validation",
+            group=DATA,
+            type=FILE,
+            help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which "
+            "nothing else uses then; all of fewer than 8, or for a metric]",
+        ),
+        option(
+            "--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
+        ),
+    )
+
+
+def scheme_options(command: Command) -> Command:
+    """Add what says what becomes of which nodes, which a command takes as one argument ``asked``."""
+
+    @functools.wraps(command)
+    def with_scheme(*args: Any, **kwargs: Any) -> None:
+        names = ("preset", "scheme_file", "exclude", "passes", "range_text", "emit", "strict_types", "strip_metadata")
+        preset, file, exclude, passes, ranges, emit, strict, strip = (kwargs.pop(name) for name in names)
+        if strict and emit == "ort":
+            raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
+        scheme = chosen_scheme(preset, file).excluding(*exclude)
+        if strict or is_given("emit"):
+            scheme = replace(scheme, emit="strict" if strict else emit)
+        if ranges is not None:
+            scheme = replace(scheme, ranges=ranges)
+        asked = Asked(scheme, kwargs.pop("target"), (*passes, *(("StripMetadata",) if strip else ())))
+        command(*args, asked=asked, **kwargs)
+
+    return _with(
+        with_scheme,
+        option(
+            "--preset",
+            group=WHAT,
+            type=PRESET,
+            is_eager=True,
+            metavar="NAME",
+            help="What to do, or list.  [default: int8]",
+        ),
+        option("--scheme", "scheme_file", group=WHAT, type=FILE, help="TOML file of rules instead of a preset."),
+        option(
+            "--exclude",
+            group=WHAT,
+            multiple=True,
+            metavar="PATTERN",
+            help="Leave these nodes in float: a glob, or re:REGEX. Repeatable.",
+        ),
+        option(
+            "--target",
+            group=WHAT,
+            type=TARGET,
+            is_eager=True,
+            metavar="NAME",
+            default="onnxruntime-cpu",
+            show_default=True,
+            help="The runtime to plan for, or list.",
+        ),
+        option(
+            "--range",
+            "range_text",
+            group=WHAT,
+            type=RANGE,
+            is_eager=True,
+            metavar="METHOD",
+            help="minmax, average, percentile:99.99, entropy, mse, histogram, fixed:LOW,HIGH, auto, one of a plugin, "
+            "or list.  [default: the best of several, measured]",
+        ),
+        option(
+            "-p",
+            "--pass",
+            "passes",
+            group=WHAT,
+            multiple=True,
+            metavar="NAME[:OPTION=VALUE]",
+            help="A pass of yours, applied before onnxq prepares the model: a name of onnxq run --list, MODULE:CLASS "
+            "or FILE.py:CLASS. Repeatable.",
+        ),
+        option(
+            "--emit",
+            group=WHAT,
+            type=click.Choice(["qdq", "ort"]),
+            default="qdq",
+            show_default=True,
+            help="Standard ONNX, or onnxruntime's own operators for blocked weights and LSTM where they fit.",
+        ),
+        option(
+            "--strict-types",
+            group=WHAT,
+            is_flag=True,
+            help="Write each number in its own ONNX type, even where onnxruntime cannot load it.",
+        ),
+        option(
+            "--strip-metadata", group=WHAT, is_flag=True, help="Leave out what the exporter has written about nodes."
+        ),
+    )
+
+
+def goal_options(command: Command) -> Command:
+    """Add what says how faithful the model has to be, which a command takes as one argument ``goal``."""
+
+    @functools.wraps(command)
+    def with_goal(*args: Any, **kwargs: Any) -> None:
+        from onnxq.judging.goal import Goal
+        from onnxq.judging.metrics import load_metric
+
+        names = ("min_sqnr", "metric", "max_drop", "force", "exact")
+        min_sqnr, metric, max_drop, force, exact = (kwargs.pop(name) for name in names)
+        if max_drop is not None and metric is None:
+            raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
+        if metric is not None and is_given("min_sqnr"):
+            raise click.UsageError("--metric judges instead of --min-sqnr; leave one of them out")
+        # Labels are read last: what else is wrong with the command line is told without them.
+        made = functools.partial(load_metric, metric) if metric is not None else lambda: None
+        command(*args, goal=lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact), **kwargs)
+
+    return _with(
+        with_goal,
+        option(
+            "--min-sqnr",
+            group=FIDELITY,
+            type=float,
+            metavar="DECIBELS",
+            default=20.0,
+            show_default=True,
+            help="Decibels the worst output must have.",
+        ),
+        option(
+            "--metric",
+            group=FIDELITY,
+            metavar="METRIC",
+            help="Judge by top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION instead, on samples in their order.",
+        ),
+        option(
+            "--max-drop",
+            group=FIDELITY,
+            type=FiniteRange(min=0),
+            metavar="NUMBER",
+            help="How much the metric may lose.  [default: 0]",
+        ),
+        option(
+            "--accuracy",
+            group=FIDELITY,
+            type=EFFORT,
+            is_eager=True,
+            metavar="EFFORT",
+            default="fast",
+            show_default=True,
+            help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or "
+            "any of ranges,migration,compensation,bias.",
+        ),
+        option("--force", group=FIDELITY, is_flag=True, help="Write the model even below --min-sqnr."),
+        option(
+            "--exact",
+            group=FIDELITY,
+            is_flag=True,
+            help="Refuse a model whose weights have not all the bits that were asked for.",
+        ),
+    )
+
+
+def speed_options(command: Command) -> Command:
+    """Add how much is measured, which a command takes with --accuracy and ``collection`` as one argument ``budget``."""
+
+    @functools.wraps(command)
+    def with_budget(*args: Any, **kwargs: Any) -> None:
+        from onnxq.budget import Budget
+
+        names = ("search", "accuracy", "seconds", "costs", "collection")
+        command(*args, budget=Budget(*(kwargs.pop(name) for name in names)), **kwargs)
+
+    return _with(
+        with_budget,
+        option(
+            "--search",
+            group=SPEED,
+            type=click.Choice(["off", "fast", "full"]),
+            default="fast",
+            show_default=True,
+            help="Measure what each node costs and adds in noise, and take the fastest plan that is faithful enough; "
+            "off takes the scheme as it is.",
+        ),
+        option(
+            "--seconds",
+            group=SPEED,
+            type=FiniteRange(min=0),
+            metavar="SECONDS",
+            default=2.0,
+            show_default=True,
+            help="Time to spend on comparing latency; 0 skips all timing.",
+        ),
+        option(
+            "--costs",
+            group=SPEED,
+            type=FILE,
+            help="Keep the node times that a search measures in this file, for the next one.",
+        ),
+    )
+
+
+def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+    """Return a command with options, in the order in which they are given here."""
+    for one in reversed(options):
+        command = one(command)
+    return command

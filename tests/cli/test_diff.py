@@ -1,0 +1,25 @@
+"""onnxq diff on plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from commands import invoke
+
+from onnxq.planning.plan import Plan
+from onnxq.planning.plan_file import save_plan
+from onnxq.scheme import Mode
+
+
+def test_nodes_that_are_treated_otherwise_are_told_one_a_line(plan: Plan, tmp_path: Path) -> None:
+    stored = [
+        replace(one, mode=Mode.STORAGE, reason="too slow") if one.node == "stem" else one for one in plan.decisions
+    ]
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    save_plan(plan, first)
+    save_plan(replace(plan, decisions=tuple(stored)), second)
+    assert invoke("diff", first, first).stdout == ""
+    assert invoke("diff", first, second).stdout == "stem\tstatic int8-narrow\tstorage int8-narrow\ttoo slow\n"
+    assert [one["name"] for one in json.loads(invoke("diff", first, second, "--json").stdout)] == ["stem"]

@@ -1,0 +1,77 @@
+"""Options packed into the values that quantize() takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from onnxq.cli.options import collection_options, image_options
+from onnxq.cli.wanted import chosen_scheme, data_options, goal_options, scheme_options, speed_options
+from onnxq.errors import SchemeError
+from onnxq.judging.goal import Goal
+
+
+def packed(*arguments: object) -> dict[str, Any]:
+    """What a command with all of these options is called with."""
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @collection_options
+    @image_options
+    @data_options
+    @scheme_options
+    @goal_options
+    @speed_options
+    def command(**given: Any) -> None:
+        found.update(given)
+
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if done.exit_code:
+        raise click.UsageError(done.output)
+    return found
+
+
+def test_what_is_left_out_has_its_usual_value() -> None:
+    found = packed()
+    assert found["data"] is None
+    assert found["goal"]() == Goal()
+    assert (found["asked"].rules.name, found["asked"].target, found["asked"].prepare) == ("int8", "onnxruntime-cpu", ())
+    assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency) == ("fast", "fast", 2.0)
+
+
+def test_what_is_given_is_in_the_values() -> None:
+    found = packed(
+        *("--calib", "c", "--validation", "v", "--limit", 3, "--chain", "stateN=state", "--image-size", "8x8"),
+        *("--preset", "int4-block32", "--range", "mse", "--emit", "ort", "--strip-metadata", "-p", "NameNodes"),
+        *("--min-sqnr", 12, "--force", "--exact", "--search", "off", "--seconds", 0, "--costs", "t.json"),
+    )
+    data, scheme, budget = found["data"], found["asked"].rules, found["budget"]
+    assert (data.calibration, data.validation, data.limit) == (Path("c"), Path("v"), 3)
+    assert (dict(data.chain), data.images.size) == ({"stateN": "state"}, (8, 8))
+    assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
+    assert found["asked"].prepare == ("NameNodes", "StripMetadata")
+    assert found["goal"]() == Goal(12, force=True, exact=True)
+    assert (budget.search, budget.latency, budget.costs) == ("off", 0.0, Path("t.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--strict-types", "--emit", "ort"), "--strict-types is about standard ONNX and --emit ort is not"),
+        (("--max-drop", 1), "--max-drop is about a --metric"),
+        (("--metric", "top1:l.npy", "--min-sqnr", 9), "--metric judges instead of --min-sqnr"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments: tuple[object, ...], sentence: str) -> None:
+    with pytest.raises(click.UsageError, match=sentence):
+        packed(*arguments)
+
+
+def test_a_scheme_is_a_preset_or_a_file() -> None:
+    assert chosen_scheme(None, None).name == "int8"
+    with pytest.raises(SchemeError, match="did you mean 'int8'"):
+        chosen_scheme("int9", None)

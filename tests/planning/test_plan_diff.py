@@ -1,0 +1,56 @@
+"""Two plans or reports beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onnxq.errors import DataError, SchemeError
+from onnxq.planning.plan import Plan
+from onnxq.planning.plan_diff import Difference, Said, differences, read_said
+from onnxq.planning.plan_file import save_plan
+
+
+def test_a_plan_says_modes_formats_and_reasons(plan: Plan, tmp_path: Path) -> None:
+    save_plan(plan, tmp_path / "plan.toml")
+    said = read_said(tmp_path / "plan.toml")
+    assert said.nodes["stem"] == "static int8-narrow"
+    assert said.reasons["stem"] == "integer kernel"
+    assert differences(said, said) == ()
+
+
+def test_a_report_says_figures_too(tmp_path: Path) -> None:
+    decision = {"node": "a", "mode": "float", "reason": "why", "weights": []}
+    report = {"plan": {"decisions": [decision]}, "size_ratio": 0.25, "worst_sqnr": None, "speed": 2.0}
+    (tmp_path / "r.json").write_text(json.dumps(report))
+    assert read_said(tmp_path / "r.json") == Said(
+        {"a": "float"}, {"a": "why"}, {"size_ratio": 0.25, "worst_sqnr": None, "speed": 2.0}
+    )
+
+
+def test_figures_come_first_and_nodes_of_one_alone_are_told() -> None:
+    first = Said({"a": "static int8", "gone": "float"}, {}, {"size_ratio": 0.3, "worst_sqnr": 25.0, "speed": 1.0})
+    second = Said(
+        {"a": "storage int8", "new": "float"}, {"a": "slow"}, {"size_ratio": 0.3, "worst_sqnr": None, "speed": 2.0}
+    )
+    assert differences(first, second) == (
+        Difference("worst_sqnr", "25", "-"),
+        Difference("speed", "1", "2"),
+        Difference("a", "static int8", "storage int8", "slow"),
+        Difference("gone", "float", ""),
+        Difference("new", "", "float"),
+    )
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"plan": {"decisions": 3}}'])
+def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(DataError, match=r"r.json is no report of onnxq \(.*\), expected what quantize --report writes"):
+        read_said(tmp_path / "r.json")
+
+
+def test_a_plan_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match="cannot be read"):
+        read_said(tmp_path / "missing.toml")
