@@ -147,9 +147,9 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     samples, judged = split(whole) if data.validation is None and goal.metric is None else (whole, whole)
     if data.validation is not None:
         judged = bench.samples(data.validation, data, notice)
-    found = doubts(model.files.reference, whole)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
+    found = doubts(model.files.reference, whole)
     if data.statistics is not None:
         bench.check(data.statistics, plan, methods)
     evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
