@@ -77,7 +77,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=6.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
+        "fast": Effort(noise=8.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
         "full": Effort(noise=240.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )
