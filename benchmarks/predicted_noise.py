@@ -10,7 +10,6 @@ last Softmax. The last column is the median error after the first plan has said 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -90,4 +89,4 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
