@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,18 @@ from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
 
 TIMED_SAMPLES = 4
+# A process that does nothing but run the float model over the same files: what quantizing cannot do without.
+INFERENCE = """
+import sys
+import numpy as np, onnxruntime
+from pathlib import Path
+onnxruntime.set_default_logger_severity(4)
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+for path in sorted(Path(sys.argv[2]).glob("*.npz")):
+    with np.load(path) as arrays:
+        session.run(None, dict(arrays))
+"""
+INFERENCE_RUNS = 3
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
 
 
@@ -62,6 +75,7 @@ class Row:
     float_heavy: int = 0
     speed: tuple[float, ...] = ()
     seconds: float = math.nan
+    inference: float = math.nan
     plain: Mapping[str, Plain] = field(default_factory=dict)
     frontier: Sequence[Mapping[str, Any]] = ()
 
@@ -83,7 +97,7 @@ def main() -> None:
     threads = sorted({1, len(os.sched_getaffinity(0))})
     print(f"{platform.processor() or platform.machine()}, {_cpu()}, threads {' and '.join(map(str, threads))}\n")
     header = ["model", "valid", "SQNR dB", "same arg max", "size", "allowed", "integer kernels", "float heavy"]
-    header += [*(f"speed, {n} thr" for n in threads), "time s"]
+    header += [*(f"speed, {n} thr" for n in threads), "time s", "inference s"]
     header += [f"plain {kind}" for kind in PLAIN] if options.plain else []
     print("| " + " | ".join(header) + " |")
     print("|" + "---|" * len(header))
@@ -101,6 +115,8 @@ def main() -> None:
         print(
             ", ".join(f"speed with {n} threads {_mean([r.speed[i] for r in done]):.2f}" for i, n in enumerate(threads))
         )
+        times = [row.seconds / row.inference for row in done]
+        print(f"time in units of inference over the same samples: {_mean(times):.1f}, at most {max(times):.1f}")
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 
@@ -130,6 +146,7 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
             float_heavy=written["kernels"]["heavy_float"],
             speed=_speeds(model, output, judged, threads, seconds),
             seconds=took,
+            inference=_inference(model, calib),
             frontier=written["frontier"],
         )
 
@@ -141,6 +158,17 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
         row = judge(model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--seconds", "0"])
         found[kind] = Plain(row.sentence, row.sqnr, row.speed)
     return found
+
+
+def _inference(model: Path, calib: Path) -> float:
+    """Return the median seconds of processes that run the float model over the calibration samples."""
+    command = [sys.executable, "-c", INFERENCE, str(model), str(calib)]
+    took = []
+    for _ in range(INFERENCE_RUNS):
+        start = time.perf_counter()
+        subprocess.run(command, check=True)
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
 
 
 def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
@@ -174,7 +202,8 @@ def _line(row: Row, columns: int) -> str:
         str(row.integer_kernels),
         str(row.float_heavy),
         *(f"{speed:.2f}" for speed in row.speed),
-        f"{row.seconds:.0f}",
+        f"{row.seconds:.1f}",
+        f"{row.inference:.2f}",
         *(_plain_cell(found) for found in row.plain.values()),
     ]
     return "| " + " | ".join(cells) + " |"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from commands import MODELS, invoke
+from cli.commands import MODELS, invoke
 
 
 def bench(*arguments: str) -> str:

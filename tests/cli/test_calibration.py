@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import CALIB, MODELS, invoke
 from onnx import TensorProto, helper, numpy_helper
+
+from cli.commands import CALIB, MODELS, invoke
 
 MODEL = MODELS / "resnet.onnx"
 IMAGES = np.load(CALIB)["image"][:24]

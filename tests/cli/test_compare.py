@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commands import CALIB, MODELS, invoke
+from cli.commands import CALIB, MODELS, invoke
 
 
 def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx
 import pytest
-from commands import invoke
 from onnx import ModelProto
 
+from cli.commands import invoke
 from onnxq.errors import ModelError
 from onnxq.operators import ALREADY_QUANTIZED
 

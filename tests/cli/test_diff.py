@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from commands import invoke
-
+from cli.commands import invoke
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import save_plan
 from onnxq.scheme import Mode

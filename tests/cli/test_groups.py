@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from commands import invoke
 
+from cli.commands import invoke
 from onnxq.cli.groups import ORDER, PRESET
 from onnxq.cli.main import cli
 from onnxq.presets import PRESETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commands import CALIB, MODELS, invoke
+from cli.commands import CALIB, MODELS, invoke
 
 
 def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:

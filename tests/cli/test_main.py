@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from commands import invoke
 
+from cli.commands import invoke
 from onnxq.cli.main import cli
 from onnxq.presets import PRESETS
 

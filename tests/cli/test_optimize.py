@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from commands import CALIB, MODELS, invoke
 
+from cli.commands import CALIB, MODELS, invoke
 from onnxq.errors import SchemeError
 
 

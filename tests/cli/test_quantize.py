@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import CALIB, MODELS, invoke
 
+from cli.commands import CALIB, MODELS, invoke
 from onnxq.planning.plan_file import load_plan
 from onnxq.report import FidelityError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from commands import CALIB, MODELS, invoke
 
+from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
 from onnxq.errors import PassError
 from onnxq.modelfile import load

@@ -1,0 +1,1 @@
+"""Test files of this room may have the names of others'."""
