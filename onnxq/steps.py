@@ -179,6 +179,7 @@ def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: 
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
             return refined, chooser.follow(seen.plan, refined.basis.recipe, goal)
+        refined = chooser.affordable(seen.plan, refined, goal)
         return refined, chooser.choose(seen.plan, refined.basis.recipe, budget.effort, goal, last)
     finally:
         known.save()

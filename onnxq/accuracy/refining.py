@@ -14,6 +14,7 @@ from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.migrating import with_migration
 from onnxq.accuracy.ranging import with_ranges
 from onnxq.accuracy.rounding import with_compensation
+from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.planning.plan import Plan
@@ -40,6 +41,7 @@ class Gain:
         after: with what was kept of it.
         kept: how much of it was kept, in words; empty where nothing was.
         seconds: that it took.
+        left: why nothing was kept; empty where something was.
     """
 
     method: str
@@ -47,6 +49,7 @@ class Gain:
     after: float
     kept: str
     seconds: float
+    left: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +59,22 @@ class Refined:
     Attributes:
         basis: the methods that were kept, with what they found.
         gains: of each method that was tried.
+        unmigrated: the recipe as it would be without factors of channels; None where there are none.
     """
 
     basis: Basis
     gains: tuple[Gain, ...] = ()
+    unmigrated: Recipe | None = None
+
+    def without_migration(self, reason: str) -> Refined:
+        """Return the same without factors of channels, and why these were left after all."""
+        if self.unmigrated is None:
+            return self
+        gains = (
+            replace(one, after=one.before, kept="", left=reason) if one.method == "migration" else one
+            for one in self.gains
+        )
+        return Refined(replace(self.basis, recipe=self.unmigrated), tuple(gains))
 
 
 def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress: Progress) -> Refined:
@@ -75,7 +90,8 @@ def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress:
         accuracy: which methods are tried, and how much.
         progress: told of the stage ``refine``.
     """
-    gains = []
+    gains: list[Gain] = []
+    ranges = basis.recipe
     methods = accuracy.methods if len(folds.samples) > 1 and _is_free(plan) else ()
     for number, name in enumerate(methods):
         progress("refine", number, len(methods))
@@ -85,10 +101,15 @@ def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress:
         if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.
             basis, reached = before, were
-        gains.append(Gain(name, were, reached, _kept(name, basis.recipe, before.recipe), time.monotonic() - start))
+        kept, seconds = _kept(name, basis.recipe, before.recipe), time.monotonic() - start
+        gains.append(Gain(name, were, reached, kept, seconds, "" if kept else "no less noise"))
+        if name == "ranges":
+            ranges = basis.recipe
     if methods:
         progress("refine", len(methods), len(methods))
-    return Refined(basis, tuple(gains))
+    recipe = basis.recipe
+    unmigrated = replace(recipe, migration=NOTHING, ranges=ranges.ranges, own_ranges=ranges.own_ranges)
+    return Refined(basis, tuple(gains), unmigrated if recipe.migration.factors else None)
 
 
 def _is_free(plan: Plan) -> bool:

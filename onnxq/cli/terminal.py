@@ -123,7 +123,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
         for gain in report.gains:
             seconds = f"{gain.seconds:.1f}"
             gains.add_row(
-                gain.method, _decibels(gain.before), _decibels(gain.after), seconds, gain.kept or "not: no less noise"
+                gain.method, _decibels(gain.before), _decibels(gain.after), seconds, gain.kept or f"not: {gain.left}"
             )
         console.print(gains)
     reasons = plan.left_in_float()

@@ -51,8 +51,15 @@ class Latency:
 
     @property
     def slower(self) -> bool:
-        """Whether the candidate is slower than the reference: by more than 3 %, or by less but beyond doubt."""
-        return self.speed < _EQUAL_SPEED or self.interval[1] < _BEYOND_DOUBT
+        """Whether the candidate is slower than the reference beyond doubt; by 3 % where so few rounds tell no doubt."""
+        if self.rounds < _FEWEST_ROUNDS:
+            return self.speed < _EQUAL_SPEED
+        return self.interval[1] < (1.0 if self.speed < _EQUAL_SPEED else _BEYOND_DOUBT)
+
+    @property
+    def looks_slower(self) -> bool:
+        """Whether the candidate was slower than the reference by more than 3 %, which may be the machine's mood."""
+        return self.speed < _EQUAL_SPEED
 
     @property
     def significant(self) -> bool:

@@ -100,6 +100,11 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
     agreement = compare(open_session(reference), session, evenly(samples, COMPARED_SAMPLES))
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
+    if latency is not None and latency.looks_slower:
+        # Other work on the machine may have made it so: a second look, twice as long, decides.
+        latency = measure_latency(
+            reference, candidate, timed, seconds=2 * seconds, rounds=2 * latency.rounds, patience=2 * _PATIENCE
+        )
     return Verification(agreement, kernels, latency)
 
 

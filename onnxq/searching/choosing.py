@@ -31,12 +31,14 @@ from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
-_HEADROOM = 1.0
+_HEADROOM = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
+# Less than 5 % is not seen in so short a time.
+_NO_SLOWER = 0.95
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
 _MORE_SEARCHES = 2
 # So many of those samples then join the ones that candidates are tried on.
@@ -122,6 +124,27 @@ class Chooser:
             return Refined(basis)
         return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress)
 
+    def affordable(self, plan: Plan, refined: Refined, goal: Goal) -> Refined:
+        """Return what was refined, without factors of channels where these take time and fidelity does not need them.
+
+        Where floats become codes or codes floats, factors keep kernels from being the fastest there are.
+
+        Args:
+            plan: the one in which as much is integer as the scheme allows.
+            refined: how its codes are chosen best.
+            goal: how faithful the model has to be.
+        """
+        if refined.unmigrated is None or not self.measurable:
+            return refined
+        recipes = refined.basis.recipe, refined.unmigrated
+        speed, without = (self._laboratory(recipe).speed(plan) for recipe in recipes)
+        if speed >= _NO_SLOWER * without:
+            return refined
+        faithful, still = (self.trials.sqnr(plan, recipe) >= _aim(goal.min_sqnr) for recipe in recipes)
+        if faithful and not still:
+            return refined
+        return refined.without_migration(f"the model is {without / speed:.2f}x as fast without")
+
     def follow(self, plan: Plan, recipe: Recipe, goal: Goal) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
@@ -160,10 +183,12 @@ class Chooser:
         """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one."""
         if not self.measurable:
             return self.quietest(trials, recipe, self.bench.plan, aim)
-        target = self.bench.target
+        laboratory = replace(self._laboratory(recipe), trials=trials)
+        return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
+
+    def _laboratory(self, recipe: Recipe) -> Laboratory:
         seconds = min(self.seconds, _SEARCH_SECONDS)
-        laboratory = Laboratory(trials, recipe, self.files.reference, seconds, self.costs, self.progress)
-        return find_fastest(laboratory, self.bench.graph, target, aim, effort, self.progress)
+        return Laboratory(self.trials, recipe, self.files.reference, seconds, self.costs, self.progress)
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
         """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels."""

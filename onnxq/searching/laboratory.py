@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +25,10 @@ from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
 
 _TIMED_SAMPLES = 4
-_REPEATS = 5
+# Runs under the profiler, in all.
+_PROFILED = 20
+# Models are loaded anew for each: other work that meets a single one would decide.
+_ROUNDS = 3
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
 # More runs of a model tell hardly more of its speed, and fewer seconds nothing.
@@ -94,13 +98,13 @@ class Laboratory:
     def speed(self, plan: Plan) -> float:
         """Return how many times as fast as the float model a plan's model runs."""
         candidate = self.trials.candidate(plan, self.recipe)
-        return measure_latency(self.reference, candidate, self._samples, seconds=self._seconds, rounds=1).speed
+        return measure_latency(self.reference, candidate, self._samples, seconds=self._seconds, rounds=_ROUNDS).speed
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
         model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
         samples = self._samples if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(self._samples))
-        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=_REPEATS)
+        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=math.ceil(_PROFILED / len(samples)))
         return trace_kernels(kernels, bench.graph)
 
     @cached_property

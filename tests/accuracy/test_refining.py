@@ -10,10 +10,16 @@ import pytest
 
 from onnxq import quantize
 from onnxq.accuracy.effort import METHODS
+from onnxq.accuracy.folds import Basis
+from onnxq.accuracy.refining import Gain, Refined
 from onnxq.budget import Budget
+from onnxq.encoding.migration import NOTHING, Factors, Migration
+from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.evidence import Evidence
 from onnxq.judging.goal import Goal
 from onnxq.report import Report
 
+SOME = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:64]]
 
@@ -51,3 +57,12 @@ def test_the_plan_says_what_was_kept_and_can_be_carried_out_again(fast: Report) 
 @pytest.mark.parametrize(("accuracy", "samples"), [("off", 4), ("fast", 1)])
 def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, samples: int) -> None:
     assert report(accuracy, samples, goal=Goal(force=True)).gains == ()
+
+
+def test_what_costs_time_can_be_left_after_all() -> None:
+    basis, before = (Basis(Recipe(migration=migration), Evidence()) for migration in (SOME, NOTHING))
+    gains = (Gain("ranges", 20.0, 21.0, "MinMax()", 1.0), Gain("migration", 21.0, 25.0, "1 tensors", 1.0))
+    found = Refined(basis, gains, before.recipe).without_migration("it is slow")
+    assert found.basis.recipe.key == before.recipe.key
+    assert found.gains == (gains[0], Gain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
+    assert Refined(before, gains).without_migration("it is slow").gains == gains

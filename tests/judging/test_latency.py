@@ -107,3 +107,22 @@ def test_a_difference_needs_more_rounds_the_more_they_differ() -> None:
         return rounds_needed(Latency(1.0, 1.0, 1, 60, 6, (1 / high, high)), 0.03)
 
     assert (needed(1.01), needed(1.03), needed(1.03**2), needed(1.03**3)) == (6, 6, 24, 54)
+
+
+@pytest.mark.parametrize(
+    ("speed", "rounds", "interval", "slower"),
+    [
+        (0.96, 3, (0.0, math.inf), True),
+        (0.98, 3, (0.0, math.inf), False),
+        (0.90, 6, (0.8, 0.99), True),
+        (0.90, 6, (0.2, 1.3), False),
+        (0.98, 6, (0.97, 0.985), True),
+        (0.98, 6, (0.97, 0.995), False),
+    ],
+)
+def test_slower_takes_certainty_where_rounds_can_tell(
+    speed: float, rounds: int, interval: tuple[float, float], slower: bool
+) -> None:
+    found = Latency(speed, 1.0, 1, 60, rounds, interval)
+    assert found.slower is slower
+    assert found.looks_slower is (speed < 0.97)

@@ -12,23 +12,44 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
+from onnxq.accuracy.folds import Basis
+from onnxq.accuracy.refining import Refined
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.encoding.migration import Factors, Migration
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import SchemeError
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import parse_range
 from onnxq.judging import latency
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric, load_metric
+from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
+from onnxq.presets import PRESETS
+from onnxq.progress import silent
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode
+from onnxq.searching.choosing import Chooser, Files
+from onnxq.searching.laboratory import Laboratory
+from onnxq.targets import TARGETS
+from onnxq.trials import Trials
+from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 TEST = MODELS / "data" / "test.npz"
 LABELS = MODELS / "data" / "test-labels.npy"
+
+
+@pytest.fixture
+def chooser(tmp_path: Path) -> Chooser:
+    float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
+    bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    files = Files(float_model, tmp_path / "out.onnx", external_data=False)
+    return Chooser(bench, files, samples, samples, Evidence(), 1.0, silent)
 
 
 def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
@@ -123,7 +144,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
 
 
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_EQUAL_SPEED", float("inf"))
+    monkeypatch.setattr(latency.Latency, "slower", True)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert len(report.frontier) > 0
@@ -203,3 +224,24 @@ def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) ->
     report = quantize(model, data, goal=38.0, budget=Budget(latency=0, accuracy="off")).report
     assert report.agreement.worst_sqnr >= 38
     assert report.plan.count(Mode.STATIC) == 0
+
+
+@pytest.mark.parametrize(
+    ("speeds", "decibels", "kept"),
+    [((2.0, 2.0), (30.0, 30.0), True), ((1.0, 2.0), (30.0, 10.0), True), ((1.0, 2.0), (30.0, 25.0), False)],
+)
+def test_factors_that_cost_time_stay_where_fidelity_needs_them(
+    speeds: tuple[float, float],
+    decibels: tuple[float, float],
+    kept: bool,
+    chooser: Chooser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factors = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
+    recipes = Recipe(migration=factors), Recipe()
+    places = {recipe.key: place for place, recipe in enumerate(recipes)}
+    monkeypatch.setattr(Laboratory, "speed", lambda self, _: speeds[places[self.recipe.key]])
+    monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
+    refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])
+    found = chooser.affordable(chooser.bench.plan({}), refined, Goal())
+    assert found.basis.recipe.key == recipes[not kept].key
