@@ -44,17 +44,15 @@ from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import METADATA_KEY, Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
-from onnxq.planning.weight_plan import weight_opset
+from onnxq.planning.weight_plan import needed_opset, weight_opset
 from onnxq.preparation import integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
 from onnxq.runtime import is_large
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
-from onnxq.scheme import Mode, Scheme
+from onnxq.scheme import Scheme
 from onnxq.targets import Target
 
-# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
-_STATIC_OPSET = 13
 # What preparing computes from more bytes of weights waits in a file to be saved.
 _SPILLED = 1 << 30
 
@@ -284,9 +282,7 @@ def open_workbench(
         )
         bench = replace(bench, origins=origins_by_name(graph))
         save(graph, bench.prepared, external_data=True)
-    if (
-        needed := _needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset
-    ) > graph.opset:
+    if (needed := needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset) > graph.opset:
         # What was calibrated for other plans is of the same model.
         content = model_digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
@@ -297,9 +293,3 @@ def open_workbench(
         check_fits(replay, bench.graph)
         check_model(replay, bench.digest)
     return bench
-
-
-def _needed_opset(plan: Plan, emit: Emit) -> int:
-    """Return the lowest opset that can express what a plan inserts."""
-    integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))

@@ -11,13 +11,9 @@ from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_ke
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
-from onnxq.scheme import Method
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _WEIGHT = 1
-
-FOLLOWED = frozenset({Method.BURN, Method.TORCH})
-"""Methods of other frameworks, whose arithmetic is followed to the last bit, biases included."""
 
 
 def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -39,7 +35,7 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
 
 def _mean(node: Node, decision: Decision) -> Mean | None:
     weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
-    if weight is None or weight.spec.method in FOLLOWED or bias_of(node) is None:
+    if weight is None or weight.spec.method.is_followed or bias_of(node) is None:
         return None
     axis = OPERATORS[operator_key(node)].channels
     assert axis is not None, "only a product whose channels are known has a bias to correct"

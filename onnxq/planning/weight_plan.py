@@ -12,7 +12,6 @@ from onnxq.lowering import Emit, decoder_opset, is_kernel_block
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
 from onnxq.operators import operator_of
-from onnxq.planning.corrections import FOLLOWED
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -25,6 +24,8 @@ _SMALLEST_TABLE = 1024
 # it does not average out as the errors of a product do; it saves 48 KiB at most.
 _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
 _MOST_BITS = 16
+# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
+_STATIC_OPSET = 13
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
@@ -79,7 +80,7 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
         return Decision(node.name, node.op, Mode.FLOAT, problem)
     operator, table = operator_of(node), node.inputs[weights[0].index]
     rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
-    if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and spec.method not in FOLLOWED:
+    if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and not spec.method.is_followed:
         reason = f"a table of {rows} rows saves little as codes, and their errors would stand everywhere"
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
@@ -192,3 +193,9 @@ def _typed_spec(node: Node, weight: Weight) -> Spec:
     """Return the spec with scales of the type of the data that codes are multiplied with."""
     multiplied = node.op != "Gather" and onnx_dtype(node.inputs[weight.index]) == TensorProto.FLOAT16
     return replace(weight.spec, scale="float16") if multiplied else weight.spec
+
+
+def needed_opset(plan: Plan, emit: Emit) -> int:
+    """Return the lowest opset that can express what a plan inserts, see `weight_opset`."""
+    integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
+    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
