@@ -18,7 +18,6 @@ _Pair = tuple[float, float]
 
 _EQUAL_SPEED = 0.97
 _BEYOND_DOUBT = 0.99
-_SHOWN_DIFFERENCE = 0.03
 _CONFIDENCE = 0.95
 # Of fewer even the outermost hold the median less often.
 _FEWEST_ROUNDS = 6
@@ -138,25 +137,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
         left_out += 1
     ordered = sorted(values)
     return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else (0.0, math.inf)
-
-
-def rounds_needed(latency: Latency, difference: float = _SHOWN_DIFFERENCE) -> int:
-    """Return how many rounds would show a difference of speed, judged by how the rounds of a measurement differed.
-
-    The width of an interval falls with the square root of their number.
-
-    Args:
-        latency: of 6 or more rounds.
-        difference: to be shown, as a share of the speed.
-
-    Returns:
-        The number for ``measure_latency``; never fewer than there were.
-    """
-    low, high = latency.interval
-    assert latency.rounds >= _FEWEST_ROUNDS
-    assert low > 0
-    width = math.log(high / low) / 2
-    return max(latency.rounds, math.ceil(latency.rounds * (width / math.log1p(difference)) ** 2))
 
 
 def _timed_round(
