@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 from onnxq.accuracy.refining import Gain
-from onnxq.errors import ModelError, OnnxqError, OutputError
+from onnxq.errors import OutputError
 from onnxq.graph import Applied
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Judged, Scores, fault, lost_score, shortfall, worst_output
-from onnxq.judging.goal import Goal
+from onnxq.judging.agreement import Agreement
+from onnxq.judging.gate import Judged, Scores
 from onnxq.judging.verify import Kernels, Latency
-from onnxq.planning.delivery import Delivery, missing
+from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.searching.regions import Region
 from onnxq.searching.search import Point, Sensitivity
@@ -111,88 +109,6 @@ class Report:
             Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
-
-
-class FidelityError(OnnxqError):
-    """The quantized model was verified and is below the wanted fidelity; nothing was written.
-
-    Attributes:
-        report: what was decided and measured.
-    """
-
-    def __init__(self, message: str, report: Report) -> None:
-        super().__init__(message)
-        self.report = report
-
-    def __reduce__(self) -> tuple[type[FidelityError], tuple[str, Report]]:
-        return type(self), (str(self), self.report)
-
-
-def check_fidelity(report: Report, goal: Goal) -> None:
-    """Refuse a model that is less faithful than the goal asks, unless that is forced.
-
-    Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
-    of values that differ; see OutputAgreement.decibels.
-
-    Raises:
-        FidelityError: it is; or, forced or not, an output is not finite or of another shape, the model is the float
-            model, or it lacks what an exact goal asks for.
-        ModelError: no node is worth quantizing, so that the model is the float model.
-    """
-    min_sqnr = goal.min_sqnr
-    agreement = report.agreement
-    if told := fault(agreement, by_metric=report.scores is not None):
-        raise FidelityError(f"{told}; nothing was written", report)
-    if goal.exact and (told := missing(report.delivered)):
-        raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)
-    if not any(decision.weights for decision in report.plan.decisions):
-        if not _lacks_fidelity(report):
-            reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
-            raise ModelError(
-                f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
-                "without a search if it has to be"
-            )
-        remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
-        if goal.force:
-            remedy = "take the scheme as it is, without a search, if it has to be"
-        raise FidelityError(
-            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; {remedy}",
-            report,
-        )
-    if goal.force:
-        return
-    if report.scores is not None:
-        if told := lost_score(report.scores, goal):
-            raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
-    elif worst := worst_output(agreement, goal):
-        raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
-
-
-def _lacks_fidelity(report: Report) -> bool:
-    """Return whether a model without codes came of noise, and not of what codes cost in time or that none fit.
-
-    A search that weighs no times leaves its first plan only for noise; nodes are not measured alone in large models.
-    """
-    return bool(report.sensitivities) or (report.measured > 1 and not report.frontier)
-
-
-def _noisiest(report: Report) -> str:
-    """Name the nodes that were measured as the noisiest; an empty string where none was measured alone."""
-    worst: dict[str, float] = {}
-    for one in report.sensitivities:
-        # A node is measured in each of its modes.
-        worst.setdefault(one.node, one.sqnr)
-    hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
-    return f"the nodes that hurt most are {hurt}" if hurt else ""
-
-
-def _remedy(report: Report, worst: OutputAgreement) -> str:
-    """Say what to do about an output that is not faithful enough."""
-    if hurt := _noisiest(report):
-        return hurt
-    searched = "" if report.measured else "let the search leave nodes out, "
-    metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
-    return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"
 
 
 def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:
