@@ -34,6 +34,10 @@ class PassError(OnnxqError):
     """A pass or rule fails, is none, or makes a model that is not valid or computes something else."""
 
 
+class EngineError(OnnxqError):
+    """A runtime is missing, refuses a model, ends, hangs or answers nonsense; the message names it."""
+
+
 class OutputError(OnnxqError):
     """The output cannot be written where the user asked for it."""
 

@@ -186,3 +186,22 @@ def prepared(residual: ModelProto) -> Graph:
 def plan(prepared: Graph) -> Plan:
     """Return what the default preset plans for it."""
     return make_plan(prepared, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+
+
+@pytest.fixture
+def looping(build: Callable[..., ModelProto]) -> ModelProto:
+    """Return a product in front of a loop of products, as many as an input says."""
+    return build(
+        """(float[1,8] x, int64 n) => (float[1,8] y) {
+            yes = Constant <value = bool {1}> ()
+            [first] h = MatMul(x, w0)
+            [loop] y = Loop (n, yes, h) <
+                body = turn (int64 i, bool going, float[1,8] s) => (bool on, float[1,8] t) {
+                    on = Identity(going)
+                    [inner] u = MatMul(s, w1)
+                    [scale] t = Mul(u, h)
+                }>
+        }""",
+        w0=(8, 8),
+        w1=(8, 8),
+    )

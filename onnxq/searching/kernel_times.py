@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-import onnx
-
-from onnxq.errors import ModelError
+from onnxq.engines.kernels import Kernel
 from onnxq.graph import Graph, Node, scopes
 from onnxq.operators import Role, operator_of
-from onnxq.runtime import open_session, run
-from onnxq.samples.inputs import Sample
 
-_SUFFIX = "_kernel_time"
 # What the runtime appends to the names of nodes that it puts in the place of others.
 _RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion)+$")
 # What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
 _BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
 _LAYOUTS = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
-# The time of these holds the time of the nodes in their bodies, which have events of their own.
-_HOLDERS = frozenset({"If", "Loop", "Scan"})
-_LOOPS = frozenset({"Loop", "Scan"})
-# It takes about 50 microseconds to read an event of a profile, and onnxruntime drops what comes after a million.
-_MOST_EVENTS = 100_000
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One node of the graph, or of a body, that runs.
-
-    Attributes:
-        name: of the executed node.
-        op_type: its operator.
-        inputs: names of its inputs.
-        outputs: names of its outputs.
-        nanoseconds: time of a run, all iterations of a loop together: the median over repetitions, averaged over the
-            samples, of which those count as zero that do not take its branch.
-        elements: size of its first output, all iterations together, averaged likewise.
-    """
-
-    name: str
-    op_type: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    nanoseconds: float
-    elements: float
 
 
 @dataclass(frozen=True)
@@ -77,111 +39,6 @@ class NodeTimes:
     def total(self) -> float:
         """The time of all kernels."""
         return sum(self.nodes.values()) + sum(self.borders.values()) + self.rest
-
-
-def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, repeats: int) -> tuple[Kernel, ...]:
-    """Run a model under the runtime's profiler.
-
-    Args:
-        model: the file.
-        samples: each is run ``repeats`` times, and the first of all once more before that; fewer times, and fewer of
-            them, where the profile would grow too long.
-        folder: where the runtime writes its files, which are removed again.
-        repeats: at least one.
-
-    Returns:
-        The kernels in order of execution, those of bodies behind the node that holds them; none where a single run
-        makes too many events, as long loops do.
-
-    Raises:
-        ModelError: onnxruntime refuses the model.
-        DataError: a sample cannot be run.
-    """
-    with TemporaryDirectory(dir=folder) as scratch:
-        optimized = Path(scratch) / "profiled.onnx"
-        session = open_session(model, optimized_copy=optimized, profile=Path(scratch) / "profile")
-        try:
-            graph = onnx.load(optimized, load_external_data=False).graph
-            runs_affordable = _MOST_EVENTS // max(_events_of_a_run(graph, model, samples[0], Path(scratch)), 1)
-            repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
-            samples = samples[: runs_affordable - 1] if runs_affordable > 1 else ()
-            for sample in samples[:1]:
-                run(session, sample)
-            for sample in samples:
-                for _ in range(repeats):
-                    run(session, sample)
-            runs = _runs(_events(Path(session.end_profiling())))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
-    return tuple(_kernels(graph, runs[1:], repeats))
-
-
-def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:
-    """Return how many events a run of what the runtime made of a model makes; with loops only a run tells."""
-    nodes = list(_all_nodes(graph))
-    if not any(node.op_type in _LOOPS for node in nodes):
-        return len(nodes)
-    session = open_session(model, profile=folder / "counted")
-    run(session, sample)
-    with Path(session.end_profiling()).open("rb") as lines:
-        return sum(1 for _ in lines)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and its bodies, a body's behind the node that holds it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(body)
-
-
-def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of a profile, one a line: loops make too many of them to hold at once."""
-    with profile.open(encoding="utf-8") as lines:
-        yield from (json.loads(line.rstrip().rstrip(",")) for line in lines if line.startswith("{"))
-
-
-def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, float]]]:
-    """Return, for each run, nanoseconds and elements of the first output by executed node."""
-    runs: list[dict[str, tuple[float, float]]] = []
-    current: dict[str, tuple[float, float]] = {}
-    for event in events:
-        name = event["name"]
-        if name == "model_run":
-            runs.append(current)
-            current = {}
-        elif event["cat"] == "Node" and name.endswith(_SUFFIX) and event["args"].get("op_name") not in _HOLDERS:
-            shapes = [
-                math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
-            ]
-            time, elements = current.get(name.removesuffix(_SUFFIX), (0.0, 0.0))
-            current[name.removesuffix(_SUFFIX)] = (
-                time + event["dur"] * 1e3,
-                elements + float(shapes[0] if shapes else 0),
-            )
-    return runs
-
-
-def _kernels(
-    graph: onnx.GraphProto, runs: Sequence[Mapping[str, tuple[float, float]]], repeats: int
-) -> Iterator[Kernel]:
-    for node in _all_nodes(graph):
-        samples = [
-            [found[node.name] for found in runs[start : start + repeats] if node.name in found]
-            for start in range(0, len(runs), repeats)
-        ]
-        if any(samples):
-            times = [statistics.median(time for time, _ in sample) if sample else 0.0 for sample in samples]
-            sizes = [sample[0][1] if sample else 0.0 for sample in samples]
-            yield Kernel(
-                node.name,
-                node.op_type,
-                tuple(node.input),
-                tuple(node.output),
-                statistics.fmean(times),
-                statistics.fmean(sizes),
-            )
 
 
 def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:

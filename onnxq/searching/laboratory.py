@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines.kernels import profile_kernels
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.graph import scopes
 from onnxq.judging.latency import measure_latency
@@ -19,7 +20,7 @@ from onnxq.progress import Progress, silent
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
-from onnxq.searching.kernel_times import NodeTimes, profile_kernels, trace_kernels
+from onnxq.searching.kernel_times import NodeTimes, trace_kernels
 from onnxq.searching.noises import Noises, measure_noises
 from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials

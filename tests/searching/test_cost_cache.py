@@ -10,12 +10,13 @@ import pytest
 
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.engines.kernels import profile_kernels
 from onnxq.errors import DataError, OutputError
 from onnxq.modelfile.publish import locked
 from onnxq.pipeline import quantize
 from onnxq.searching import cost_cache, laboratory
 from onnxq.searching.cost_cache import CostCache, cost_key
-from onnxq.searching.kernel_times import NodeTimes, profile_kernels
+from onnxq.searching.kernel_times import NodeTimes
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -11,11 +11,11 @@ import pytest
 from convolutions import KERNEL, between_convolutions
 from onnx import ModelProto
 
+from onnxq.engines.kernels import Kernel, profile_kernels
 from onnxq.graph import nodes
 from onnxq.modelfile import as_graph, load, save
 from onnxq.preparation import prepare
-from onnxq.searching import kernel_times
-from onnxq.searching.kernel_times import Kernel, _kernels, _runs, profile_kernels, trace_kernels
+from onnxq.searching.kernel_times import trace_kernels
 
 
 def kernel(name: str, op: str, inputs: str, outputs: str, nanoseconds: float) -> Kernel:
@@ -96,25 +96,6 @@ def test_a_branch_counts_in_the_samples_that_take_it(build: Callable[..., ModelP
     assert times.elements["inner"] == times.elements["other"] == 256
 
 
-@pytest.fixture
-def looping(build: Callable[..., ModelProto]) -> ModelProto:
-    """Return a product in front of a loop of products, as many as an input says."""
-    return build(
-        """(float[1,8] x, int64 n) => (float[1,8] y) {
-            yes = Constant <value = bool {1}> ()
-            [first] h = MatMul(x, w0)
-            [loop] y = Loop (n, yes, h) <
-                body = turn (int64 i, bool going, float[1,8] s) => (bool on, float[1,8] t) {
-                    on = Identity(going)
-                    [inner] u = MatMul(s, w1)
-                    [scale] t = Mul(u, h)
-                }>
-        }""",
-        w0=(8, 8),
-        w1=(8, 8),
-    )
-
-
 def test_all_turns_of_a_loop_count_together_at_the_nodes_of_its_body(looping: ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save(prepare(as_graph(looping)), path)
@@ -125,33 +106,6 @@ def test_all_turns_of_a_loop_count_together_at_the_nodes_of_its_body(looping: Mo
     assert (times.elements["first"], times.elements["inner"]) == (8, 8 * 5)
     assert times.rest == 0
     assert [found.name for found in tmp_path.iterdir()] == ["m.onnx"]
-
-
-@pytest.mark.parametrize(("turns", "runs"), [(3, 5), (300, 3), (450, 2), (3_000, 0)])
-def test_a_long_loop_is_run_less_often_or_not_at_all(
-    looping: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, runs: int
-) -> None:
-    profiled = []
-    monkeypatch.setattr(kernel_times, "_MOST_EVENTS", 4_000)
-    monkeypatch.setattr(kernel_times, "_runs", lambda events: profiled.extend(found := _runs(events)) or found)
-    onnx.save(looping, tmp_path / "m.onnx")
-    samples = [{"x": np.ones((1, 8), np.float32), "n": np.array(turns)}] * 2
-    kernels = profile_kernels(tmp_path / "m.onnx", samples, tmp_path, repeats=2)
-    assert len(profiled) == runs
-    assert ("inner" in {one.name for one in kernels}) is (runs > 0)
-
-
-def test_nodes_that_the_runtime_takes_out_make_no_events(
-    build: Callable[..., ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passing = " ".join(f"t{index + 1} = Identity(t{index})" for index in range(40))
-    model = build(
-        f"(float[1,8] x) => (float[1,8] y) {{ [first] t0 = MatMul(x, w0) {passing} y = Relu(t40) }}", w0=(8, 8)
-    )
-    onnx.save(model, tmp_path / "m.onnx")
-    monkeypatch.setattr(kernel_times, "_MOST_EVENTS", 30)
-    kernels = profile_kernels(tmp_path / "m.onnx", [{"x": np.ones((1, 8), np.float32)}], tmp_path, repeats=2)
-    assert "first" in {one.name for one in kernels}
 
 
 def test_nodes_of_bodies_that_name_their_tensors_alike_are_told_apart(build: Callable[..., ModelProto]) -> None:
@@ -198,7 +152,3 @@ def test_coders_that_the_runtime_moves_count_at_their_tensor(conv_relu: ModelPro
         prepare(as_graph(conv_relu)),
     )
     assert times.borders == {"b": 5.0}
-
-
-def test_a_profile_without_a_finished_run_has_no_kernels(conv_relu: ModelProto) -> None:
-    assert list(_kernels(conv_relu.graph, [], 5)) == []

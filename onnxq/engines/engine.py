@@ -1,0 +1,96 @@
+"""What runs models: a runtime of some version, here, in another process or on another machine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from onnxq.engines.kernels import Kernel
+from onnxq.engines.turns import Pair, timed_by_turns
+from onnxq.errors import EngineError
+from onnxq.runtime import Array
+
+
+class LoadedModel(ABC):
+    """A model that an engine has loaded.
+
+    Attributes:
+        outputs: names of its outputs in order.
+    """
+
+    outputs: tuple[str, ...]
+
+    @abstractmethod
+    def run(self, sample: Mapping[str, Array]) -> list[Any]:
+        """Return the outputs of a sample in order.
+
+        Raises:
+            OnnxqError: the run fails.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Give its memory back; nothing runs afterwards."""
+
+
+class Engine(ABC):
+    """A runtime. It is closed when it is not needed any more, as a context manager or by `close`.
+
+    Attributes:
+        name: the name users write.
+        version: the runtime and its version, as in ``openvino 2026.4.1``, which stands beside every figure.
+    """
+
+    name: str
+    version: str
+
+    @abstractmethod
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        """Load a model file.
+
+        Args:
+            model: the file; its external data lies beside it.
+            threads: threads inside an operator; None leaves the choice to the runtime.
+
+        Raises:
+            OnnxqError: the runtime refuses it.
+        """
+
+    def time(
+        self,
+        models: tuple[LoadedModel, LoadedModel],
+        samples: Sequence[Mapping[str, Array]],
+        seconds: float,
+        turn: int = 0,
+    ) -> list[list[Pair]]:
+        """Return the seconds of two models of this engine for each sample, see `timed_by_turns`."""
+        return timed_by_turns((models[0].run, models[1].run), samples, seconds, turn)
+
+    def profile(
+        self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
+    ) -> tuple[Kernel, ...]:
+        """Return how long each kernel of a model takes, in order of execution.
+
+        Args:
+            model: the file.
+            samples: each is run ``repeats`` times.
+            folder: where the runtime may write.
+            repeats: at least one.
+
+        Raises:
+            EngineError: this engine does not tell.
+        """
+        raise EngineError(f"engine {self.name} does not tell what each node takes; search without latency, --seconds 0")
+
+    def close(self) -> None:  # noqa: B027
+        """End what the engine has started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

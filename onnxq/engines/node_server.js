@@ -1,0 +1,165 @@
+// Runs models in Node for another process: messages of onnxq/engines/wire.py in, answers out.
+"use strict";
+const fs = require("node:fs");
+
+const PROTOCOL = 1;
+// WebAssembly is compiled again, better, while it runs.
+const WARM_UP_SECONDS = 2;
+const [packageName, folder] = process.argv.slice(2);
+const TYPES = {
+  float32: Float32Array, float64: Float64Array, int8: Int8Array, uint8: Uint8Array, int16: Int16Array,
+  uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, int64: BigInt64Array, uint64: BigUint64Array,
+  bool: Uint8Array, float16: Uint16Array,
+};
+// Whatever libraries print is no answer.
+for (const name of ["log", "info", "debug"]) console[name] = console.error;
+
+let ort;
+const sessions = new Map();
+let loads = 0;
+let threadsInUse;
+let warm = packageName !== "onnxruntime-web";
+
+function tensor(described, data) {
+  if (described.values) return new ort.Tensor("string", described.values, described.shape);
+  const kind = TYPES[described.dtype];
+  if (!kind) throw new Error(`values of type ${described.dtype} cannot be passed to JavaScript`);
+  const own = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
+  const view = described.dtype === "float16" && typeof Float16Array !== "undefined" ? Float16Array : kind;
+  return new ort.Tensor(described.dtype, new view(own), described.shape);
+}
+
+function samplesOf(header, arrays) {
+  let start = 0;
+  return header.samples.map((names) => {
+    const sample = {};
+    for (const name of names) sample[name] = arrays[start++];
+    return sample;
+  });
+}
+
+async function load(header) {
+  const web = packageName === "onnxruntime-web";
+  if (web && header.threads) {
+    if (threadsInUse && threadsInUse !== header.threads) throw new Error("threads cannot change once a model is loaded");
+    ort.env.wasm.numThreads = threadsInUse = header.threads;
+  }
+  const options = { logSeverityLevel: 4, graphOptimizationLevel: "all" };
+  if (header.threads && !web) options.intraOpNumThreads = header.threads;
+  if (!web) options.extra = { session: { intra_op: { allow_spinning: "0" } } };
+  const session = await ort.InferenceSession.create(web ? fs.readFileSync(header.model) : header.model, options);
+  sessions.set(++loads, session);
+  return [{ session: loads, outputs: session.outputNames }, []];
+}
+
+async function time(header, samples) {
+  const [first, second] = header.sessions.map((number) => sessions.get(number));
+  const timed = async (session, sample) => {
+    const start = performance.now();
+    await session.run(sample);
+    return (performance.now() - start) / 1000;
+  };
+  for (const session of [first, second]) {
+    const end = performance.now() + (warm ? 0 : 1000 * WARM_UP_SECONDS);
+    for (let count = 0; count < 2 || performance.now() < end; count++) await session.run(samples[0]);
+  }
+  warm = true;
+  const times = samples.map(() => []);
+  const deadline = performance.now() + 1000 * header.seconds;
+  let turn = header.turn;
+  do {
+    const index = turn % samples.length;
+    if ((Math.floor(turn / samples.length) + index) % 2) {
+      const one = await timed(first, samples[index]);
+      times[index].push([one, await timed(second, samples[index])]);
+    } else {
+      const other = await timed(second, samples[index]);
+      times[index].push([await timed(first, samples[index]), other]);
+    }
+    turn++;
+  } while (performance.now() < deadline);
+  return [{ times }, []];
+}
+
+async function answer(header, arrays) {
+  if (header.ask === "hello") {
+    ort = require(require.resolve(packageName, { paths: [folder] }));
+    const found = ort.env.versions;
+    const version = found && (found.node || found.web || found.common);
+    return [{ protocol: PROTOCOL, version: `${packageName} ${version} on Node ${process.versions.node}` }, []];
+  }
+  if (header.ask === "load") return load(header);
+  if (header.ask === "close") {
+    await sessions.get(header.session).release();
+    sessions.delete(header.session);
+    return [{}, []];
+  }
+  const samples = samplesOf(header, arrays);
+  if (header.ask === "time") return time(header, samples);
+  if (header.ask !== "run") throw new Error(`it does not ${header.ask}`);
+  const session = sessions.get(header.session);
+  const found = await session.run(samples[0]);
+  return [{}, session.outputNames.map((name) => found[name])];
+}
+
+function write(header, tensors) {
+  const arrays = tensors.map((one) => {
+    const entry = { dtype: one.type === "string" ? "text" : one.type, shape: one.dims };
+    return one.type === "string" ? { ...entry, values: one.data } : entry;
+  });
+  const text = Buffer.from(JSON.stringify({ ...header, arrays }));
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(text.length);
+  const data = tensors.filter((one) => one.type !== "string");
+  const parts = data.map((one) => Buffer.from(one.data.buffer, one.data.byteOffset, one.data.byteLength));
+  for (const part of [length, text, ...parts]) writeAll(part);
+}
+
+function writeAll(part) {
+  for (let done = 0; done < part.length; ) {
+    try {
+      done += fs.writeSync(1, part, done);
+    } catch (error) {
+      // A pipe that is full is asked again.
+      if (error.code !== "EAGAIN") process.exit(1);
+    }
+  }
+}
+
+// Messages come in pieces, and are answered one after the other.
+const pieces = [];
+let waiting = 0;
+let wake = () => {};
+process.stdin.on("data", (piece) => { pieces.push(piece); waiting += piece.length; wake(); });
+process.stdin.on("end", () => process.exit(0));
+
+async function exactly(count) {
+  while (waiting < count) await new Promise((resolve) => { wake = resolve; });
+  const all = Buffer.concat(pieces.splice(0));
+  if (all.length > count) pieces.push(all.subarray(count));
+  waiting -= count;
+  return all.subarray(0, count);
+}
+
+async function serve() {
+  for (;;) {
+    const header = JSON.parse((await exactly((await exactly(4)).readUInt32BE())).toString());
+    const arrays = [];
+    let reply;
+    try {
+      for (const one of header.arrays || []) {
+        const bytes = one.values ? 0 : one.shape.reduce((a, b) => a * b, 1) * (TYPES[one.dtype]?.BYTES_PER_ELEMENT ?? NaN);
+        if (Number.isNaN(bytes)) throw new Error(`values of type ${one.dtype} cannot be passed to JavaScript`);
+        arrays.push(tensor(one, await exactly(bytes)));
+      }
+      reply = await answer(header, arrays);
+    } catch (error) {
+      const missing = error.code === "MODULE_NOT_FOUND" && header.ask === "hello";
+      const told = missing ? `npm package ${packageName} is not in reach of ${folder}; npm install ${packageName}` : error.message;
+      reply = [{ error: told || String(error) }, []];
+    }
+    write(...reply);
+  }
+}
+
+serve();

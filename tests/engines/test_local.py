@@ -1,0 +1,30 @@
+"""The onnxruntime of this process as an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.engines.local import OnnxRuntime
+from onnxq.errors import DataError, ModelError
+
+
+def test_it_runs_times_and_profiles(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    samples = samples_for(perceptron, 2)
+    with OnnxRuntime() as engine:
+        assert engine.version.startswith("onnxruntime 1.")
+        first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
+        assert first.outputs == tuple(output.name for output in perceptron.graph.output)
+        assert np.array_equal(first.run(samples[0])[0], second.run(samples[0])[0])
+        assert sum(map(len, engine.time((first, second), samples, 0.0))) == 1
+        assert engine.profile(tmp_path / "model.onnx", samples, tmp_path, 2)
+        with pytest.raises(DataError, match="cannot be run by onnxruntime"):
+            first.run({})
+        first.close()
+        with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
+            engine.load(tmp_path / "gone.onnx")

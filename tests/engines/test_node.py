@@ -1,0 +1,88 @@
+"""onnxruntime's npm packages as engines: tested where ``npm install`` has put them in reach, and skipped elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper
+
+from onnxq.engines.engine import Engine
+from onnxq.engines.node import node_engine
+from onnxq.errors import EngineError
+
+PLACE = os.environ.get("ONNXQ_NODE_MODULES", "")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node")
+
+
+def started(package: str) -> Engine:
+    try:
+        return node_engine(package, PLACE)
+    except EngineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_it_runs_and_times(perceptron: ModelProto, samples_for, tmp_path: Path, package: str) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    samples = samples_for(perceptron, 2)
+    with started(package) as engine, node_engine("onnxruntime-node", PLACE) as other:
+        assert engine.version.startswith(f"{package} 1.")
+        first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
+        expected = other.load(tmp_path / "model.onnx").run(samples[0])[0]
+        assert first.outputs == tuple(output.name for output in perceptron.graph.output)
+        assert np.allclose(first.run(samples[0])[0], expected, atol=1e-5)
+        assert sum(map(len, engine.time((first, second), samples, 0.0))) == 1
+        with pytest.raises(EngineError, match=f"engine {package} cannot profile .*: it does not profile"):
+            engine.profile(tmp_path / "model.onnx", samples, tmp_path, 1)
+        first.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int32", "int64", "bool", "float64"])
+def test_values_of_all_types_come_back_as_they_were(tmp_path: Path, dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", kind, [2, 3])],
+            [helper.make_tensor_value_info("y", kind, [2, 3])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    array = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
+    with started("onnxruntime-node") as engine:
+        [found] = engine.load(tmp_path / "model.onnx").run({"x": array})
+        assert found.dtype == array.dtype
+        assert found.tolist() == array.tolist()
+        with pytest.raises(EngineError, match="engine onnxruntime-node cannot run the sample: "):
+            engine.load(tmp_path / "model.onnx").run({"x": np.zeros(2, dtype)})
+
+
+@needs_node
+def test_a_package_that_is_not_in_reach_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"npm package onnxruntime-odd is not in reach of .*; npm install onnxruntime-odd"
+    ):
+        node_engine("onnxruntime-odd", str(tmp_path))
+
+
+@needs_node
+def test_a_package_that_breaks_is_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "node_modules" / "onnxruntime-odd"
+    folder.mkdir(parents=True)
+    (folder / "index.js").write_text("process.exit(7)", encoding="utf-8")
+    with pytest.raises(EngineError, match="engine onnxruntime-odd has ended when it was to start"):
+        node_engine("onnxruntime-odd", str(tmp_path))
+
+
+def test_without_node_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineError, match="engine onnxruntime-web needs Node"):
+        node_engine("onnxruntime-web", "")

@@ -1,0 +1,42 @@
+"""OpenVINO as an engine; needs the extra ``openvino``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.engines.table import open_engine
+from onnxq.errors import EngineError
+
+pytest.importorskip("openvino")
+
+
+def test_it_runs_times_and_profiles_by_the_names_of_nodes(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,8,8,8] y) { [first] a = Conv <pads = [1,1,1,1]> (x, w0) [clamp] y = Relu(a) }",
+        w0=(8, 8, 3, 3),
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    sample = {"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}
+    with open_engine("openvino-f32") as engine, open_engine("onnxruntime") as known:
+        assert engine.version.startswith("openvino 20")
+        assert engine.version.endswith(" in f32")
+        first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
+        expected = known.load(tmp_path / "model.onnx").run(sample)[0]
+        assert first.outputs == ("y",)
+        assert np.allclose(first.run(sample)[0], expected, atol=1e-5)
+        assert sum(map(len, engine.time((first, second), [sample], 0.0))) == 1
+        made = {name for one in engine.profile(tmp_path / "model.onnx", [sample], tmp_path, 2) for name in one.outputs}
+        assert {"first", "y"} <= made
+
+
+def test_what_it_refuses_is_told_in_its_words(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    model = build("(float[4] x) => (float[4] y) { y = Unknown(x) }")
+    onnx.save(model, tmp_path / "model.onnx")
+    with open_engine("openvino") as engine, pytest.raises(EngineError, match=r"engine openvino cannot load .*Unknown"):
+        engine.load(tmp_path / "model.onnx")

@@ -1,0 +1,22 @@
+"""Two models take turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxq.engines import turns
+from onnxq.engines.turns import timed_by_turns
+
+
+def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = [0.0], []
+
+    def run(model: str, sample: int) -> None:
+        runs.append(f"{model}{sample}")
+        now[0] += sample * (3 if model == "a" else 2)
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    pair = (lambda sample: run("a", sample)), (lambda sample: run("b", sample))
+    assert timed_by_turns(pair, [1, 5], 10.0) == [[(3, 2)], [(15, 10)]]
+    assert runs == ["a1", "a1", "b1", "b1", "b1", "a1", "a5", "b5"]
+    assert timed_by_turns(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
