@@ -35,7 +35,6 @@ from onnxq.modelfile import load
 from onnxq.planning.plan import Demotion
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
-from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.trials import Trials
@@ -251,9 +250,9 @@ def tried(
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            session = open_session(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()))
-            found = [run(session, sample, trials.names) for sample in samples]
-            yield trials.names, list(zip(trials.expected, found, strict=True))
+            view = trials.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()))
+            found = [view.run(sample) for sample in samples]
+            yield trials.views.names, list(zip(trials.expected, found, strict=True))
 
 
 def main() -> None:

@@ -25,10 +25,11 @@ from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
-from onnxq.judging.doubts import doubts
+from onnxq.judging.doubts import doubts, unseen
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import loads_in_onnxruntime
+from onnxq.judging.views import Views
 from onnxq.lowering import Emit, emit_named
 from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, stored_bytes
@@ -150,6 +151,8 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = doubts(model.files.reference, whole)
+    if goal.metric is None:
+        found = (*found, *unseen(Views.of(model.files.reference, bench.prepared)))
     if data.statistics is not None:
         bench.check(data.statistics, plan, methods)
     evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)

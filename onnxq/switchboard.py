@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
 from onnxq.judging.trust import noise_by_sample
+from onnxq.judging.views import View
 from onnxq.passes.place.switch_codes import Switches
 from onnxq.planning.plan import Plan
-from onnxq.runtime import Session, open_session, run
 from onnxq.trials import Trials
 
 
@@ -36,12 +36,12 @@ class Switchboard:
 
     Attributes:
         trials: the samples, and what the float model gives for them.
-        session: of the model with switches.
+        view: the model with switches.
         switches: the inputs that say what is codes.
     """
 
     trials: Trials
-    session: Session
+    view: View
     switches: Switches
 
     @classmethod
@@ -56,7 +56,7 @@ class Switchboard:
         """
         path = trials.bench.prepared.with_name("switched.onnx")
         switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
-        return cls(trials, open_session(path), switches)
+        return cls(trials, trials.views.open(path), switches)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -74,10 +74,8 @@ class Switchboard:
             float64 of shape (samples, outputs), in units of the signal of these samples.
         """
         fed = {self._input(source): np.array(source in coded) for source in self.sources}
-        names, expected = self.trials.names, self.trials.expected
-        return noise_by_sample(
-            [(expected[place], run(self.session, {**self.trials.samples[place], **fed}, names)) for place in samples]
-        )
+        expected, given = self.trials.expected, self.trials.samples
+        return noise_by_sample([(expected[place], self.view.run({**given[place], **fed})) for place in samples])
 
     def _input(self, source: Source) -> str:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.trust import Trust, noise_by_sample, trust
+from onnxq.judging.views import Views
 from onnxq.planning.plan import Plan
-from onnxq.runtime import open_session, output_names, return_memory, run
+from onnxq.runtime import return_memory
 from onnxq.samples.inputs import Sample
 from onnxq.workbench import Workbench
 
@@ -31,8 +32,8 @@ class Trials:
         bench: builds the models.
         evidence: of the plan's activations.
         samples: the samples that every candidate runs.
-        names: of the outputs.
-        expected: the float model's outputs for each sample.
+        views: by what candidates are compared with the float model.
+        expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
         measured: what was found of plans so far.
     """
@@ -40,7 +41,7 @@ class Trials:
     bench: Workbench
     evidence: Evidence
     samples: tuple[Sample, ...]
-    names: tuple[str, ...]
+    views: Views
     expected: tuple[tuple[Any, ...], ...]
     seconds: float = 0.0
     measured: dict[object, tuple[Trust, NDArray[np.float64]]] = field(default_factory=dict)
@@ -49,12 +50,12 @@ class Trials:
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
         """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
         kept = tuple(samples)
-        session = open_session(reference)
-        names = tuple(output_names(session))
+        views = Views.of(reference, bench.prepared)
+        view = views.open(reference)
         start = time.perf_counter()
-        expected = tuple(tuple(run(session, sample, names)) for sample in kept)
+        expected = tuple(tuple(view.run(sample)) for sample in kept)
         seconds = (time.perf_counter() - start) / max(len(kept), 1)
-        return cls(bench, evidence, kept, names, expected, seconds)
+        return cls(bench, evidence, kept, views, expected, seconds)
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
@@ -88,11 +89,11 @@ class Trials:
         """Build a plan's model and return the float model's outputs and its own for each sample."""
         # What an optimised session makes of the weights of a large model would all be in memory.
         large = self.bench.is_large
-        session = open_session(self.candidate(plan, recipe), optimize=not large, mapped=large)
+        view = self.views.open(self.candidate(plan, recipe), optimize=not large, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
-        outputs = [(expected, run(session, sample, self.names)) for sample, expected in pairs]
+        outputs = [(expected, view.run(sample)) for sample, expected in pairs]
         if large:
-            del session
+            del view
             return_memory()
         return outputs
 

@@ -17,8 +17,8 @@ from onnxq import quantize
 from onnxq.budget import Budget
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.judging.agreement import compare
+from onnxq.judging.views import Views
 from onnxq.planning.plan import Plan
-from onnxq.runtime import open_session
 from onnxq.scheme import Mode
 
 Case = Callable[[], ModelProto]
@@ -79,7 +79,8 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8") -> Plan:
     source.write_bytes(made.SerializeToString())
     samples = samples_of(made)
     done = quantize(source, samples, output, scheme=scheme, budget=Budget(latency=0))
-    agreement = compare(open_session(source), open_session(output), samples)
+    views = Views.of(source, output)
+    agreement = compare(views.open(source), views.open(output), samples)
     assert agreement.sound
     assert agreement.worst_sqnr >= 20
     written, given = onnx.load(output).graph, made.graph

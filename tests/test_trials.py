@@ -34,6 +34,6 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     static, stored, left = (trials.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
     assert 15 < static < stored < 60
     assert left > 100
-    assert trials.noise(plan, Recipe()).shape == (8, len(trials.names))
+    assert trials.noise(plan, Recipe()).shape == (8, len(trials.views.names))
     assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
     assert len(trials.measured) == 3

@@ -83,7 +83,9 @@ def print_report(report: Report, *, every: bool = False) -> None:
         parts = [] if output.sqnr is None else [f"SQNR {_decibels(output.sqnr)}"]
         if output.agreement is not None:
             parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
-        table.add_row(f"output {output.name}", ", ".join(parts) or "not compared")
+        judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
+        kind = "tensor" if output.stands_for else "output"
+        table.add_row(f"{kind} {output.name}{judges}", ", ".join(parts) or "not compared")
     if report.judged is not None:
         table.add_row("judged on", _judged(report.judged))
     if report.latency is not None:
@@ -214,7 +216,7 @@ def print_agreement(agreement: Agreement) -> None:
     table = Table("output", "SQNR", "agreement", "largest error", title=f"{agreement.samples} samples")
     for output in agreement.outputs:
         table.add_row(
-            output.name,
+            f"{output.name}, judges {', '.join(output.stands_for)}" if output.stands_for else output.name,
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.errors import DataError
+from onnxq.judging.views import View, Views
 from onnxq.modelfile import load
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.onnx_tools import skeleton
-from onnxq.runtime import Array, Session, open_session, output_names, run
+from onnxq.runtime import Array
 from onnxq.samples.data import open_samples
 from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import model_inputs
+from onnxq.samples.inputs import Sample, model_inputs
 
 # Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
 _SHARE_AT_0_DB = 0.1
@@ -41,7 +42,7 @@ def _lower_bound(count: int) -> float:
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """How well one output of a candidate agrees with the reference's, over all samples.
+    """How well one output of a candidate, or what stands for it, agrees with the reference's, over all samples.
 
     Attributes:
         name: the output.
@@ -53,6 +54,8 @@ class OutputAgreement:
         same_shapes: whether every shape is the reference's.
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements the agreement is a share of.
+        stands_for: where it is a tensor inside the model, the outputs that are decided by it and not compared
+            themselves; see `onnxq.judging.views.Views`.
     """
 
     name: str
@@ -62,6 +65,14 @@ class OutputAgreement:
     same_shapes: bool
     finite: bool
     compared: int
+    stands_for: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What it is called when it is told of: an output, or what outputs are judged by."""
+        if not self.stands_for:
+            return f"output {self.name}"
+        return f"tensor {self.name}, which judges {', '.join(self.stands_for)},"
 
     @property
     def differing(self) -> int:
@@ -122,26 +133,24 @@ class Agreement:
         return all(output.same_shapes and output.finite for output in self.outputs)
 
 
-def compare(reference: Session, candidate: Session, samples: Iterable[Mapping[str, Array]]) -> Agreement:
-    """Run both models on every sample and compare all outputs, holding one sample at a time.
+def compare(reference: View, candidate: View, samples: Iterable[Sample]) -> Agreement:
+    """Run both models on every sample and compare them, holding one sample at a time.
 
     Args:
-        reference: session of the float model.
-        candidate: session of a model with the same inputs and outputs.
+        reference: the float model.
+        candidate: a model made from it, open for the same.
         samples: the data.
 
     Returns:
-        The agreement, outputs in the reference's order.
+        The agreement, outputs in the reference's order, then what stands for others.
 
     Raises:
-        DataError: the outputs differ in name, there is no sample, or a run fails.
+        DataError: there is no sample, or a run fails.
     """
-    names = output_names(reference)
-    others = output_names(candidate)
-    if sorted(names) != sorted(others):
-        raise DataError(f"the models cannot be compared: the first has outputs {names}, the second {others}")
-    pairs = ((run(reference, sample, names), run(candidate, sample, names)) for sample in samples)
-    return agreement_of(names, pairs)
+    views = reference.views
+    found = agreement_of(views.names, ((reference.run(sample), candidate.run(sample)) for sample in samples))
+    outputs = tuple(replace(one, stands_for=views.stand_ins.get(one.name, ())) for one in found.outputs)
+    return replace(found, outputs=outputs)
 
 
 def compare_files(
@@ -160,7 +169,8 @@ def compare_files(
     """
     inputs = model_inputs(skeleton(load(reference)))
     samples = open_samples(data, inputs, images=images, limit=limit)
-    return compare(open_session(reference), open_session(candidate), samples)
+    views = Views.of(reference, candidate)
+    return compare(views.open(reference), views.open(candidate), samples)
 
 
 def agreement_of(names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> Agreement:

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.trust import are_probabilities
+from onnxq.judging.views import Views
 from onnxq.runtime import Array, is_large, open_session, output_names, run
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource, is_floating
@@ -19,6 +20,7 @@ _FEW = 8
 _LOOKED_AT = 64
 # Each costs a run of the float model.
 _RUN = 8
+_SHOWN = 3
 
 
 def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
@@ -36,6 +38,16 @@ def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
     if not is_large(model):
         found += _of_outputs(model, list(evenly(looked, _RUN)))
     return tuple(found)
+
+
+def unseen(views: Views) -> Iterator[str]:
+    """Say which noise does not show in what stands for outputs; see `Views`."""
+    if views.unseen:
+        nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
+        yield (
+            f"{len(views.unseen)} nodes with weights, {nodes}, compute with what the data has decided, and their noise "
+            f"is not seen by what judges {', '.join(views.decided)}; judge by --metric"
+        )
 
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:

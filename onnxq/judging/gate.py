@@ -75,7 +75,7 @@ def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
     for output in agreement.outputs:
         if not ((output.same_shapes or by_metric) and output.finite):
             what = "has another shape" if output.finite else "is not finite"
-            return f"output {output.name} of the quantized model {what}"
+            return f"{output.label} of the quantized model {what}"
     return ""
 
 
@@ -96,9 +96,9 @@ def worst_output(agreement: Agreement, goal: Goal) -> OutputAgreement | None:
 def shortfall(worst: OutputAgreement, goal: Goal) -> str:
     """Say what an output is and what it should be."""
     if worst.sqnr is not None:
-        return f"output {worst.name} has {worst.sqnr:.1f} dB, expected {goal.min_sqnr:g} dB or more"
+        return f"{worst.label} has {worst.sqnr:.1f} dB, expected {goal.min_sqnr:g} dB or more"
     return (
-        f"output {worst.name} differs in {worst.differing} of {worst.compared} values "
+        f"{worst.label} differs in {worst.differing} of {worst.compared} values "
         f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(goal.min_sqnr):.2%} that "
         f"{goal.min_sqnr:g} dB stand for, with 95 % confidence"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.judging.agreement import OutputAgreement, agreement_of
-from onnxq.runtime import open_session, output_names, run
+from onnxq.judging.views import Views
 from onnxq.samples.inputs import Sample, is_floating
 
 
@@ -26,14 +26,14 @@ def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: i
     Returns:
         Rising places.
     """
-    session, other = open_session(reference), open_session(candidate)
-    names = output_names(session)
+    views = Views.of(reference, candidate)
+    one, other = views.open(reference), views.open(candidate)
     rows = []
     for sample in samples:
-        expected, found = run(session, sample, names), run(other, sample, names)
-        agreement = agreement_of(names, [(expected, found)])
-        rows.append([_energies(*one) for one in zip(expected, found, agreement.outputs, strict=True)])
-    if not rows or not names:
+        expected, found = one.run(sample), other.run(sample)
+        agreement = agreement_of(views.names, [(expected, found)])
+        rows.append([_energies(*each) for each in zip(expected, found, agreement.outputs, strict=True)])
+    if not rows or not views.names:
         return []
     energies = np.array(rows)
     signals, noises = energies[..., 0], energies[..., 1]

@@ -12,6 +12,7 @@ import onnx
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.latency import Latency, measure_latency
+from onnxq.judging.views import View, Views
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
 from onnxq.samples.data import evenly
@@ -97,7 +98,9 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         copy = folder / "optimized.onnx"
         session = open_session(candidate, optimized_copy=copy, mapped=large)
         kernels = _kernels(copy)
-    agreement = compare(open_session(reference), session, evenly(samples, COMPARED_SAMPLES))
+    views = Views.of(reference, candidate)
+    view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
+    agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES))
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
     if latency is not None and latency.looks_slower:

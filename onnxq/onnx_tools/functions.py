@@ -23,11 +23,11 @@ def check_functions(model: ModelProto) -> None:
     for function in model.functions:
         if functions.setdefault(_name(function), function) is not function:
             raise ModelError(f"the model has two functions named {function.name!r}; the model is damaged")
-    calls = {key: [_callee(node) for node in _nodes(function.node)] for key, function in functions.items()}
+    calls = {key: [_callee(node) for node in all_nodes(function.node)] for key, function in functions.items()}
     sizes: dict[_Key, int] = {}
     for key in functions:
         _measure(key, calls, sizes)
-    total = sum(sizes.get(_callee(node), 1) for node in _nodes(model.graph.node))
+    total = sum(sizes.get(_callee(node), 1) for node in all_nodes(model.graph.node))
     if total > _MOST_NODES:
         raise ModelError(
             f"the model has {total:.3g} nodes once its functions are inlined, expected at most {_MOST_NODES}; "
@@ -55,7 +55,7 @@ def _measure(start: _Key, calls: dict[_Key, list[_Key]], sizes: dict[_Key, int])
             pending.append(waiting)
 
 
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """Yield nodes, and those of the bodies that they hold."""
     pending = [nodes]
     while pending:

@@ -53,6 +53,8 @@ class Operator:
         recurrent: whether it computes step by step from states of its own.
         settings: whether its float inputs besides data and weights say what it does, so that a coarser number would
             make it do something else.
+        data_dependent: whether the values of its data say how many elements it gives, or in which order.
+        random: whether it draws random numbers, from its attribute ``seed`` where that is given.
         interval: which values the first output has, from those of the inputs.
         integer: its integer twins.
         standard: an operator of ONNX with the indices of the inputs from which that makes a first output of the same
@@ -74,6 +76,8 @@ class Operator:
     transposed: str = ""
     recurrent: bool = False
     settings: bool = False
+    data_dependent: bool = False
+    random: bool = False
     interval: IntervalRule | None = None
     integer: tuple[IntegerOperator, ...] = ()
     standard: tuple[str, tuple[int, ...]] | None = None

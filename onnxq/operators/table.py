@@ -69,6 +69,8 @@ _MOVING = Operator(_CARRIER, interval=first)
 _ABOVE_ZERO = Operator(_FLOAT, interval=always(low=0.0))
 _AROUND_ZERO = Operator(_FLOAT, interval=always(-1.0, 1.0))
 _SET = Operator(_FLOAT, settings=True)
+_DECIDED = Operator(_FLOAT, settings=True, data_dependent=True)
+_RANDOM = Operator(_FLOAT, settings=True, random=True)
 
 
 def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts: Any) -> tuple[IntegerOperator, ...]:
@@ -150,11 +152,13 @@ _STANDARD: Mapping[str, Operator] = {
     "Clip": Operator(_CLAMP, settings=True, interval=clipped),
     "Relu": Operator(_CLAMP, passage=alike, interval=rectified),
     "Abs": _ABOVE_ZERO,
+    "Bernoulli": _RANDOM,
     "Cast": Operator(_FLOAT, interval=first),
+    "Compress": _DECIDED,
     "Cos": _AROUND_ZERO,
     "DFT": _SET,
     "Div": Operator(_FLOAT, data=None, interval=of_one_sign),
-    "Dropout": _SET,
+    "Dropout": _RANDOM,
     "Equal": _SET,
     "Erf": _AROUND_ZERO,
     "Exp": _ABOVE_ZERO,
@@ -165,10 +169,18 @@ _STANDARD: Mapping[str, Operator] = {
     "Identity": Operator(_FLOAT, interval=first),
     "Less": _SET,
     "LessOrEqual": _SET,
+    # Where its body or its data says when it ends.
+    "Loop": replace(_DECIDED, data=()),
     "Mod": _SET,
-    "NonMaxSuppression": _SET,
+    "Multinomial": _RANDOM,
+    "NonMaxSuppression": _DECIDED,
+    "NonZero": _DECIDED,
     "OneHot": _SET,
     "Pow": Operator(_FLOAT, data=(0, 1), settings=True, interval=power),
+    "RandomNormal": replace(_RANDOM, data=()),
+    "RandomNormalLike": _RANDOM,
+    "RandomUniform": replace(_RANDOM, data=()),
+    "RandomUniformLike": _RANDOM,
     "Range": _SET,
     "RotaryEmbedding": _SET,
     "Reciprocal": Operator(_FLOAT, interval=of_one_sign),
@@ -185,6 +197,8 @@ _STANDARD: Mapping[str, Operator] = {
     "Softsign": _AROUND_ZERO,
     "Sqrt": _ABOVE_ZERO,
     "Sub": Operator(_FLOAT, data=None, interval=difference),
+    "TopK": _DECIDED,
+    "Unique": _DECIDED,
     "Upsample": _SET,
     "Where": Operator(
         _FLOAT, data=(1, 2), integer=_integer("QLinearWhere", ((1, 2, 3), (4, 5, 6)), result=(7, 8), first=(0,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnx import ModelProto
 
 from onnxq.errors import DataError
 from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
+from onnxq.judging.views import Views
 from onnxq.runtime import open_session, run
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -191,24 +193,37 @@ def test_no_samples_are_an_error() -> None:
         agreement_of(["y"], [])
 
 
-def test_sessions_are_compared_output_by_output(perceptron: ModelProto, samples_for) -> None:
-    session = open_session(perceptron)
-    agreement = compare(session, session, iter(samples_for(perceptron, 3)))
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[..., Agreement]:
+    """Return a function: two models and samples to their agreement."""
+
+    def compared(one: ModelProto, other: ModelProto, samples: list[dict[str, np.ndarray]]) -> Agreement:
+        files = tmp_path / "one.onnx", tmp_path / "other.onnx"
+        for model, path in zip((one, other), files, strict=True):
+            onnx.save(model, path)
+        views = Views.of(*files)
+        return compare(*map(views.open, files), iter(samples))
+
+    return compared
+
+
+def test_models_are_compared_output_by_output(perceptron: ModelProto, compared, samples_for) -> None:
+    agreement = compared(perceptron, perceptron, samples_for(perceptron, 3))
     assert (agreement.samples, [one.name for one in agreement.outputs]) == (3, ["y"])
     assert agreement.worst_sqnr == math.inf
     assert agreement.sound
 
 
-def test_models_with_other_outputs_are_not_compared(perceptron: ModelProto, residual: ModelProto, build) -> None:
+def test_models_with_other_outputs_are_not_compared(perceptron: ModelProto, compared, build) -> None:
     other = build("(float[4,32] x) => (float[4,32] z) { z = Relu(x) }")
     with pytest.raises(DataError, match=r"the first has outputs \['y'\], the second \['z'\]"):
-        compare(open_session(perceptron), open_session(other), [])
+        compared(perceptron, other, [])
 
 
-def test_outputs_in_another_order_are_matched_by_name(build, samples_for) -> None:
+def test_outputs_in_another_order_are_matched_by_name(build, compared, samples_for) -> None:
     one = build("(float[2,3] x) => (float[2,3] a, float[2,3] b) { a = Relu(x) b = Tanh(x) }")
     other = build("(float[2,3] x) => (float[2,3] b, float[2,3] a) { a = Relu(x) b = Tanh(x) }")
-    agreement = compare(open_session(one), open_session(other), samples_for(one))
+    agreement = compared(one, other, samples_for(one))
     assert [(one.name, one.sqnr) for one in agreement.outputs] == [("a", math.inf), ("b", math.inf)]
 
 

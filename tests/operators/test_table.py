@@ -44,7 +44,8 @@ def test_a_row_names_inputs_that_the_operator_has(key: OperatorKey, row: Operato
 def test_all_inputs_are_data_where_the_operator_makes_no_difference(key: OperatorKey, row: Operator) -> None:
     if key[0] or not defs.has(key[1]):
         return
-    variadic = defs.get_schema(key[1]).inputs[0].option == defs.OpSchema.FormalParameterOption.Variadic
+    first = defs.get_schema(key[1]).inputs[:1]
+    variadic = any(port.option == defs.OpSchema.FormalParameterOption.Variadic for port in first)
     assert (row.data is None) == (variadic or key[1] in ("Add", "Div", "Mul", "Sub"))
 
 
@@ -54,6 +55,17 @@ def test_weights_are_what_some_roles_have(key: OperatorKey, row: Operator) -> No
     assert not (row.product or row.recurrent or row.transposed) or row.weights
     assert row.role is not Role.FLOAT or row.bias is None
     assert row.moves == (row.role is Role.CARRIER)
+
+
+@rows
+def test_whatever_has_a_seed_is_random(key: OperatorKey, row: Operator) -> None:
+    if not key[0] and defs.has(key[1]):
+        assert row.random == ("seed" in defs.get_schema(key[1]).attributes)
+
+
+def test_every_operator_of_onnx_with_a_seed_has_a_row() -> None:
+    seeded = {one.name for one in defs.get_all_schemas() if "seed" in one.attributes and not one.domain}
+    assert seeded <= {op for _, op in OPERATORS}
 
 
 @rows

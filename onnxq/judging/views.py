@@ -1,0 +1,187 @@
+"""Models opened for comparing: by which tensors they are compared, and the same random numbers in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import onnx
+
+from onnxq.errors import DataError
+from onnxq.execution.runner import read_without_data
+from onnxq.execution.seeded import SeededSession, draws, put_seeds
+from onnxq.graph import Graph, Variable, onnx_dtype
+from onnxq.graph.elements import domain_named
+from onnxq.graph.external import DataFolder
+from onnxq.judging.decided import Decided, matched
+from onnxq.modelfile import read_model
+from onnxq.onnx_tools import infer_shapes
+from onnxq.onnx_tools.functions import all_nodes, check_functions
+from onnxq.operators import OPERATORS
+from onnxq.runtime import Session, open_session, output_names, run
+from onnxq.samples.inputs import Sample
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A model that is open for comparing.
+
+    Attributes:
+        session: of the model.
+        names: of what is compared, as this model calls it, in an order that all views share.
+        views: by what models are compared.
+    """
+
+    session: Session
+    names: tuple[str, ...]
+    views: Views
+
+    def run(self, sample: Sample, index: int | None = None) -> list[Any]:
+        """Return what is compared of one sample; see `onnxq.runtime.run`."""
+        return run(self.session, sample, self.names, index=index)
+
+
+@dataclass(frozen=True)
+class Views:
+    """By what models are compared with a float model.
+
+    Outputs whose number or order of elements depends on the data, such as the boxes that a detector keeps, are not
+    compared themselves: one box more or less would decide. The float tensors stand for them that they are decided
+    by. Nodes that draw random numbers draw the same in each run of each model.
+
+    Attributes:
+        outputs: names of the outputs that are compared themselves.
+        stand_ins: names of the float model's tensors that stand for others, with the names of these outputs.
+        decided: for each other output the tensors that it is decided by.
+        unseen: names of nodes with weights behind those tensors, whose noise does not show.
+        random: whether the model draws random numbers.
+    """
+
+    outputs: tuple[str, ...]
+    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    unseen: tuple[str, ...] = ()
+    random: bool = False
+
+    @classmethod
+    def of(cls, reference: Path, candidate: Path) -> Views:
+        """Find out by what models are compared.
+
+        Args:
+            reference: file of the float model.
+            candidate: file of a model made from it, as all that are compared.
+
+        Raises:
+            ModelError: A file cannot be read.
+        """
+        model = _inlined(read_without_data(reference))
+        names = _output_names(model)
+        if not _may_decide(model):
+            return cls(tuple(names), random=draws(model))
+        found = Decided(_graph(model, reference))
+        if not found.entering:
+            return cls(tuple(names), random=draws(model))
+        there = Decided(_graph(read_without_data(candidate), candidate)).entering
+        decided = {
+            output: tuple(tensor.name for tensor in tensors)
+            for output, tensors in found.entering.items()
+            if matched([tensor.name for tensor in tensors], there.get(output, ())) is not None
+        }
+        entering = dict.fromkeys(tensor for tensors in decided.values() for tensor in tensors)
+        return cls(
+            tuple(name for name in names if name not in decided),
+            {one: tuple(output for output, tensors in decided.items() if one in tensors) for one in entering},
+            decided,
+            found.weighted if decided else (),
+            draws(model),
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether models are compared as they are."""
+        return not self.stand_ins and not self.random
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all that is compared, as the float model calls it."""
+        return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
+
+    def open(self, model: Path, *, optimize: bool = True, mapped: bool | None = None) -> View:
+        """Open the float model, or one made from it: the same model, with tensors as outputs and with seeds.
+
+        Args:
+            model: the file.
+            optimize: see `open_session`.
+            mapped: see `open_session`.
+
+        Raises:
+            ModelError: The file cannot be loaded.
+            DataError: It has other outputs, or lacks a tensor.
+        """
+        if self.plain:
+            session = open_session(model, optimize=optimize, mapped=mapped)
+            self._check(output_names(session))
+            return View(session, self.names, self)
+        proto = _inlined(read_without_data(model))
+        outputs = _output_names(proto)
+        self._check(outputs)
+        tensors = self._tensors(proto, model) if self.stand_ins else {}
+        proto.graph.output.extend(
+            onnx.helper.make_tensor_value_info(tensor.name, onnx_dtype(tensor), None)
+            for tensor in {tensor.name: tensor for tensor in tensors.values()}.values()
+            if tensor.name not in outputs
+        )
+        names = tuple(tensors[name].name if name in tensors else name for name in self.names)
+        put_seeds(proto)
+        make = partial(open_session, proto, optimize=optimize, mapped=mapped, external_folder=model.parent)
+        return View(SeededSession(make) if self.random else make(), names, self)
+
+    def _check(self, outputs: Sequence[str]) -> None:
+        expected = {*self.outputs, *self.decided}
+        if set(outputs) != expected:
+            raise DataError(
+                f"the models cannot be compared: the first has outputs {sorted(expected)}, the second {sorted(outputs)}"
+            )
+
+    def _tensors(self, proto: onnx.ModelProto, model: Path) -> dict[str, Variable]:
+        """Return the tensors of a model that stand where those of the float model do, by the latter's names."""
+        there = Decided(_graph(proto, model)).entering
+        found: dict[str, Variable] = {}
+        for output, wanted in self.decided.items():
+            entering = there.get(output, ())
+            names, own = matched(wanted, entering), {tensor.name: tensor for tensor in entering}
+            if names is None:
+                raise DataError(
+                    f"{model} cannot be compared: what output {output!r} is decided by is not found in it, expected "
+                    f"{', '.join(wanted)}; judge by a metric"
+                )
+            found |= {one: own[other] for one, other in names.items() if one not in self.outputs}
+        return found
+
+
+def _output_names(model: onnx.ModelProto) -> list[str]:
+    return [value.name for value in model.graph.output]
+
+
+def _may_decide(model: onnx.ModelProto) -> bool:
+    """Return whether any operator of a model counts or orders its data."""
+    rows = (OPERATORS.get((domain_named(node.domain), node.op_type)) for node in all_nodes(model.graph.node))
+    return any(row is not None and row.data_dependent for row in rows)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without functions, so that all nodes can be seen."""
+    if not model.functions:
+        return model
+    check_functions(model)
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _graph(model: onnx.ModelProto, path: Path) -> Graph:
+    graph = read_model(_inlined(model), DataFolder.of_model(path))
+    infer_shapes(graph)
+    return graph

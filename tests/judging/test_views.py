@@ -1,0 +1,131 @@
+"""By what models are compared: outputs, what stands for them, and the same random numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build, QuantizeTo
+from onnx import ModelProto
+
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.errors import DataError
+from onnxq.judging.goal import Goal
+from onnxq.judging.metrics import Metric
+from onnxq.judging.views import Views
+from onnxq.pipeline import quantize
+from onnxq.scheme import Mode
+
+GENERATOR = np.random.default_rng(0)
+IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]
+CHOSEN = Budget(latency=0)
+
+
+@pytest.fixture(scope="module")
+def detector(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Boxes and scores of one class, kept by NonMaxSuppression, which keeps half of them."""
+    model = build(
+        """(float[1,3,16,16] image) => (float[N,4] boxes, float[N] scores) {
+            f = Conv<pads = [1, 1, 1, 1]>(image, k) r = Relu(f) b = Conv(r, kb) s = Conv(r, ks)
+            last = Transpose<perm = [0, 2, 3, 1]>(b) all = Reshape(last, boxed)
+            p = Sigmoid(s) per = Reshape(p, scored)
+            kept = NonMaxSuppression(all, per, most, overlap, least)
+            third = Gather<axis = 1>(kept, two) which = Reshape(third, flat)
+            rows = Squeeze(all, nought) boxes = Gather(rows, which)
+            every = Reshape(per, flat) scores = Gather(every, which)
+        }""",
+        k=(16, 3, 3, 3),
+        kb=(4, 16, 1, 1),
+        ks=(1, 16, 1, 1),
+        boxed=np.array([1, 256, 4]),
+        scored=np.array([1, 1, 256]),
+        most=np.array([256]),
+        overlap=np.array([0.5], np.float32),
+        least=np.array([0.5], np.float32),
+        two=np.array(2),
+        flat=np.array([-1]),
+        nought=np.array([0]),
+    )
+    path = tmp_path_factory.mktemp("detector") / "detector.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_a_detector_is_judged_by_what_it_selects_its_boxes_from(detector: Path, tmp_path: Path) -> None:
+    output = tmp_path / "int8.onnx"
+    report = quantize(detector, IMAGES, output, budget=CHOSEN).report
+    assert report.plan.count(Mode.STATIC) >= 3
+    judges = {one.name: one.stands_for for one in report.agreement.outputs}
+    assert judges == {"rows": ("boxes",), "all": ("boxes", "scores"), "per": ("boxes", "scores"), "every": ("scores",)}
+    assert 20 < report.agreement.worst_sqnr < 60
+    # Compared as they are, one box more or less would decide.
+    plain = Views(("boxes", "scores"))
+    expected, found = (plain.open(path) for path in (detector, output))
+    assert any(found.run(image)[0].shape != expected.run(image)[0].shape for image in IMAGES)
+    # What was written has no outputs but the user's.
+    assert [value.name for value in onnx.load(output).graph.output] == ["boxes", "scores"]
+
+
+def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -> None:
+    metric = Metric("boxes", lambda outputs, samples: sum(len(output["boxes"]) for output in outputs) / 1e3)
+    report = quantize(
+        detector, IMAGES, tmp_path / "int8.onnx", goal=Goal(metric=metric, max_drop=0.1), budget=CHOSEN
+    ).report
+    assert report.scores is not None
+    assert (tmp_path / "int8.onnx").exists()
+
+
+def test_weights_behind_what_the_data_decides_are_doubted(build: Build, tmp_path: Path) -> None:
+    model = build(
+        "(float[4,64] x) => (float[4,8] y) { h = MatMul(x, w) v, i = TopK(h, k) [late] y = MatMul(v, u) }",
+        w=(64, 64),
+        u=(8, 8),
+        k=np.array([8]),
+    )
+    samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
+    report = quantize(model, samples, budget=CHOSEN).report
+    assert any(one.startswith("1 nodes with weights, late, compute with what the data") for one in report.doubts)
+
+
+def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    assert Views.of(tmp_path / "model.onnx", tmp_path / "model.onnx") == Views(("y",))
+
+
+def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
+    onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
+    with pytest.raises(DataError, match=r"what output 'boxes' is decided by is not found in it, expected rows, all"):
+        Views.of(detector, detector).open(tmp_path / "o")
+    assert Views.of(detector, tmp_path / "o") == Views(("boxes", "scores"))
+
+
+NOISY = """(float[8,32] x) => (float[8,16] y) {{
+    h = MatMul(x, w) {} z = MatMul(n, u) y = Tanh(z)
+}}"""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "e = RandomNormalLike(h) n = Add(h, e)",
+        "e = RandomUniform<shape = [8, 32], high = 4.0>() n = Mul(h, e)",
+        "p = Sigmoid(x) e = Bernoulli(p) n = Mul(h, e)",
+        "n = Dropout(h, half, yes)",
+    ],
+)
+def test_models_that_draw_random_numbers_draw_the_same(
+    nodes: str, build: Build, quantize_to: QuantizeTo, tmp_path: Path
+) -> None:
+    model = build(NOISY.format(nodes), w=(32, 32), u=(32, 16), half=np.array(0.5, np.float32), yes=np.array(True))
+    samples = [{"x": GENERATOR.standard_normal((8, 32)).astype(np.float32)} for _ in range(8)]
+    report = quantize_to(model, tmp_path / "int8.onnx", samples=samples, goal=Goal(20)).report
+    assert report.agreement.worst_sqnr > 20
+    chosen = quantize(model, Data(samples), tmp_path / "searched.onnx", budget=CHOSEN).report
+    assert 20 < chosen.agreement.worst_sqnr < math.inf
+    # The user's model goes on to draw anew.
+    written = onnx.load(tmp_path / "int8.onnx").graph.node
+    assert not [attribute for node in written for attribute in node.attribute if attribute.name == "seed"]
