@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxq.judging.metrics import Metric, load_metric
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
-    from onnxq.pipeline import Quantized, calibrate, plan, quantize
+    from onnxq.pipeline import Quantized, calibrate, plan, quantize, sensitivity
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparation import prepare
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
     from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
+    from onnxq.searching.sensitivity import Sensitivity
 
 __all__ = [
     "PRESETS",
@@ -97,6 +98,7 @@ __all__ = [
     "Rule",
     "Scheme",
     "SchemeError",
+    "Sensitivity",
     "Spec",
     "Verify",
     "bench",
@@ -119,6 +121,7 @@ __all__ = [
     "save_plan",
     "save_statistics",
     "scopes",
+    "sensitivity",
 ]
 
 _HOMES = {
@@ -185,6 +188,7 @@ _HOMES = {
         "calibrate",
         "plan",
         "quantize",
+        "sensitivity",
     ),
     "onnxq.planning.plan": ("Plan",),
     "onnxq.planning.plan_file": (
@@ -210,6 +214,7 @@ _HOMES = {
         "Spec",
     ),
     "onnxq.scheme_file": ("load_scheme",),
+    "onnxq.searching.sensitivity": ("Sensitivity",),
 }
 
 

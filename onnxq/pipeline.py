@@ -1,4 +1,4 @@
-"""The way through the house: quantize(), the list of all steps in one place, and the first of them alone."""
+"""The way through the house: quantize(), the list of all steps in one place, and some of them alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxq.budget import Budget
 from onnxq.data import Data, Source
+from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution.resume import Collection
@@ -21,17 +22,21 @@ from onnxq.preparation import check_plan
 from onnxq.report import Report, check_fidelity
 from onnxq.scheme import Scheme
 from onnxq.searching.cost_cache import CostCache
+from onnxq.searching.sensitivity import Sensitivity, measure_sensitivity
 from onnxq.steps import (
     Model,
     checked_output,
+    chooser_of,
     chosen,
     evidenced,
+    first_recipe,
     methods_tried,
     opened,
     prepared,
     published,
     reported,
     rewritten,
+    tried,
 )
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.wanted import Wanted
@@ -100,6 +105,59 @@ def quantize(
         report = reported(ready, seen, refined, found, budget, output, start)
         check_fidelity(report, goal)
         return Quantized(published(ready, output), report)
+
+
+def sensitivity(
+    model: Model,
+    data: Source | Data,
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
+    budget: str | Budget = "fast",
+) -> Sensitivity:
+    """Say what quantizing each tensor and weight alone adds in noise, and what each node takes in each way to run it.
+
+    Codes are chosen as quantize() chooses them. Times are of this machine, and none where latency is not asked for or
+    the target is another runtime.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        data: representative samples, as quantize() takes them; those count that it chooses by.
+        scheme: a preset's name or a Scheme.
+        target: a name of TARGETS.
+        prepare: passes of your own, see quantize().
+        budget: how long to measure: a minute or two, or with ``full`` until everything was measured alone, within an
+            hour.
+
+    Returns:
+        Tensors and nodes in graph order.
+
+    Raises:
+        ModelError: the model cannot be read, is quantized already, holds nothing to quantize, or is too large.
+        DataError: the samples do not fit the model, or the file of node times is none.
+        SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument is of another type.
+        PassError: one of your passes fails.
+    """
+    wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    if budget.effort is None:
+        raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
+    known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
+    with staging(None) as folder:
+        ready = prepared(model, wanted, folder, None)
+        if ready.bench.is_large:
+            raise ModelError(
+                f"{ready.name} has more than 1 GiB of weights, expected a model that fits into memory beside its "
+                "codes; ask about a smaller model of its kind"
+            )
+        seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
+        chooser = chooser_of(ready, seen, budget, known)
+        refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
+        laboratory = chooser.with_evidence(refined.basis.evidence).laboratory(refined.basis.recipe)
+        try:
+            return measure_sensitivity(laboratory, timed=chooser.measurable, seconds=budget.effort.seconds)
+        finally:
+            known.save()
 
 
 def calibrate(

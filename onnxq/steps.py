@@ -168,10 +168,7 @@ def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: 
 
     New node times are added to those that are known.
     """
-    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
-    chooser = Chooser(
-        bench, model.files, seen.samples, seen.judged, seen.evidence, budget.latency, budget.progress, known
-    )
+    chooser = chooser_of(model, seen, budget, known)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         chooser = chooser.with_evidence(basis.evidence)
@@ -186,6 +183,12 @@ def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: 
         return refined, chooser.choose(seen.plan, refined.basis.recipe, budget.effort, goal, last)
     finally:
         known.save()
+
+
+def chooser_of(model: Prepared, seen: Evidenced, budget: Budget, known: CostCache) -> Chooser:
+    """Return what chooses codes and plans by measuring; node times are added to those that are known."""
+    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
+    return Chooser(bench, model.files, seen.samples, seen.judged, seen.evidence, budget.latency, budget.progress, known)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:

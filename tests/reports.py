@@ -9,7 +9,7 @@ from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.search import Sensitivity
+from onnxq.searching.search import NodeNoise
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(
@@ -27,7 +27,7 @@ REPORT = Report(
     agreement=Agreement(3, (OutputAgreement("y", math.inf, None, 0.0, same_shapes=True, finite=True, compared=0),)),
     kernels=Kernels(integer=1, quantize=2, heavy_float=0),
     latency=Latency(reference=2.0, candidate=1.0, threads=1, runs=5),
-    sensitivities=(Sensitivity("a", Mode.STATIC, -math.inf), Sensitivity("b", Mode.STORAGE, math.nan)),
+    sensitivities=(NodeNoise("a", Mode.STATIC, -math.inf), NodeNoise("b", Mode.STORAGE, math.nan)),
     measured=4,
     samples=3,
     seconds=0.5,

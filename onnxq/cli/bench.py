@@ -39,7 +39,7 @@ def bench(
     images: ImageOptions | None,
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
-    from onnxq.cli import terminal
+    from onnxq.cli import tables
     from onnxq.judging import latency_comparison
 
     found = latency_comparison.bench(
@@ -48,4 +48,4 @@ def bench(
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        terminal.print_bench(found)
+        tables.print_bench(found)

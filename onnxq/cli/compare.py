@@ -26,11 +26,11 @@ def compare(
     images: ImageOptions | None,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees."""
-    from onnxq.cli import terminal
+    from onnxq.cli import tables
     from onnxq.judging.agreement import compare_files
 
     agreement = compare_files(reference, candidate, data, images=images, limit=limit)
     if as_json:
         click.echo(json.dumps(agreement.to_dict(), indent=2))
     else:
-        terminal.print_agreement(agreement)
+        tables.print_agreement(agreement)

@@ -17,6 +17,7 @@ from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
 from onnxq.cli.quantize import plan, quantize
 from onnxq.cli.run import run
+from onnxq.cli.sensitivity import sensitivity
 
 _BAD_INPUT = 2
 _BELOW_FIDELITY = 3
@@ -41,7 +42,20 @@ def presets() -> None:
         click.echo(f"{name}\t{description}")
 
 
-for _command in (bench, calibrate, compare, dequantize, diff, inspect, optimize, plan, quantize, run, stats):
+for _command in (
+    bench,
+    calibrate,
+    compare,
+    dequantize,
+    diff,
+    inspect,
+    optimize,
+    plan,
+    quantize,
+    run,
+    sensitivity,
+    stats,
+):
     cli.add_command(_command)
 
 

@@ -12,6 +12,7 @@ import click
 from onnxq.cli.groups import OUTPUT, WHAT, GroupedCommand, option
 from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
 from onnxq.cli.wanted import (
+    NO_SAMPLES,
     SAID_BY_PLANS,
     Asked,
     data_options,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 # Names may hold the characters that separate fields and lines.
 _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
-_NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
@@ -99,7 +99,7 @@ def quantize(
             click.echo("\t".join(field.translate(_ONE_FIELD) for field in fields))
         return
     if data is None:
-        raise click.UsageError(_NO_SAMPLES)
+        raise click.UsageError(NO_SAMPLES)
     if plan_file is not None:
         asked = replace(asked, scheme=load_plan(plan_file))
     output = output or Path(f"{model.stem}.{_name(asked)}.onnx")
@@ -148,7 +148,7 @@ def plan(
     from onnxq.report import FidelityError
 
     if data is None:
-        raise click.UsageError(_NO_SAMPLES)
+        raise click.UsageError(NO_SAMPLES)
     output = output or Path(f"{model.stem}.plan.toml")
     _check_files(model, output, {"--report": report, "--costs": budget.costs})
     try:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from onnxq import progress as progress_module
+from onnxq.cli.figures import decibels, duration, size, threads
 from onnxq.inspection import Inspection
-from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged
-from onnxq.judging.latency_comparison import Bench
 from onnxq.optimization import Optimized
 from onnxq.planning.delivery import missing
 from onnxq.report import Report
@@ -26,6 +24,8 @@ _SHOWN_REASONS = 8
 _SHOWN_NODES = 5
 _SHOWN_REGIONS = 5
 _SHOWN_PLANS = 8
+# Columns of a terminal that no table fills.
+_WIDE = 10_000
 # Of the bytes of a model.
 _WORTH_STRIPPING = 0.01
 _STAGES = {
@@ -78,9 +78,9 @@ def print_report(report: Report, *, every: bool = False) -> None:
     table = Table(title=report.output or report.model, show_header=False)
     for sentence in report.doubts:
         table.add_row("doubt", sentence)
-    table.add_row("size", f"{_size(report.float_bytes)} -> {_size(report.bytes)} ({report.size_ratio:.2f}x)")
+    table.add_row("size", f"{size(report.float_bytes)} -> {size(report.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
-        parts = [] if output.sqnr is None else [f"SQNR {_decibels(output.sqnr)}"]
+        parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
         if output.agreement is not None:
             parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
         judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
@@ -93,8 +93,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
         here = report.plan.target == DEFAULT_TARGET
         table.add_row(
             "latency" if here else f"latency on {DEFAULT_TARGET}, not {report.plan.target}",
-            f"{_duration(latency.reference)} -> {_duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
-            f"{_threads(latency.threads)})",
+            f"{duration(latency.reference)} -> {duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
+            f"{threads(latency.threads)})",
         )
     if not report.loads:
         table.add_row(
@@ -116,7 +116,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
     if report.metadata_bytes >= _WORTH_STRIPPING * report.bytes:
         share = report.metadata_bytes / report.bytes
         table.add_row(
-            "metadata", f"{_size(report.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out"
+            "metadata", f"{size(report.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out"
         )
     console.print(table)
     if report.gains:
@@ -125,7 +125,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
         for gain in report.gains:
             seconds = f"{gain.seconds:.1f}"
             gains.add_row(
-                gain.method, _decibels(gain.before), _decibels(gain.after), seconds, gain.kept or f"not: {gain.left}"
+                gain.method, decibels(gain.before), decibels(gain.after), seconds, gain.kept or f"not: {gain.left}"
             )
         console.print(gains)
     reasons = plan.left_in_float()
@@ -158,8 +158,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
                 str(point.dynamic),
                 str(point.weight_only),
                 f"{point.milliseconds:.2f} ms",
-                "-" if point.predicted is None else _decibels(point.predicted),
-                "-" if point.sqnr is None else _decibels(point.sqnr),
+                decibels(point.predicted),
+                decibels(point.sqnr),
                 "-" if point.speed is None else f"{point.speed:.2f}x",
                 "float" if point.is_float else "taken" if point.chosen else "",
             )
@@ -167,7 +167,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
     if report.sensitivities:
         hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
         for one in report.sensitivities[:shown_nodes]:
-            hurt.add_row(one.node, str(one.mode), _decibels(one.sqnr))
+            hurt.add_row(one.node, str(one.mode), decibels(one.sqnr))
         console.print(hurt)
 
 
@@ -180,7 +180,7 @@ def print_applied(done: Rewritten) -> None:
     for index, one in enumerate(done.applied):
         changed, left = len(one.changes.changed), len(one.changes.left)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
-        table.add_row(type(one.step).__name__, str(changed), str(left), _duration(one.seconds), *compared)
+        table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
     _console(stderr=True).print(table)
 
 
@@ -211,40 +211,25 @@ def _difference(done: Optimized) -> str:
     return f"the worst output differs by {done.difference.share:.1g} of its largest value on {where}"
 
 
-def print_agreement(agreement: Agreement) -> None:
-    """Print how well two models agree on stdout."""
-    table = Table("output", "SQNR", "agreement", "largest error", title=f"{agreement.samples} samples")
-    for output in agreement.outputs:
-        table.add_row(
-            f"{output.name}, judges {', '.join(output.stands_for)}" if output.stands_for else output.name,
-            _sqnr(output),
-            "-" if output.agreement is None else f"{output.agreement:.2%}",
-            f"{output.largest_error:.4g}",
-        )
-    _console().print(table)
-
-
-def print_bench(bench: Bench) -> None:
-    """Print how fast two models run on stdout, and in one sentence what that means."""
-    latency = bench.latency
-    table = Table("model", "run", title=f"{bench.machine}, onnxruntime {bench.runtime}")
-    table.add_row(bench.reference, _duration(latency.reference))
-    table.add_row(bench.candidate, _duration(latency.candidate))
+def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
+    """Print a table on stdout, whose first column may be long; off a terminal each row is one line."""
     console = _console()
+    if not console.is_terminal:
+        console.width = _WIDE
+    table = Table(Column(header[0], overflow="fold"), *header[1:], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    console.print(
-        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
-        f"on {bench.samples} samples with {_threads(latency.threads)}"
-    )
-    console.print(bench.verdict)
+    if caption:
+        console.print(caption)
 
 
 def print_inspection(found: Inspection) -> None:
     """Print what is in a model on stdout."""
     console = _console()
     table = Table(title=found.path, show_header=False)
-    external = f" and {_size(found.external_bytes)} external" if found.external_bytes else ""
-    table.add_row("size", _size(found.bytes) + external)
+    external = f" and {size(found.external_bytes)} external" if found.external_bytes else ""
+    table.add_row("size", size(found.bytes) + external)
     table.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()))
     table.add_row("IR", str(found.ir_version))
     table.add_row("producer", found.producer or "-")
@@ -257,8 +242,8 @@ def print_inspection(found: Inspection) -> None:
             table.add_row(kind, f"{port.name} {port.type} {shape}")
     table.add_row("graphs", str(found.graphs))
     table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))
-    for name, (count, size) in found.constants.items():
-        table.add_row(f"{name} constants", f"{count}, {_size(size)}")
+    for name, (count, held) in found.constants.items():
+        table.add_row(f"{name} constants", f"{count}, {size(held)}")
     console.print(table)
     if found.quantized:
         weights = Table("node", "op", "weight", "scales", "data", title="Weights")
@@ -274,27 +259,3 @@ def _judged(judged: Judged) -> str:
     tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
     rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
     return f"{judged.samples} samples, {seen}{tried}{rounds}"
-
-
-def _sqnr(output: OutputAgreement) -> str:
-    if not output.same_shapes:
-        return "shapes differ"
-    if not output.finite:
-        return "not finite"
-    return "-" if output.sqnr is None else _decibels(output.sqnr)
-
-
-def _decibels(value: float) -> str:
-    return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-def _threads(count: int) -> str:
-    return f"{count} {'thread' if count == 1 else 'threads'}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"

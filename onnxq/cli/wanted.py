@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Command = Callable[..., None]
 
+NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
+
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "exclude", "range_text", "target", "search", "accuracy", "emit", "strict_types"),
 )
@@ -186,6 +188,19 @@ def scheme_options(command: Command) -> Command:
     )
 
 
+accuracy_option: Callable[[Command], Command] = option(
+    "--accuracy",
+    group=FIDELITY,
+    type=EFFORT,
+    is_eager=True,
+    metavar="EFFORT",
+    default="fast",
+    show_default=True,
+    help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or "
+    "any of ranges,migration,compensation,bias.",
+)
+
+
 def goal_options(command: Command) -> Command:
     """Add what says how faithful the model has to be, which a command takes as one argument ``goal``."""
 
@@ -228,17 +243,7 @@ def goal_options(command: Command) -> Command:
             metavar="NUMBER",
             help="How much the metric may lose.  [default: 0]",
         ),
-        option(
-            "--accuracy",
-            group=FIDELITY,
-            type=EFFORT,
-            is_eager=True,
-            metavar="EFFORT",
-            default="fast",
-            show_default=True,
-            help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or "
-            "any of ranges,migration,compensation,bias.",
-        ),
+        accuracy_option,
         option("--force", group=FIDELITY, is_flag=True, help="Write the model even below --min-sqnr."),
         option(
             "--exact",

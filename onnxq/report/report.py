@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from pathlib import Path
 from onnxq.accuracy.refining import Gain
 from onnxq.errors import OutputError
 from onnxq.graph import Applied
+from onnxq.json_values import plain
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged, Scores
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.searching.regions import Region
-from onnxq.searching.search import Point, Sensitivity
+from onnxq.searching.search import NodeNoise, Point
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Report:
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None
-    sensitivities: tuple[Sensitivity, ...]
+    sensitivities: tuple[NodeNoise, ...]
     measured: int
     samples: int
     seconds: float
@@ -97,7 +97,7 @@ class Report:
         # A pass may hold anything, and its lists be long.
         passes = [one.to_dict() for one in self.passes]
         fields = asdict(replace(self, passes=()))
-        return json.dumps(_plain_fields({**summary, **fields, "passes": passes}), indent=2)
+        return json.dumps(plain({**summary, **fields, "passes": passes}), indent=2)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.
@@ -109,18 +109,3 @@ class Report:
             Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
-
-
-def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:
-    return {name: _plain(value) for name, value in fields.items()}
-
-
-def _plain(value: object) -> object:
-    """Turn what JSON has no word for into null."""
-    if isinstance(value, dict):
-        return _plain_fields(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

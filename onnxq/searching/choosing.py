@@ -137,7 +137,7 @@ class Chooser:
         if refined.unmigrated is None or not self.measurable:
             return refined
         recipes = refined.basis.recipe, refined.unmigrated
-        speed, without = (self._laboratory(recipe).speed(plan) for recipe in recipes)
+        speed, without = (self.laboratory(recipe).speed(plan) for recipe in recipes)
         if speed >= _NO_SLOWER * without:
             return refined
         faithful, still = (self.trials.sqnr(plan, recipe) >= _aim(goal.min_sqnr) for recipe in recipes)
@@ -183,10 +183,11 @@ class Chooser:
         """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one."""
         if not self.measurable:
             return self.quietest(trials, recipe, self.bench.plan, aim)
-        laboratory = replace(self._laboratory(recipe), trials=trials)
+        laboratory = replace(self.laboratory(recipe), trials=trials)
         return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
 
-    def _laboratory(self, recipe: Recipe) -> Laboratory:
+    def laboratory(self, recipe: Recipe) -> Laboratory:
+        """Return what measures plans whose codes are chosen so."""
         seconds = min(self.seconds, _SEARCH_SECONDS)
         return Laboratory(self.trials, recipe, self.files.reference, seconds, self.costs, self.progress)
 

@@ -24,6 +24,12 @@ OUTSIDE = ""
 """Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""
 
 
+def gives_codes(node: Node, target: Target) -> bool:
+    """Whether a node gives codes as an integer kernel, rather than floats."""
+    behind = node.inputs[0].inputs if node.op in target.clamps else []
+    return not any(one.op in target.float_output for one in (node, *behind))
+
+
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Nanoseconds of the nodes and borders of a graph and its bodies, from runs of whole models in different modes.
@@ -191,11 +197,8 @@ class Costs:
 
     def _integer_maker(self, maker: Node | None) -> str | None:
         """Return the node when it gives codes as an integer kernel, rather than floats."""
-        if maker is None or maker.name not in self.static_nodes:
-            return None
-        behind = maker.inputs[0].inputs if maker.op in self.target.clamps else []
-        gives_floats = any(node.op in self.target.float_output for node in (maker, *behind))
-        return None if gives_floats else str(maker.name)
+        given = maker is not None and maker.name in self.static_nodes and gives_codes(maker, self.target)
+        return str(maker.name) if maker is not None and given else None
 
     @cached_property
     def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:

@@ -19,7 +19,7 @@ from onnxq.searching.finer import FinerWeights
 from onnxq.searching.measures import Effort, Measures
 from onnxq.searching.noises import decibels
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
-from onnxq.searching.profiling import profile_costs
+from onnxq.searching.profiling import measure_noise, profile_costs
 from onnxq.searching.regions import find_regions
 from onnxq.searching.search import Outcome, Point
 from onnxq.targets import Target
@@ -149,18 +149,7 @@ class _Search:
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
         asked = {offer: nodes for offer, nodes in asked.items() if nodes}
         seconds = min(self.effort.noise * self.laboratory.process, rest / 2)
-        # What the scheme wants dynamic can always be stored.
-        dynamic = [one.node for one in self._full.decisions if one.mode is Mode.DYNAMIC]
-        static = self.laboratory.plan({node: self._stores[node] for node in dynamic})
-        own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
-        each = seconds / max(own + sum(map(len, asked.values())), 1)
-        return Noise(
-            self.laboratory.noises(static, None, own * each),
-            {
-                offer.alternative: self.laboratory.noises(offer.plan, nodes, len(nodes) * each)
-                for offer, nodes in asked.items()
-            },
-        )
+        return measure_noise(self.laboratory, self._full, self._stores, asked, seconds)
 
     def _measured(self, one: Candidate) -> Candidate:
         """Measure how faithful a candidate is."""

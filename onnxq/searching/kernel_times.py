@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from onnxq.engines.kernels import Kernel
 from onnxq.graph import Graph, Node, scopes
@@ -39,6 +40,10 @@ class NodeTimes:
     def total(self) -> float:
         """The time of all kernels."""
         return sum(self.nodes.values()) + sum(self.borders.values()) + self.rest
+
+
+UNTIMED = NodeTimes(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}), 0.0)
+"""Nothing is known."""
 
 
 def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:

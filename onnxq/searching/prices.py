@@ -18,7 +18,7 @@ from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
 from onnxq.searching.noises import Noises, decibels, worst
-from onnxq.searching.search import Sensitivity
+from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 
 
@@ -136,10 +136,10 @@ class Prices:
             found += [] if known is None else [known]
         return worst(np.sum(found, axis=0)) if found else 0.0
 
-    def sensitivities(self, noise: Noise) -> Iterator[Sensitivity]:
+    def sensitivities(self, noise: Noise) -> Iterator[NodeNoise]:
         """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
         for (name, way), ratio in self.ways(noise).items():
-            yield Sensitivity(name, way.mode, decibels(ratio))
+            yield NodeNoise(name, way.mode, decibels(ratio))
 
     def ways(self, noise: Noise) -> Mapping[Way, float]:
         """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""

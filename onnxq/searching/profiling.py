@@ -1,16 +1,20 @@
-"""Which models are profiled before a search, so that every node's time in every mode is known."""
+"""What is measured of a model before plans are weighed: each node's time in each mode, and the noise of codes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from onnxq.graph import Graph
-from onnxq.planning.plan import Demotion
+from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
+from onnxq.scheme import Mode
 from onnxq.searching.alternatives import Offer, alternatives, takers, wishes
 from onnxq.searching.costs import Costs
+from onnxq.searching.kernel_times import UNTIMED
 from onnxq.searching.measures import Measures
+from onnxq.searching.prices import Noise
 from onnxq.targets import Target
 
 
@@ -39,24 +43,57 @@ def profile_costs(
         whose run makes too many events for a profile, are left out.
     """
     full = laboratory.plan({})
-    asked = []
-    for alternative in alternatives(target):
-        wished = wishes(alternative, full, target)
-        nodes = takers(alternative, laboratory.plan(wished), wished.keys())
-        if nodes:
-            asked.append((alternative, laboratory.plan({**stores, **{node: wished[node] for node in nodes}}), nodes))
+    asked = tuple(offers_of(laboratory, full, target, stores))
     total = 2 + len(asked)
     progress("profile", 0, total)
     floats = laboratory.times(None)
     progress("profile", 1, total)
     static = laboratory.times(full)
     offers = []
-    for number, (alternative, plan, nodes) in enumerate(asked, start=2):
+    for number, one in enumerate(asked, start=2):
         progress("profile", number, total)
-        already = frozenset(one.node for one in full.decisions if one.mode is alternative.mode and one.node in nodes)
-        if time.monotonic() < latest and laboratory.expresses(plan):
-            offers.append(Offer(alternative, plan, nodes, laboratory.times(plan)))
+        mode = one.alternative.mode
+        already = frozenset(other.node for other in full.decisions if other.mode is mode and other.node in one.nodes)
+        if time.monotonic() < latest and laboratory.expresses(one.plan):
+            offers.append(replace(one, times=laboratory.times(one.plan)))
         elif already:
             # What the scheme wants can only be weighed against float where it is an offer too.
-            offers.append(Offer(alternative, full, already, static))
+            offers.append(Offer(one.alternative, full, already, static))
     return Costs(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))
+
+
+def offers_of(laboratory: Measures, full: Plan, target: Target, stores: Mapping[str, Demotion]) -> Iterator[Offer]:
+    """Yield each alternative that any node can take, with a plan in which all take it that can; nothing is timed."""
+    for alternative in alternatives(target):
+        wished = wishes(alternative, full, target)
+        nodes = takers(alternative, laboratory.plan(wished), wished.keys())
+        if nodes:
+            plan = laboratory.plan({**stores, **{node: wished[node] for node in nodes}})
+            yield Offer(alternative, plan, nodes, UNTIMED)
+
+
+def measure_noise(
+    laboratory: Measures,
+    full: Plan,
+    stores: Mapping[str, Demotion],
+    asked: Mapping[Offer, Set[str]],
+    seconds: float,
+) -> Noise:
+    """Measure what codes add in noise, in the time that there is for each.
+
+    Args:
+        laboratory: builds and measures.
+        full: what the scheme wants.
+        stores: demotions that leave no node an integer kernel.
+        asked: the nodes that are asked about as what they are offered; all are asked about as what the scheme wants.
+        seconds: time to spend.
+    """
+    # What the scheme wants dynamic can always be stored.
+    dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]
+    static = laboratory.plan({node: stores[node] for node in dynamic})
+    own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
+    each = seconds / max(own + sum(map(len, asked.values())), 1)
+    return Noise(
+        laboratory.noises(static, None, own * each),
+        {offer.alternative: laboratory.noises(offer.plan, nodes, len(nodes) * each) for offer, nodes in asked.items()},
+    )

@@ -27,8 +27,8 @@ Measure = Callable[[Plan], float]
 
 
 @dataclass(frozen=True)
-class Sensitivity:
-    """What one node costs.
+class NodeNoise:
+    """What one node adds in noise as codes.
 
     Attributes:
         node: its name.
@@ -81,7 +81,7 @@ class Outcome:
     """
 
     plan: Plan
-    sensitivities: tuple[Sensitivity, ...]
+    sensitivities: tuple[NodeNoise, ...]
     measured: int
     frontier: tuple[Point, ...] = ()
     regions: tuple[Region, ...] = ()
@@ -119,7 +119,7 @@ def leave_what_hurts(
     static = ranked(planner, counter, {Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
-    stored: list[Sensitivity] = []
+    stored: list[NodeNoise] = []
     if sqnr < goal:
         stored = ranked(planner, counter, {Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
         sizes = _sizes(full)
@@ -140,7 +140,7 @@ def leave_what_hurts(
     return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
-def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[Sensitivity]:
+def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
     """Measure each weighted node of ``modes`` with every other weight in float, noisiest first."""
     plan = planner(demoted)
     units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
@@ -151,17 +151,17 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
     for unit in units:
         others = {node: silence for node in everything if node != unit}
         kept = {unit: demoted[unit]} if unit in demoted else {}
-        found.append(Sensitivity(unit, plan.by_node[unit].mode, measure(planner(others | kept))))
+        found.append(NodeNoise(unit, plan.by_node[unit].mode, measure(planner(others | kept))))
     return sorted(found, key=lambda one: one.sqnr)
 
 
-def _alike(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[Sensitivity]:
+def _alike(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
     """Return each weighted node of ``modes`` as if all were equally noisy, the smallest first."""
     plan = planner(demoted)
     sizes = _sizes(plan)
     measure.expect(0)
     units = (one for one in plan.decisions if one.mode in modes and one.weights)
-    return [Sensitivity(one.node, one.mode, 0.0) for one in sorted(units, key=lambda one: sizes[one.node])]
+    return [NodeNoise(one.node, one.mode, 0.0) for one in sorted(units, key=lambda one: sizes[one.node])]
 
 
 def _shortest_prefix(
@@ -199,7 +199,7 @@ def small_nodes(plan: Plan) -> set[str]:
     return {node for node, held in zip(ascending, share, strict=True) if held <= _SMALL_SHARE * sum(sizes.values())}
 
 
-def _demotion(one: Sensitivity, small: set[str]) -> Demotion:
+def _demotion(one: NodeNoise, small: set[str]) -> Demotion:
     if one.mode is Mode.WEIGHT_ONLY and one.node not in small:
         return Demotion(Mode.WEIGHT_ONLY, "its weights as coarser codes hurt the worst output too much", weight=FINER)
     plenty = one.mode is Mode.STATIC and one.node not in small

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,24 +63,6 @@ def test_long_lists_of_reasons_are_cut_with_a_hint(
     assert len(report.plan.left_in_float()) > 3
     terminal.print_report(report)
     assert "see --report" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("render", "value", "text"),
-    [
-        (terminal._decibels, float("inf"), "equal"),
-        (terminal._decibels, 21.26, "21.3 dB"),
-        (terminal._size, 12_345, "12.3 kB"),
-        (terminal._size, 1_234_567, "1.23 MB"),
-        (terminal._duration, 0.00123, "1.23 ms"),
-    ],
-)
-def test_figures_are_written_for_people(render: Callable[[float], str], value: float, text: str) -> None:
-    assert render(value) == text
-
-
-def test_one_thread_is_no_threads() -> None:
-    assert [terminal._threads(count) for count in (1, 2)] == ["1 thread", "2 threads"]
 
 
 def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,44 @@
+"""How figures are written for people."""
+
+from __future__ import annotations
+
+import math
+
+
+def decibels(value: float | None) -> str:
+    """Return an SQNR as text.
+
+    >>> decibels(20.04), decibels(float("inf")), decibels(None)
+    ('20.0 dB', 'equal', '-')
+    """
+    if value is None:
+        return "-"
+    return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as text.
+
+    >>> size(1_500), size(2_500_000)
+    ('1.5 kB', '2.50 MB')
+    """
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def threads(count: int) -> str:
+    """Return a number of threads as text."""
+    return f"{count} {'thread' if count == 1 else 'threads'}"
+
+
+def duration(seconds: float) -> str:
+    """Return the time of a run as text."""
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return the time of a node as text.
+
+    >>> milliseconds(0.0123), milliseconds(None)
+    ('0.012 ms', '-')
+    """
+    return "-" if value is None else f"{value:.3f} ms"

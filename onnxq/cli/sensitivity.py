@@ -1,0 +1,80 @@
+"""The command that says what quantizing each part of a model costs. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.groups import OUTPUT, GroupedCommand, option
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, collection_options, image_options
+from onnxq.cli.wanted import NO_SAMPLES, Asked, accuracy_option, data_options, scheme_options, speed_options
+
+if TYPE_CHECKING:
+    from onnxq.budget import Budget
+    from onnxq.data import Data
+
+
+@click.command(
+    cls=GroupedCommand, short_help="Say what quantizing each tensor and node costs.", epilog=WRITING_EXIT_CODES
+)
+@click.argument("model", type=FILE)
+@collection_options
+@image_options
+@data_options
+@scheme_options
+@accuracy_option
+@speed_options
+@option(
+    "--sort",
+    "order",
+    group=OUTPUT,
+    type=click.Choice(["graph", "noise", "time", "name"]),
+    default="graph",
+    show_default=True,
+    help="As they are computed, or the noisiest, the slowest or the alphabet first.",
+)
+@option("--top", group=OUTPUT, type=click.IntRange(min=1), metavar="COUNT", help="Show this many tensors and nodes.")
+@option("-o", "--output", group=OUTPUT, type=FILE, help="Write the JSON to this file too.")
+@option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
+@option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
+def sensitivity(
+    model: Path,
+    data: Data | None,
+    asked: Asked,
+    budget: Budget,
+    order: str,
+    top: int | None,
+    output: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Say what quantizing each tensor and weight of MODEL alone adds in noise, and what each node takes in each way.
+
+    Noise is the SQNR of the worst output with all else in float. Times are of this machine.
+    """
+    from onnxq import pipeline
+    from onnxq.cli import tables, terminal
+    from onnxq.modelfile.publish import check_output
+    from onnxq.progress import silent
+
+    if data is None:
+        raise click.UsageError(NO_SAMPLES)
+    if output is not None:
+        check_output(output, model)
+    with terminal.progress_bars() as told:
+        budget = replace(budget, progress=silent if quiet else told)
+        found = pipeline.sensitivity(
+            model, data, scheme=asked.rules, target=asked.target, prepare=asked.prepare, budget=budget
+        )
+    found = found.ordered(order, top)
+    text = json.dumps(found.to_dict(), indent=2)
+    if output is not None:
+        output.write_text(f"{text}\n", encoding="utf-8")
+    if as_json:
+        click.echo(text)
+    else:
+        tables.print_sensitivity(found)

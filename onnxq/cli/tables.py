@@ -1,0 +1,93 @@
+"""Answers as tables on stdout, beside the JSON of the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from onnxq.cli import terminal
+from onnxq.cli.figures import decibels, duration, milliseconds, threads
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.latency_comparison import Bench
+from onnxq.scheme import Granularity, Spec
+from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
+
+
+def print_agreement(agreement: Agreement) -> None:
+    """Print how well two models agree."""
+    rows = (
+        (
+            f"{output.name}, judges {', '.join(output.stands_for)}" if output.stands_for else output.name,
+            _sqnr(output),
+            "-" if output.agreement is None else f"{output.agreement:.2%}",
+            f"{output.largest_error:.4g}",
+        )
+        for output in agreement.outputs
+    )
+    terminal.print_rows(f"{agreement.samples} samples", ("output", "SQNR", "agreement", "largest error"), rows)
+
+
+def print_bench(bench: Bench) -> None:
+    """Print how fast two models run, and in one sentence what that means."""
+    latency = bench.latency
+    times = ((bench.reference, duration(latency.reference)), (bench.candidate, duration(latency.candidate)))
+    terminal.print_rows(f"{bench.machine}, onnxruntime {bench.runtime}", ("model", "run"), times)
+    click.echo(
+        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
+        f"on {bench.samples} samples with {threads(latency.threads)}"
+    )
+    click.echo(bench.verdict)
+
+
+def print_sensitivity(found: Sensitivity) -> None:
+    """Print what tensors and nodes cost, and all codes together."""
+    if found.tensors:
+        header = ("tensor", "codes", "noise alone", "worst output", "quantize", "dequantize")
+        terminal.print_rows("Tensors", header, map(_tensor_row, found.tensors))
+    header = ("node", "operator", "in float", "as", "time", "noise alone")
+    terminal.print_rows("Nodes", header, (row for one in found.nodes for row in _node_rows(one)))
+    shared = " ~: its share of what a group adds." if any(_is_shared(one) for one in found.tensors) else ""
+    click.echo(
+        f"{decibels(found.sqnr)} at the worst output with all as {found.scheme} codes for {found.target}, on "
+        f"{found.samples} samples.{shared}"
+    )
+
+
+def written(spec: Spec | None) -> str:
+    """Return how something is quantized, in words.
+
+    >>> written(Spec("int4", (32,))), written(Spec("uint8")), written(None)
+    ('int4 in blocks of 32', 'uint8', '-')
+    """
+    if spec is None:
+        return "-"
+    blocks = "" if isinstance(spec.per, Granularity) else f" in blocks of {'x'.join(map(str, spec.per))}"
+    return f"{spec.format}{blocks}"
+
+
+def _tensor_row(one: TensorCost) -> tuple[str, ...]:
+    error = "" if one.error is None else f" ± {one.error:.1f}"
+    noise = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}{error}"
+    return one.tensor, one.format, noise, one.output or "-", milliseconds(one.quantize), milliseconds(one.dequantize)
+
+
+def _is_shared(one: TensorCost) -> bool:
+    return one.sqnr is not None and not one.alone
+
+
+def _node_rows(one: NodeCost) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each way that a node can run, the first of which names it."""
+    first = one.node, one.op_type, milliseconds(one.milliseconds)
+    ways = [
+        (f"{way.mode} {written(way.weight)}".removesuffix(" -"), milliseconds(way.milliseconds), decibels(way.sqnr))
+        for way in one.ways
+    ]
+    for number, way in enumerate(ways or [("float", first[2], "-")]):
+        yield (*(first if not number else ("", "", "")), *way)
+
+
+def _sqnr(output: OutputAgreement) -> str:
+    if not output.same_shapes:
+        return "shapes differ"
+    return decibels(output.sqnr) if output.finite else "not finite"

@@ -1,0 +1,31 @@
+"""How figures are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onnxq.cli.figures import decibels, duration, milliseconds, size, threads
+
+
+@pytest.mark.parametrize(
+    ("render", "value", "text"),
+    [
+        (decibels, math.inf, "equal"),
+        (decibels, -math.inf, "-inf dB"),
+        (decibels, 21.26, "21.3 dB"),
+        (decibels, None, "-"),
+        (size, 12_345, "12.3 kB"),
+        (size, 1_234_567, "1.23 MB"),
+        (threads, 1, "1 thread"),
+        (threads, 2, "2 threads"),
+        (duration, 0.00123, "1.23 ms"),
+        (milliseconds, 0.00123, "0.001 ms"),
+        (milliseconds, None, "-"),
+    ],
+)
+def test_figures_are_written_for_people(render: Callable[[Any], str], value: float | None, text: str) -> None:
+    assert render(value) == text
