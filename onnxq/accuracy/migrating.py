@@ -56,13 +56,12 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
     settings = _MANY if accuracy.thorough else _FEW
     # A range method that the user names stays.
     whole = [basis.recipe.with_choice(RangeChoice(MinMax()))] if "ranges" in accuracy.methods else []
-    recipes = {one.key: one for one in (basis.recipe, *whole)}
-    alike = [
-        _Candidate(channels, replace(basis, recipe=recipe), dict.fromkeys(found, setting))
-        for recipe in recipes.values()
-        for setting in settings
-    ]
-    best = folds.quietest(plan, alike)
+    recipes = {one.key: one for one in (basis.recipe, *whole)}.values()
+    alike = dict.fromkeys(found, settings[0])
+    # First the ranges, and then, with these, how much of them.
+    best = folds.quietest(plan, [_Candidate(channels, replace(basis, recipe=recipe), alike) for recipe in recipes])
+    others = (replace(best, settings=dict.fromkeys(found, setting)) for setting in settings[1:])
+    best = folds.quietest(plan, [best, *others])
     finer = _by_site(folds, plan, best, accuracy.seconds) if accuracy.thorough else best
     return folds.kept(plan, basis, [best, finer])
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
+from onnxq.encoding.parameters import found_range
 from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -39,7 +40,8 @@ def with_ranges(
     def measure(choice: RangeChoice[RangeMethod]) -> NDArray[np.float64]:
         return trials.noise(plan, recipe.with_choice(choice))
 
-    ranges = ranges_by_tensor(plan, basis.evidence, methods)
+    # Tensors are looked at one by one only where models are left for them.
+    ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
     found = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
     return replace(basis, recipe=recipe.with_choice(found))
 
@@ -57,7 +59,8 @@ def ranges_by_tensor(
     specs = plan.calibrated
     seen = {tensor: evidence.of(tensor) for tensor in specs if evidence.of(tensor).need(Seen).count}
     order = sorted(seen, key=lambda tensor: -noise_share(seen[tensor], specs[tensor]))
-    return {tensor: {method: method(seen[tensor], specs[tensor]) for method in methods} for tensor in order}
+    by_name = plan.by_tensor
+    return {tensor: {method: found_range(by_name[tensor], evidence, method) for method in methods} for tensor in order}
 
 
 def noise_share(seen: TensorEvidence, spec: Spec) -> float:

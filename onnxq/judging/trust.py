@@ -196,8 +196,9 @@ def _with_other_errors(
 
 def _centred_logarithms(probabilities: Array) -> Array:
     """Return what entered a Softmax, less the mean of each row, from what came out of it."""
-    logarithms = np.log(np.maximum(probabilities, _LEAST).astype(np.float64))
-    return np.asarray(logarithms - logarithms.mean(-1, keepdims=True))
+    logarithms = np.log(np.maximum(probabilities, _LEAST, dtype=probabilities.dtype))
+    logarithms -= logarithms.mean(-1, keepdims=True)
+    return np.asarray(logarithms)
 
 
 def lower_bound(energies: Sequence[Energies], tried: int = 1) -> float:

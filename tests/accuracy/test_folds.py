@@ -85,3 +85,15 @@ def test_the_best_is_kept_where_it_is_worth_it(folds: Folds, plan: Plan) -> None
 def test_the_first_of_equals_is_the_quietest(folds: Folds, plan: Plan) -> None:
     one, other = always(folds, FINE), always(folds, FINE)
     assert folds.quietest(plan, [one, other]) is one
+
+
+def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds, plan: Plan) -> None:
+    asked: list[Groups] = []
+
+    def found(groups: Groups) -> Basis:
+        asked.append(groups)
+        return Basis(COARSE, folds.trials.evidence)
+
+    basis = Basis(FINE, folds.trials.evidence)
+    assert folds.kept(plan, basis, [found]) is basis
+    assert set(asked) == {folds.found_on[0]}
