@@ -11,6 +11,7 @@ from onnxq.errors import SchemeError, check_type
 from onnxq.execution.resume import Collection
 from onnxq.progress import Progress, silent
 from onnxq.searching.measures import EFFORTS, Effort, effort_named
+from onnxq.targets import DEFAULT_TARGET
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Budget:
     def effort(self) -> Effort | None:
         """How much a search measures; None where there is none."""
         return effort_named(self.search)
+
+    def measures(self, target: str) -> bool:
+        """Return whether a search measures time, which is that of the default target's runtime on this machine."""
+        return self.effort is not None and self.latency > 0 and target == DEFAULT_TARGET
 
     @property
     def tried(self) -> Accuracy:

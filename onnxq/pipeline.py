@@ -99,7 +99,7 @@ def quantize(
     output = checked_output(output, model, budget)
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:
-        ready = prepared(model, wanted, folder, output)
+        ready = prepared(model, wanted, folder, output, budget)
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         refined, found = chosen(ready, seen, goal, budget, known)
         report = reported(ready, seen, refined, found, budget, output, start)
@@ -188,7 +188,7 @@ def calibrate(
     methods = FIRST_RANGES if method is None else (method,)
     graph = rewritten(model, prepare)
     with staging(None) as folder:
-        bench = opened(graph, wanted, folder)
+        bench = opened(graph, wanted, folder, measured=budget.measures(wanted.target))
         samples = bench.samples(data.calibration, data, collection.notice)
         return bench.calibrate(bench.plan({}), samples, budget.progress, collection, methods)
 
@@ -214,7 +214,7 @@ def plan(
     wanted = Wanted.of(scheme, target, prepare)
     graph = rewritten(model, prepare)
     with staging(None) as folder:
-        bench = opened(graph, wanted, folder)
+        bench = opened(graph, wanted, folder, measured=target == DEFAULT_TARGET)
         found = bench.plan({})
         check_plan(found, bench.graph)
         return replace(found, emit=bench.emit, preparation=bench.preparation)

@@ -43,7 +43,7 @@ class Placing:
 
     def passes(self, plan: Plan, codes: Codes) -> Pipeline:
         """Return the passes of the modes that a plan has, and those that finish the model."""
-        contrib, workarounds = self.emit is Emit.ORT, self.target.workarounds
+        workarounds = self.target.workarounds
         of_modes: Mapping[Mode, tuple[Pass, ...]] = {
             Mode.STATIC: (
                 QuantizeWeights(plan, codes),
@@ -52,7 +52,7 @@ class Placing:
             ),
             Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
             Mode.WEIGHT_ONLY: (
-                *((ReplaceWithContrib(plan, codes),) if contrib else ()),
+                *((ReplaceWithContrib(plan, codes, self.emit),) if self.emit.has_own else ()),
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, codes, self.emit),
             ),

@@ -102,15 +102,15 @@ class Scheme:
         ranges: the range method for activations, or its name as parse_range takes it; empty tries several on the whole
             model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
-        emit: what the written model may hold; a model of pure ONNX types is verified in the form that onnxruntime can
-            load, and then written in the other.
+        emit: what the written model may hold, see Emit; a model of pure ONNX types is verified in the form that
+            onnxruntime can load, and then written in the other.
     """
 
     rules: tuple[Rule, ...]
     name: str = "custom"
     ranges: str | RangeMethod = ""
     correct_biases: bool = True
-    emit: str = Emit.QDQ
+    emit: str = Emit.FASTEST
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""

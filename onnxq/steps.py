@@ -30,12 +30,12 @@ from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.judging.views import Views
-from onnxq.lowering import Emit, emit_named
+from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
 from onnxq.modelfile.publish import check_output, data_file, publish, stored_bytes
 from onnxq.named_passes import Step, as_passes
 from onnxq.planning.bodies import refuse_idle_bodies
-from onnxq.planning.delivery import Delivery, deliveries
+from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
 from onnxq.report import Report
@@ -119,7 +119,7 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
     return graph
 
 
-def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None) -> Prepared:
+def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget) -> Prepared:
     """Prepare a model in a working folder, and keep it as it was given beside that."""
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
@@ -129,14 +129,14 @@ def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None) ->
     applied = apply_to_float(graph, passes)
     refuse_quantized(graph)
     staged = folder / (output.name if output is not None else "model.onnx")
-    bench = opened(graph, wanted, folder)
+    bench = opened(graph, wanted, folder, measured=budget.measures(wanted.target))
     name = str(source) if source else type(model).__name__
     return Prepared(name, Files(reference, staged, external > 0), bench, wanted.replay, external, applied)
 
 
-def opened(graph: Graph, wanted: Wanted, folder: Path) -> Workbench:
-    """Open the workbench of a model after passes of the user's."""
-    emit = emit_named(wanted.scheme.emit)
+def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
+    """Open the workbench of a model after passes of the user's, given whether a search measures time."""
+    emit = wanted.emit(measured=measured)
     return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay)
 
 
@@ -253,6 +253,7 @@ def reported(
         doubts=seen.doubts,
         judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
         delivered=_delivered(model, outcome.plan),
+        left_by_standard=_left_by_standard(model, outcome.plan),
         metadata_bytes=metadata_bytes(load(staged)),
         samples=len(seen.samples),
         seconds=time.perf_counter() - start,
@@ -263,6 +264,13 @@ def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
     """Return how much of the scheme the plan is; nothing where there was only a plan."""
     bench = model.bench
     return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
+
+
+def _left_by_standard(model: Prepared, plan: Plan) -> int:
+    """Return how many nodes stay float for want of operators that may not be written; 0 where there was only a plan."""
+    bench = model.bench
+    written = bench.emit.has_own or model.replay is not None
+    return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
 
 
 def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:

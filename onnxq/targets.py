@@ -32,6 +32,7 @@ class Target:
         fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
         workarounds: whether what stands beside integer kernels is to be written in forms of which onnxruntime makes
             the fastest kernels, and which it does not take for something else.
+        has_contrib: whether operators that only onnxruntime has may be written for it.
         has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
     """
 
@@ -48,6 +49,7 @@ class Target:
     multiplied: tuple[Spec, ...] = ()
     fuses_in_bodies: bool = False
     workarounds: bool = False
+    has_contrib: bool = False
     has_half_kernels: bool = False
 
 
@@ -102,6 +104,7 @@ _ONNXRUNTIME_CPU = Target(
     # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
     fuses_in_bodies=True,
     workarounds=True,
+    has_contrib=True,
 )
 
 # Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
@@ -146,6 +149,7 @@ _OPENVINO = replace(
     multiplied=(),
     fuses_in_bodies=False,
     workarounds=False,
+    has_contrib=False,
 )
 
 # Activations are uint8, or uint16, which is not planned for; its MatMul wants uint8 weights as well, which have a zero
@@ -161,6 +165,7 @@ _QNN = replace(
     multiplied=(),
     fuses_in_bodies=False,
     workarounds=False,
+    has_contrib=False,
     has_half_kernels=True,
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxq.errors import check_type
+from onnxq.errors import SchemeError, check_type
+from onnxq.lowering import Emit, emit_named
 from onnxq.named_passes import Step
 from onnxq.planning.plan import Plan
 from onnxq.presets import preset_named
@@ -41,3 +42,20 @@ class Wanted:
         if isinstance(scheme, Plan):
             return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
         return cls(preset_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
+
+    def emit(self, *, measured: bool) -> Emit:
+        """Return what may be written for the target: where time is not measured nothing is known to be faster.
+
+        Args:
+            measured: whether a search measures time on this machine.
+
+        Raises:
+            SchemeError: operators of onnxruntime's own are asked for, and the target has none.
+        """
+        wished, target = emit_named(self.scheme.emit), target_named(self.target)
+        if wished is Emit.ORT and not target.has_contrib:
+            raise SchemeError(
+                f"emit 'ort' is about operators only onnxruntime has, and the target is {target.name}; leave it out"
+            )
+        known = target.has_contrib and (measured or self.replay is not None)
+        return Emit.QDQ if wished is Emit.FASTEST and not known else wished

@@ -21,7 +21,7 @@ from onnxq.wanted import Wanted
 
 
 def ready(model, folder: Path, scheme="int8") -> Prepared:
-    return prepared(model, Wanted.of(scheme, DEFAULT_TARGET, ()), folder, None)
+    return prepared(model, Wanted.of(scheme, DEFAULT_TARGET, ()), folder, None, Budget())
 
 
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:

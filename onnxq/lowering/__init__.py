@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.lowering.blobs import fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
+from onnxq.lowering.blobs import fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits, takes_blob
 from onnxq.lowering.decode import decode_folded, decode_linear, is_linear
 from onnxq.lowering.decoder_opset import decoder_opset
 from onnxq.lowering.emit import Emit, emit_named
@@ -25,5 +25,6 @@ __all__ = [
     "is_linear",
     "matmul_nbits",
     "numbers_in_words",
+    "takes_blob",
     "transposed",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.lowering.blobs import fits_blob
+from onnxq.lowering.blobs import takes_blob
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.native import stored_format
 from onnxq.lowering.rows import in_words
@@ -32,7 +32,8 @@ def decoder_opset(spec: Spec, op_type: str, emit: Emit, *, folded: bool) -> int:
         return _strict_opset(spec, format, blocked=blocked)
     if folded:
         return max(_codes_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
-    if emit is Emit.ORT and fits_blob(spec, op_type):
+    # Where a node stands is not known here, and outside bodies the later opset is needed.
+    if takes_blob(spec, op_type, emit, in_body=False):
         return _SCALE[spec.scale]
     if op_type == "Gather":
         codes = _WORDS if in_words(spec, format) else _MUL

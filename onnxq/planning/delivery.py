@@ -1,4 +1,4 @@
-"""What a scheme asks for beside what a plan delivers: how many weights have as few bits as was wished."""
+"""What a scheme asks for beside what a plan delivers: weights of as few bits as was wished, cells as integers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.graph import Graph, nodes
+from onnxq.graph import Graph, Node, nodes
+from onnxq.lowering import Emit
 from onnxq.numbers.formats import format_named
 from onnxq.planning.large_constants import every_weight, large_weights
+from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Plan
 from onnxq.planning.weight_plan import weight_spec
-from onnxq.scheme import Method, Mode, Scheme
+from onnxq.scheme import Method, Mode, Rule, Scheme
 from onnxq.targets import Target
 
 _SHOWN = 2
@@ -56,8 +58,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
     asked, got = Counter[int](), Counter[int]()
     reasons: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for _, node in nodes(graph):
-        touched = (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
-        rule = scheme.rule_for(node.op, node.name, touched, node.origins)
+        rule = _rule(scheme, node)
         if rule.mode is Mode.FLOAT:
             continue
         spec, decision = weight_spec(rule, target), plan.by_node[node.name]
@@ -80,3 +81,26 @@ def missing(found: Sequence[Delivery]) -> str:
     '3 of 18 weights have 2 bits'
     """
     return "; ".join(str(one) for one in found if not one.is_whole)
+
+
+def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> int:
+    """Return how many nodes stay float that the scheme wants as integers, because standard ONNX has none of them.
+
+    Args:
+        plan: what becomes of each node.
+        graph: the prepared graph.
+        scheme: the user's rules.
+        target: the runtime, which may have such operators of its own.
+    """
+
+    def is_left(node: Node) -> bool:
+        wanted = _rule(scheme, node).mode in (Mode.STATIC, Mode.DYNAMIC)
+        return wanted and not dynamic_obstacle(node, target, Emit.ORT)
+
+    own = (node for _, node in nodes(graph) if node.op in target.own_dynamic and not node.domain)
+    return sum(is_left(node) for node in own if plan.by_node[node.name].mode is not Mode.DYNAMIC)
+
+
+def _rule(scheme: Scheme, node: Node) -> Rule:
+    touched = (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
+    return scheme.rule_for(node.op, node.name, touched, node.origins)

@@ -125,7 +125,7 @@ def _own_obstacle(node: Node, target: Target, emit: Emit) -> str:
             return f"sums of {weight.shape[-1]} products can overflow an int32 accumulator"
     if node.attrs.get("layout", 0):
         return f"{node.op} with the batch first has no dynamic integer kernel on {target.name}"
-    if emit is not Emit.ORT:
+    if not emit.has_own:
         return f"standard ONNX has no {node.op} of integers; with --emit ort it has an integer kernel on {target.name}"
     return ""
 

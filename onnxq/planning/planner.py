@@ -169,7 +169,7 @@ def _decide(
         if not problem:
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
-    return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, in_body=in_body)
+    return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, emit, in_body=in_body)
 
 
 def _alone(node: Node, integer: set[Node], target: Target) -> str:

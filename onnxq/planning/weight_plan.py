@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from onnxq.errors import SchemeError
 from onnxq.graph import Node, onnx_dtype, optional
-from onnxq.lowering import Emit, decoder_opset, is_kernel_block
+from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
 from onnxq.operators import operator_of
@@ -63,7 +63,9 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
         )
 
 
-def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: bool) -> Decision:
+def decide_weights(
+    node: Node, mode: Mode, spec: Spec, reason: str, emit: Emit = Emit.QDQ, *, in_body: bool
+) -> Decision:
     """Decide what becomes of the weights of a node that does not run as an integer kernel.
 
     Args:
@@ -71,6 +73,7 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
         mode: what is wanted; anything but weight-only stores weights.
         spec: how weights are wanted.
         reason: why the node does not run as an integer kernel.
+        emit: what may be written.
         in_body: whether it stands in a control-flow body.
     """
     weights = tuple((every_weight if spec.method is Method.BURN else large_weights)(node, spec))
@@ -88,7 +91,8 @@ def decide_weights(node: Node, mode: Mode, spec: Spec, reason: str, *, in_body: 
             node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"
         )
     if mode is Mode.WEIGHT_ONLY:
-        reason = _code_obstacle(node, weights[0], in_body=in_body)
+        standard = in_body and not takes_blob(spec, node.op, emit, in_body=True)
+        reason = _code_obstacle(node, weights[0], decoded_in_body=standard)
         if not reason:
             verb = "looks up" if node.op == "Gather" else "multiplies"
             typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in weights)
@@ -120,7 +124,7 @@ def weight_opset(plan: Plan, emit: Emit) -> int:
 
 def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
     own = decision.op_type in target.own_dynamic
-    if decision.op_type not in target.dynamic and not (own and emit is Emit.ORT):
+    if decision.op_type not in target.dynamic and not (own and emit.has_own):
         advice = "say --emit ort" if own else "give it another mode in the plan"
         raise SchemeError(
             f"node {decision.node} is dynamic, and {decision.op_type} has no dynamic integer kernel in "
@@ -139,14 +143,14 @@ def _misfit(node: Node, weight: Weight) -> str:
 # --- codes that are multiplied or looked up -----------------------------------------------------------------------
 
 
-def _code_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
+def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
     """Return why the runtime cannot use the codes of a weight as they are, or an empty string."""
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
     operator = operator_of(node)
     if operator is None or not operator.product:
         return f"nothing multiplies codes in {node.op}"
-    return _product_obstacle(node, weight, in_body=in_body)
+    return _product_obstacle(node, weight, decoded_in_body=decoded_in_body)
 
 
 def _lookup_obstacle(node: Node, weight: Weight) -> str:
@@ -160,10 +164,10 @@ def _lookup_obstacle(node: Node, weight: Weight) -> str:
     return ""
 
 
-def _product_obstacle(node: Node, weight: Weight, *, in_body: bool) -> str:
+def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
     spec, format, tensor = weight.spec, format_named(weight.spec.format), node.inputs[weight.index]
     dtype = onnx_dtype(tensor)
-    if in_body:
+    if decoded_in_body:
         return "onnxruntime loads no codes that a control-flow body multiplies"
     if weight.index != 1 or len(tensor.shape) != 2:
         return "codes are multiplied only as a second factor of rank 2"

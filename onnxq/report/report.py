@@ -50,6 +50,8 @@ class Report:
         doubts: why the samples may not be representative, in sentences.
         judged: by which samples the agreement and the scores are.
         delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
+        left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
+            runtime's own were not to be written, or not measured.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
     """
 
@@ -77,6 +79,7 @@ class Report:
     doubts: tuple[str, ...] = ()
     judged: Judged | None = None
     delivered: tuple[Delivery, ...] = ()
+    left_by_standard: int = 0
     metadata_bytes: int = 0
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from onnxq.encoding.codes import Codes
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, onnx_dtype, optional
-from onnxq.lowering import Chain, fits_blob, gather_block_quantized, matmul_nbits, transposed
+from onnxq.lowering import Chain, Emit, fits_blob, gather_block_quantized, matmul_nbits, takes_blob, transposed
 from onnxq.numbers.numerics import QTensor
 from onnxq.passes.place.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
@@ -17,23 +17,28 @@ from onnxq.scheme import Mode
 class ReplaceWithContrib(Pass):
     """Replace weight-only MatMul and Gemm by MatMulNBits, and Gather by GatherBlockQuantized.
 
-    Leaves nodes whose format, blocks or storage these operators do not know, and those whose weight is codes already.
+    Leaves nodes whose format, blocks or storage these operators do not know, those that are as fast in standard ONNX
+    unless all are to be replaced, and those whose weight is codes already.
 
     Attributes:
         plan: names the nodes and weights.
         codes: what was chosen for their weights and biases.
+        emit: what may be written.
     """
 
     plan: Plan
     codes: Codes
+    emit: Emit = Emit.ORT
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
         names = Names(graph)
 
-        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
             if not fits_blob(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} codes so"
+            if not takes_blob(weight.spec, node.op, self.emit, in_body=scope is not graph):
+                return "standard ONNX is as fast"
             quantized = self.codes.weights[node.name, weight.index]
             correct_bias(node, self.codes, names)
             return Rewrite(instead=_replacement(node, source, weight, quantized, names))

@@ -187,6 +187,22 @@ def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_says_so(bu
     assert again.read_bytes() == (tmp_path / "q.onnx").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_search_finds_that_a_recurrent_cell_is_faster_as_integers(build, tmp_path: Path) -> None:
+    model = build(
+        "(float[50,1,80] x) => (float[50,1,1,256] y) { [cell] y = LSTM <hidden_size = 256> (x, w, r) }",
+        w=(1, 1024, 80),
+        r=(1, 1024, 256),
+    )
+    onnx.save(model, tmp_path / "float.onnx")
+    np.savez(tmp_path / "calib.npz", x=np.random.default_rng(0).standard_normal((16, 50, 1, 80), np.float32))
+    options = (tmp_path / "float.onnx", "--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx")
+    for extra, op in (((), "DynamicQuantizeLSTM"), (("--emit", "qdq"), "LSTM")):
+        told = invoke("quantize", *options, *extra).stderr
+        assert op in [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node]
+        assert ("has no integers for 1 LSTM" in told) is bool(extra)
+
+
 def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "--min-sqnr", 90)
     kept = ("--report", tmp_path / "report.json", "--plan-out", tmp_path / "plan.toml")

@@ -44,7 +44,7 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: Emit) ->
         plan = Plan((decision,), (), "scheme", "target")
         graph.opset = weight_opset(plan, emit) or 17
         codes = encode(plan, graph)
-        contrib = [ReplaceWithContrib(plan, codes)] if emit is Emit.ORT else []
+        contrib = [ReplaceWithContrib(plan, codes, emit)] if emit.has_own else []
         for step in (*contrib, DecodeWeights(plan, codes, emit)):
             step.apply(graph)
         checked += bool(StoreWeights(plan, codes, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
-from onnxq.planning.delivery import Delivery, deliveries, missing
+from onnxq.planning.delivery import Delivery, deliveries, left_by_standard, missing
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
@@ -50,3 +51,22 @@ def test_what_the_user_leaves_out_was_not_asked_for(residual) -> None:
 def test_one_weight_has_and_many_have() -> None:
     assert missing([Delivery(2, 18, 1)]) == "1 of 18 weights has 2 bits"
     assert missing([Delivery(2, 18, 3), replace(Delivery(4, 5, 5))]) == "3 of 18 weights have 2 bits"
+
+
+@pytest.mark.parametrize(
+    ("emit", "preset", "target", "left"),
+    [
+        (Emit.QDQ, "int8", "onnxruntime-cpu", 1),
+        (Emit.QDQ, "int8-dynamic", "onnxruntime-cpu", 1),
+        (Emit.ORT, "int8", "onnxruntime-cpu", 0),
+        (Emit.QDQ, "int8-storage", "onnxruntime-cpu", 0),
+        (Emit.QDQ, "int8", "tensorrt", 0),
+    ],
+)
+def test_cells_that_standard_onnx_leaves_in_float_are_counted(
+    emit: Emit, preset: str, target: str, left: int, build
+) -> None:
+    cell = "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }"
+    graph, scheme = prepare(read_model(build(cell, w=(1, 64, 8), r=(1, 64, 16)))), PRESETS[preset]
+    plan = make_plan(graph, scheme, TARGETS[target], emit=emit)
+    assert left_by_standard(plan, graph, scheme, TARGETS[target]) == left

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import numpy as np
 import pytest
 from model_zoo import difference, model, node_named, ops, outputs, sample, values
@@ -10,6 +12,7 @@ from onnx import ModelProto, defs
 from onnxq.encoding.codes import encode
 from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Changes, Graph, constants
+from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import DecodeWeights, RemoveUnused, ReplaceWithContrib
@@ -27,13 +30,13 @@ TWO_BITS = pytest.param(
 LOOKUP = "g (int64[2, 3] i) => (float[2, 3, 64] y) { [look] y = Gather(w, i) }"
 
 
-def replace(made: ModelProto, spec: Spec) -> tuple[Graph, Changes]:
+def replace(made: ModelProto, spec: Spec, emit: Emit = Emit.ORT) -> tuple[Graph, Changes]:
     """Replace what fits; a second time there is nothing left to do."""
     graph = as_graph(made)
     infer_shapes(graph)
-    plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"))
+    plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"), emit=emit)
     codes = encode(plan, graph)
-    step = ReplaceWithContrib(plan, codes)
+    step = ReplaceWithContrib(plan, codes, emit)
     changes = step.apply(graph)
     assert not step.apply(graph)
     DecodeWeights(plan, codes).apply(graph)
@@ -88,3 +91,32 @@ def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
     graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
     assert changes.left == (("dot", "no operator of onnxruntime reads int4 codes so"),)
     assert "DequantizeLinear" in ops(graph)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "left"),
+    [(LOOKUP, Spec("int4", (16,)), False), (LOOKUP, Spec("int8", (16,)), True), (MATMUL, Spec("int4", (16,)), True)],
+    ids=["4-bit rows", "8-bit rows", "a product"],
+)
+def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: Spec, left: bool) -> None:
+    weight = values(40, 24) if text is MATMUL else values(40, 64)
+    _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, Emit.FASTEST)
+    assert (changes.left == ((ANY, "standard ONNX is as fast"),)) is left
+    assert bool(changes.changed) is not left
+
+
+LOOP = """g (int64 n, float[3, 40] x) => (float[3, 40] y) {
+    go = Constant <value = bool {1}> ()
+    y = Loop (n, go, x) <body = b (int64 i, bool g, float[3, 40] s) => (bool h, float[3, 40] t) {
+        h = Identity (g) [dot] t = MatMul (s, w)
+    }>
+}"""
+
+
+def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_own() -> None:
+    weight, spec = values(40, 40), Spec("int8", (32,))
+    graph, changes = replace(model(LOOP, opset=21, ir_version=10, w=weight), spec, Emit.FASTEST)
+    assert changes.changed == ("dot",)
+    decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
+    inputs = {"n": np.array(2), "x": np.eye(3, 40, dtype=np.float32)}
+    assert difference(outputs(graph, inputs), {"y": inputs["x"] @ decoded @ decoded}) <= 0.02
