@@ -144,7 +144,7 @@ def sensitivity(
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(None) as folder:
-        ready = prepared(model, wanted, folder, None)
+        ready = prepared(model, wanted, folder, None, budget)
         if ready.bench.is_large:
             raise ModelError(
                 f"{ready.name} has more than 1 GiB of weights, expected a model that fits into memory beside its "
