@@ -101,7 +101,7 @@ def measured(case: Case, preset: str, effort: str, scratch: Path) -> Result:
     seconds = time.perf_counter() - start
     if done.returncode:
         return Result(failure=done.stderr.strip().splitlines()[-1])
-    gains = json.loads(report.read_text(encoding="utf-8"))["gains"]
+    gains = json.loads(report.read_text(encoding="utf-8"))["encoding"]["gains"]
     kept = ", ".join(f"{gain['method']}: {gain['kept']}" for gain in gains if gain["kept"])
     return Result(compare_files(case.model, output, case.evaluation).worst_sqnr, seconds, kept)
 

@@ -124,7 +124,7 @@ def as_line(row: Row) -> str:
     cells = [f"`{row.model}`", row.preset, f"{row.correct / row.count:.2%} ({low:.1%} to {high:.1%})"]
     if row.agreement is None or row.report is None:
         return "| " + " | ".join(cells) + " |" + " |" * (len(HEADER) - len(cells))
-    kernels = row.report.kernels
+    kernels = row.report.performance.kernels
     cells += [f"{row.agreement.worst_agreement:.2%}", f"{row.agreement.worst_sqnr:.1f}", f"{row.report.size_ratio:.3f}"]
     cells.append("-" if row.report.latency is None else f"{row.report.latency.speed:.2f}")
     return "| " + " | ".join([*cells, str(kernels.integer), str(kernels.heavy_float)]) + " |"

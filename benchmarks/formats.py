@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
         counts = Counter(node.op_type for node in onnx.load(copy).graph.node)
         return Row(
             preset,
-            done.report.bytes / done.report.float_bytes,
+            done.report.files.bytes / done.report.files.float_bytes,
             agreement.worst_sqnr,
             speed,
             done.graph.opset,

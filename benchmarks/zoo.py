@@ -140,14 +140,14 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
             agreement.sound,
             sqnr=agreement.worst_sqnr,
             agreement=agreement.worst_agreement,
-            size_ratio=written["bytes"] / written["float_bytes"],
-            size_allowed=_allowed(model, written["float_bytes"]),
-            integer_kernels=written["kernels"]["integer"],
-            float_heavy=written["kernels"]["heavy_float"],
+            size_ratio=written["size_ratio"],
+            size_allowed=_allowed(model, written["files"]["float_bytes"]),
+            integer_kernels=written["performance"]["kernels"]["integer"],
+            float_heavy=written["performance"]["kernels"]["heavy_float"],
             speed=_speeds(model, output, judged, threads, seconds),
             seconds=took,
             inference=_inference(model, calib),
-            frontier=written["frontier"],
+            frontier=written["search"]["frontier"],
         )
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparation import prepare
     from onnxq.presets import PRESETS
-    from onnxq.report import FidelityError, Report
+    from onnxq.report import FidelityError, Report, load_report
     from onnxq.rewriting import Verify, run_passes
     from onnxq.samples.images import ImageOptions
     from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -108,6 +108,7 @@ __all__ = [
     "load",
     "load_metric",
     "load_plan",
+    "load_report",
     "load_scheme",
     "load_statistics",
     "optimize",
@@ -200,6 +201,7 @@ _HOMES = {
     "onnxq.report": (
         "FidelityError",
         "Report",
+        "load_report",
     ),
     "onnxq.rewriting": (
         "Verify",

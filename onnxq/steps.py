@@ -39,6 +39,7 @@ from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
 from onnxq.report import Report
+from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
@@ -231,32 +232,35 @@ def reported(
         seen.bench.build(outcome.plan, refined.basis.evidence, found.recipe, staged, external_data=external)
         loads = loads_in_onnxruntime(staged)
     return Report(
-        model=model.name,
-        output=str(output) if output is not None else None,
-        float_bytes=stored_bytes(model.files.reference) + model.external,
-        bytes=stored_bytes(staged, (data_file(staged),)),
+        files=ModelFiles(
+            model=model.name,
+            output=str(output) if output is not None else None,
+            float_bytes=stored_bytes(model.files.reference) + model.external,
+            bytes=stored_bytes(staged, (data_file(staged),)),
+            metadata_bytes=metadata_bytes(load(staged)),
+            loads=loads,
+        ),
         plan=_noted(model, seen, refined, found, budget),
-        ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
-        range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
-        agreement=verification.agreement,
-        kernels=verification.kernels,
-        latency=verification.latency,
-        sensitivities=outcome.sensitivities,
-        measured=outcome.measured,
-        frontier=outcome.frontier,
-        regions=outcome.regions,
-        scores=found.scores,
-        loads=loads,
-        corrected_biases=corrected_biases(outcome.plan, seen.evidence),
-        gains=(*refined.gains, *found.gains),
-        passes=(*model.applied, *seen.bench.applied),
-        doubts=seen.doubts,
-        judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
-        delivered=_delivered(model, outcome.plan),
-        left_by_standard=_left_by_standard(model, outcome.plan),
-        metadata_bytes=metadata_bytes(load(staged)),
-        samples=len(seen.samples),
-        seconds=time.perf_counter() - start,
+        samples=Samples(
+            calibrated=len(seen.samples),
+            judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
+            doubts=seen.doubts,
+        ),
+        fidelity=Fidelity(verification.agreement, found.scores),
+        performance=Performance(verification.kernels, verification.latency, outcome.regions),
+        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
+        encoding=Encoding(
+            ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
+            range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
+            corrected_biases=corrected_biases(outcome.plan, seen.evidence),
+            gains=(*refined.gains, *found.gains),
+            delivered=_delivered(model, outcome.plan),
+            left_by_standard=_left_by_standard(model, outcome.plan),
+        ),
+        run=Run(
+            seconds=time.perf_counter() - start,
+            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.applied))),
+        ),
     )
 
 

@@ -69,7 +69,7 @@ def test_both_branches_are_integer_when_both_ran(branches: onnx.ModelProto, quan
     samples = varied(IMAGE, {"c": [True, False] * 3})
     report = checked(tmp_path / "m", quantize_to(branches, tmp_path / "m", samples=samples).report)
     assert report.plan.count(STATIC) == 6
-    assert (report.kernels.integer, report.kernels.heavy_float) == (5, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (5, 0)
     assert set(report.plan.observed) >= {"x", "a", "q", "u", "r", "v"}
 
 
@@ -90,7 +90,7 @@ def test_a_branch_that_never_ran_stays_float(branches: onnx.ModelProto, quantize
         "stem": STATIC, "t1": STATIC, "t2": STATIC, "e1": STORAGE, "e2": STORAGE
     }  # fmt: skip
     assert report.plan.by_node["e1"].reason == report.plan.by_node["e2"].reason == IDLE
-    assert (report.kernels.integer, report.kernels.heavy_float) == (3, 2)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (3, 2)
 
 
 def test_the_search_leaves_a_branch_that_never_ran_float(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
@@ -111,7 +111,7 @@ def test_a_loop_is_integer(build, quantize_to, tmp_path: Path) -> None:
     )  # fmt: skip
     report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"n": [1, 2, 3, 4]})).report
     checked(tmp_path / "m", report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (2, 0)
 
 
 def test_a_scan_is_integer(build, quantize_to, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_scan_is_integer(build, quantize_to, tmp_path: Path) -> None:
     starts = [np.zeros((4, 32), np.float32)] * 4
     report = quantize_to(model, tmp_path / "m", samples=varied((5, 4, 32), {"s": starts})).report
     checked(tmp_path / "m", report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (2, 0)
 
 
 def test_branches_inside_a_loop_are_integer(build, quantize_to, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_branches_inside_a_loop_are_integer(build, quantize_to, tmp_path: Path) 
     )  # fmt: skip
     report = quantize_to(model, tmp_path / "m", samples=varied(IMAGE, {"n": [1, 2, 3, 2]})).report
     checked(tmp_path / "m", report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (4, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (4, 0)
 
 
 def test_a_weight_is_stored_once_for_the_graph_and_its_bodies(build, quantize_to, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_weight_is_stored_once_for_the_graph_and_its_bodies(build, quantize_to
     )
     report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False] * 2})).report
     checked(tmp_path / "m", report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (3, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (3, 0)
     assert (tmp_path / "m").read_bytes().count(b"w.codes") == 4  # one initializer, three readers
     tensors = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(tmp_path / "m").graph.initializer}
     assert list(tensors.values()).count((32, 32)) == 1
@@ -186,7 +186,7 @@ def test_what_stands_in_a_function_is_integer(quantize_to, tmp_path: Path) -> No
     report = quantize_to(model, tmp_path / "m", samples=varied((4, 32), {"c": [True, False]})).report
     checked(tmp_path / "m", report)
     assert [one.mode for one in report.plan.decisions if one.op_type == "MatMul"] == [STATIC, STATIC]
-    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (2, 0)
 
 
 def test_products_in_bodies_may_have_dynamic_scales(build, quantize_to, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_products_in_bodies_may_have_dynamic_scales(build, quantize_to, tmp_path
     report = quantize_to(model, tmp_path / "m", samples=samples, scheme="int8-dynamic").report
     checked(tmp_path / "m", report)
     assert report.plan.count(Mode.DYNAMIC) == 2
-    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (2, 0)
 
 
 def test_a_plan_with_bodies_is_replayed_to_the_same_bytes(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
@@ -259,7 +259,7 @@ def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_p
     counts = {name: seen.of(name).need(Range).count for name in "qra"}
     assert counts["q"] == counts["r"] == counts["a"] // 2
     quantized = quantize(branches, Data(samples, statistics=seen), budget=Budget(search="off", latency=0))
-    assert quantized.report.kernels.heavy_float == 0
+    assert quantized.report.performance.kernels.heavy_float == 0
 
 
 def test_float_nodes_of_bodies_read_what_integer_nodes_outside_give(build, quantize_to, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_float_nodes_of_bodies_read_what_integer_nodes_outside_give(build, quant
     )  # fmt: skip
     report = quantize_to(model, tmp_path / "m", samples=varied(IMAGE, {"c": [True, False]})).report
     checked(tmp_path / "m", report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (2, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (2, 0)
 
 
 MERGED = """(float[4,32] x, bool c) => (float[4,32] logits, float[4,32] state) {
@@ -300,7 +300,7 @@ def test_branches_that_name_their_tensors_alike_are_integer(merged, quantize_to,
     onnx.save(merged, tmp_path / "float")
     samples = varied((4, 32), {"c": [True, False] * 3})
     report = checked(tmp_path / "m", quantize_to(merged, tmp_path / "m", samples=samples).report)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (7, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (7, 0)
     written = onnx.load(tmp_path / "m").graph
     assert [output.name for output in written.output] == ["logits", "state"]
     assert sorted(tuple(one.dims) for one in written.initializer if len(one.dims) == 2) == [(32, 32)] * 4

@@ -72,7 +72,7 @@ def types(path: Path) -> dict[str, int]:
 def test_a_convolutional_model_runs_on_integers(cnn: ModelProto, quantize_to, tmp_path: Path) -> None:
     report = quantize_to(cnn, tmp_path / "m").report
     onnx.checker.check_model(tmp_path / "m", full_check=True)
-    assert (report.kernels.integer, report.kernels.heavy_float) == (6, 0)
+    assert (report.performance.kernels.integer, report.performance.kernels.heavy_float) == (6, 0)
     assert report.agreement.worst_sqnr >= 20
     assert report.size_ratio < 0.6
     assert types(tmp_path / "m") == {"x": TensorProto.FLOAT16, "y": TensorProto.FLOAT16}
@@ -81,7 +81,7 @@ def test_a_convolutional_model_runs_on_integers(cnn: ModelProto, quantize_to, tm
 def test_a_transformer_runs_on_integers(transformer: ModelProto, quantize_to, tmp_path: Path) -> None:
     report = quantize_to(transformer, tmp_path / "m", samples=sentences()).report
     onnx.checker.check_model(tmp_path / "m", full_check=True)
-    assert report.kernels.integer >= 5
+    assert report.performance.kernels.integer >= 5
     assert report.agreement.worst_sqnr >= 20
     assert report.size_ratio < 0.7
     casts = [node for node in onnx.load(tmp_path / "m").graph.node if node.op_type == "Cast"]
@@ -90,7 +90,7 @@ def test_a_transformer_runs_on_integers(transformer: ModelProto, quantize_to, tm
 
 def test_the_search_is_judged_by_the_model_of_the_user(cnn: ModelProto, quantize_to, tmp_path: Path) -> None:
     report = quantize_to(cnn, tmp_path / "m", goal=20, budget=Budget(latency=0)).report
-    assert report.kernels.integer > 0
+    assert report.performance.kernels.integer > 0
     assert report.agreement.worst_sqnr >= 20
 
 
@@ -99,7 +99,7 @@ def test_what_stays_float_takes_16_bits(transformer: ModelProto, quantize_to, tm
 
     scheme = PRESETS["int8"].excluding("re:MatMul_[uz]", "re:Gather.*")
     report = quantize_to(transformer, tmp_path / "m", scheme=scheme, samples=sentences()).report
-    assert report.kernels.integer > 0
+    assert report.performance.kernels.integer > 0
     assert report.size_ratio < 0.95
     stored = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "m").graph.initializer}
     assert {name: stored[f"{name}.narrow"] for name in ("table", "w1", "w2")} == dict.fromkeys(

@@ -51,7 +51,7 @@ def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert report.agreement.sound
     assert report.agreement.worst_sqnr >= MINIMUM_SQNR
-    assert report.bytes == output.stat().st_size < 0.42 * report.float_bytes
+    assert report.files.bytes == output.stat().st_size < 0.42 * report.files.float_bytes
     assert accuracy(output) >= accuracy(MODELS / f"{name}.onnx") - 0.005
 
 
@@ -60,8 +60,8 @@ def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path
     report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=32), budget=Budget(latency=0, search="off")).report
     convolutions = [one for one in report.plan.decisions if one.op_type in ("Conv", "Gemm")]
     assert all(one.mode is Mode.STATIC for one in convolutions)
-    assert report.kernels.integer >= len(convolutions)
-    assert report.kernels.heavy_float == 0
+    assert report.performance.kernels.integer >= len(convolutions)
+    assert report.performance.kernels.heavy_float == 0
 
 
 def test_every_node_has_a_decision_with_a_reason() -> None:
@@ -96,7 +96,7 @@ def test_samples_may_come_from_any_iterable_of_dictionaries() -> None:
     from_list = quantize(MODELS / "gru.onnx", [{"image": image[None]} for image in images], budget=Budget(latency=0))
     assert from_generator.report.agreement == from_list.report.agreement
     # Every fourth judges.
-    assert (from_generator.report.samples, from_generator.report.agreement.samples) == (6, 2)
+    assert (from_generator.report.samples.calibrated, from_generator.report.agreement.samples) == (6, 2)
 
 
 def test_statistics_collected_once_serve_several_calls() -> None:
@@ -106,15 +106,15 @@ def test_statistics_collected_once_serve_several_calls() -> None:
     reused, again = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for _ in range(2))
     assert reused.agreement == again.agreement
     # The statistics are of all samples, those included that judge.
-    assert reused.judged is not None
-    assert (reused.judged.samples, reused.judged.seen) == (4, 4)
+    assert reused.samples.judged is not None
+    assert (reused.samples.judged.samples, reused.samples.judged.seen) == (4, 4)
     assert reused.agreement.worst_sqnr > 20
 
 
 def test_the_range_method_is_the_users_when_given() -> None:
     scheme = replace(PRESETS["int8"], ranges=MinMax())
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), scheme=scheme, budget=Budget(latency=0)).report
-    assert report.ranges == "MinMax()"
+    assert report.encoding.ranges == "MinMax()"
 
 
 def test_the_measured_range_method_is_better_than_min_max() -> None:
@@ -134,7 +134,9 @@ def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
     demoted = [one for one in searched.plan.decisions if "hurts the worst output" in one.reason]
     assert demoted
-    assert [one.sqnr for one in searched.sensitivities] == sorted(one.sqnr for one in searched.sensitivities)
+    assert [one.sqnr for one in searched.search.sensitivities] == sorted(
+        one.sqnr for one in searched.search.sensitivities
+    )
 
 
 def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
     with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
         quantize(MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency=0))
-    assert caught.value.report.sensitivities
+    assert caught.value.report.search.sensitivities
 
 
 def conv_only() -> Scheme:
@@ -211,7 +213,7 @@ def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatc
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10
-    assert report.kernels.integer == 0
+    assert report.performance.kernels.integer == 0
     assert any("times as fast as the float model" in one.reason for one in report.plan.decisions)
 
 
@@ -233,7 +235,7 @@ def test_a_stack_of_depthwise_convolutions_ends_in_storage(build: Callable[..., 
 def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp_path: Path) -> None:
     named = PRESETS["torch-fbgemm"]
     found = [
-        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), scheme=scheme, budget=UNSEARCHED).report.ranges
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), scheme=scheme, budget=UNSEARCHED).report.encoding.ranges
         for scheme in (named, replace(named, ranges="minmax"))
     ]
     assert found == ["HistogramSearch(levels=None)", "MinMax()"]
@@ -269,7 +271,7 @@ def test_a_large_model_out_of_reach_is_told_as_such(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Workbench, "is_large", True)
     with pytest.raises(FidelityError) as caught:
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency=0))
-    assert caught.value.report.sensitivities == ()
+    assert caught.value.report.search.sensitivities == ()
     assert str(caught.value) == (
         "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; ask for a lower "
         "--min-sqnr, or take a preset of finer codes"
@@ -291,15 +293,15 @@ class Scale(Pass):
 
 def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: ModelProto, samples_for) -> None:
     report = quantize(residual, samples_for(residual), prepare=[Scale(), "NameNodes"], budget=UNSEARCHED).report
-    assert [type(one.step).__name__ for one in report.passes[:3]] == ["Scale", "NameNodes", "NameNodes"]
+    assert [one.name for one in report.run.passes[:3]] == ["Scale", "NameNodes", "NameNodes"]
     assert report.plan.decisions[0].node == "scaled"
-    told = json.loads(report.to_json())["passes"]
-    assert (told[0]["pass"], told[0]["options"], told[0]["left_names"]) == (
+    told = json.loads(report.to_json())["run"]["passes"]
+    assert (told[0]["name"], told[0]["options"], told[0]["left_names"]) == (
         "Scale",
         {"factor": "1.0"},
         [["other", "not wanted"]],
     )
-    assert len(told) == len(report.passes)
+    assert len(told) == len(report.run.passes)
 
 
 def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_given(
@@ -324,7 +326,7 @@ def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelPro
         goal=Goal(force=True),
         budget=Budget(latency=0, search="off"),
     )
-    assert done.report.passes[0].step == Scale(10.0)
+    assert done.report.run.passes[0].options == {"factor": "10.0"}
 
 
 def test_statistics_of_another_model_or_without_what_is_needed_are_refused() -> None:
@@ -336,7 +338,7 @@ def test_statistics_of_another_model_or_without_what_is_needed_are_refused() -> 
     extremes = Data(CALIB, limit=4, statistics=calibrate(resnet, Data(CALIB, limit=4), scheme=scheme))
     with pytest.raises(DataError, match=r"given statistics lack the histogram of '.*', expected what this plan"):
         quantize(resnet, extremes, **options)
-    assert quantize(resnet, extremes, scheme=scheme, **options).report.samples == 4
+    assert quantize(resnet, extremes, scheme=scheme, **options).report.samples.calibrated == 4
 
 
 def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) -> None:

@@ -59,7 +59,7 @@ def test_every_preset_of_weights_makes_a_smaller_model_that_runs(
     )
     samples = [{"i": np.random.default_rng(seed).integers(0, 200, (2, 3))} for seed in range(4)]
     done = quantize_to(model, tmp_path / "q.onnx", scheme=name, samples=samples)
-    assert done.report.bytes < done.report.float_bytes * 0.4
+    assert done.report.files.bytes < done.report.files.float_bytes * 0.4
     format = format_named(preset_named(name).rules[0].weight.format)
     assert done.report.agreement.worst_sqnr > LOWEST_SQNR[format.bits]
     left = {node.op_type for node in running_graph(tmp_path / "q.onnx").node}

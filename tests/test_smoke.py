@@ -63,4 +63,4 @@ def test_the_command_line_writes_the_model_of_the_python_api(tmp_path, calibrati
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(written)
     assert written.read_bytes() == called.read_bytes()
-    assert json.loads(report.read_text())["output"] == str(written)
+    assert json.loads(report.read_text())["files"]["output"] == str(written)

@@ -118,7 +118,7 @@ def test_quantize_takes_them_as_objects(strangers: Path, model: ModelProto, samp
         model, samples, tmp_path / "out.onnx", prepare=own, budget=onnxq.Budget(latency=0, search="off")
     )
 
-    assert [(type(one.step).__name__, one.changes.changed) for one in done.report.passes[:2]] == [
+    assert [(one.name, one.changed_names) for one in done.report.run.passes[:2]] == [
         ("WriteReluAsMax", ("relu", "keep")),
         ("UseLogSoftmax", ("log",)),
     ]

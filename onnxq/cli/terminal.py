@@ -73,12 +73,12 @@ def print_report(report: Report, *, every: bool = False) -> None:
         None if every else most for most in (_SHOWN_REASONS, _SHOWN_PLANS, _SHOWN_REGIONS, _SHOWN_NODES)
     )
     console = _console(stderr=True)
-    if told := missing(report.delivered):
+    if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
-    table = Table(title=report.output or report.model, show_header=False)
-    for sentence in report.doubts:
+    table = Table(title=report.output or report.files.model, show_header=False)
+    for sentence in report.samples.doubts:
         table.add_row("doubt", sentence)
-    table.add_row("size", f"{size(report.float_bytes)} -> {size(report.bytes)} ({report.size_ratio:.2f}x)")
+    table.add_row("size", f"{size(report.files.float_bytes)} -> {size(report.files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
         parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
         if output.agreement is not None:
@@ -86,8 +86,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
         judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
         kind = "tensor" if output.stands_for else "output"
         table.add_row(f"{kind} {output.name}{judges}", ", ".join(parts) or "not compared")
-    if report.judged is not None:
-        table.add_row("judged on", _judged(report.judged))
+    if report.samples.judged is not None:
+        table.add_row("judged on", _judged(report.samples.judged))
     if report.latency is not None:
         latency = report.latency
         here = report.plan.target == DEFAULT_TARGET
@@ -96,14 +96,14 @@ def print_report(report: Report, *, every: bool = False) -> None:
             f"{duration(latency.reference)} -> {duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
             f"{threads(latency.threads)})",
         )
-    if not report.loads:
+    if not report.files.loads:
         table.add_row(
             "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"
         )
-    if report.scores is not None:
-        scores = report.scores
+    if report.fidelity.scores is not None:
+        scores = report.fidelity.scores
         table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name})")
-    kernels = report.kernels
+    kernels = report.performance.kernels
     table.add_row(
         "kernels",
         f"{kernels.integer} integer, {kernels.heavy_float} float convolutions and products, "
@@ -111,20 +111,21 @@ def print_report(report: Report, *, every: bool = False) -> None:
     )
     plan = report.plan
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
-    if cells := report.left_by_standard:
+    if cells := report.encoding.left_by_standard:
         table.add_row("standard ONNX", f"has no integers for {cells} LSTM; --emit fastest measures onnxruntime's own")
-    if report.corrected_biases:
-        table.add_row("biases", f"{report.corrected_biases} corrected for the mean error of rounded weights")
-    if report.metadata_bytes >= _WORTH_STRIPPING * report.bytes:
-        share = report.metadata_bytes / report.bytes
+    if report.encoding.corrected_biases:
+        table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")
+    if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
+        share = report.files.metadata_bytes / report.files.bytes
         table.add_row(
-            "metadata", f"{size(report.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out"
+            "metadata",
+            f"{size(report.files.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out",
         )
     console.print(table)
-    if report.gains:
+    if report.encoding.gains:
         gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
         gains.title = "Accuracy, worst output on the samples that candidates are judged by"
-        for gain in report.gains:
+        for gain in report.encoding.gains:
             seconds = f"{gain.seconds:.1f}"
             gains.add_row(
                 gain.method, decibels(gain.before), decibels(gain.after), seconds, gain.kept or f"not: {gain.left}"
@@ -138,21 +139,23 @@ def print_report(report: Report, *, every: bool = False) -> None:
         if len(reasons[:shown_reasons]) < len(reasons):
             left.add_row(str(sum(count for _, count in reasons[shown_reasons:])), "other reasons; see --report")
         console.print(left)
-    if report.regions:
+    if report.performance.regions:
         regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
         regions.title = "Integer regions, profiled"
-        for region in report.regions[:shown_regions]:
+        for region in report.performance.regions[:shown_regions]:
             milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
             regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
         console.print(regions)
-    if report.frontier:
+    if report.search.frontier:
         modes = ("static", "dynamic", "weight-only")
         frontier = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
         # What was timed decided; where nothing was, the fastest tell most.
-        shown = [point for point in report.frontier if point.speed is not None or point.chosen] or report.frontier
+        shown = [
+            point for point in report.search.frontier if point.speed is not None or point.chosen
+        ] or report.search.frontier
         floats = (point for point in shown[_SHOWN_PLANS:] if point.is_float and not every)
         shown = (*shown[:shown_plans], *floats)
-        if more := len(report.frontier) - len(shown):
+        if more := len(report.search.frontier) - len(shown):
             frontier.caption = f"{more} more; see --report"
         for point in shown:
             frontier.add_row(
@@ -166,9 +169,9 @@ def print_report(report: Report, *, every: bool = False) -> None:
                 "float" if point.is_float else "taken" if point.chosen else "",
             )
         console.print(frontier)
-    if report.sensitivities:
+    if report.search.sensitivities:
         hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
-        for one in report.sensitivities[:shown_nodes]:
+        for one in report.search.sensitivities[:shown_nodes]:
             hurt.add_row(one.node, str(one.mode), decibels(one.sqnr))
         console.print(hurt)
 

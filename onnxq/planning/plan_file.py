@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from enum import Enum
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from onnxq.errors import OutputError, SchemeError, nearest
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation
+from onnxq.records import Named, RecordError, record, value
 from onnxq.scheme import Granularity, Spec
 from onnxq.targets import target_named
-
-Record = TypeVar("Record")
 
 _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.
@@ -34,7 +31,6 @@ _COMMENT = """\
 
 """
 _SECTIONS = ("specs", "activations", "nodes")
-_KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -89,7 +85,7 @@ def load_plan(path: str | Path) -> Plan:
         raise SchemeError(f"plan {path} cannot be read: {reason}") from reason
     try:
         return _parse_plan(document)
-    except SchemeError as reason:
+    except (SchemeError, RecordError) as reason:
         raise SchemeError(f"plan {path}: {reason}") from reason
 
 
@@ -138,25 +134,26 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
     tables = {section: _section(document, section) for section in _SECTIONS}
-    specs = {name: _record(Spec, f"spec {name!r}", table, {}) for name, table in tables["specs"].items()}
+    specs = {name: record(Spec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
+    named: Named = {Spec: specs}
     return Plan(
         tuple(
-            _record(Decision, f"node {name!r}", {**table, "node": name}, specs)
+            record(Decision, f"node {name!r}", {**table, "node": name}, named)
             for name, table in tables["nodes"].items()
         ),
         tuple(
-            _checked_range(_record(Activation, f"activation {name!r}", {**table, "tensor": name}, specs))
+            _checked_range(record(Activation, f"activation {name!r}", {**table, "tensor": name}, named))
             for name, table in tables["activations"].items()
         ),
-        _value(str, "scheme", document.get("scheme", ""), specs),
-        target_named(_value(str, "target", document.get("target", ""), specs)).name,
-        _value(str, "ranges", document.get("ranges", ""), specs),
-        _value(tuple[str, ...], "accuracy", document.get("accuracy", []), specs),
-        _value(Emit, "emit", document.get("emit", Emit.QDQ), specs),
-        _value(Damping, "damping", document["damping"], specs) if "damping" in document else None,
-        _value(bool, "thorough", document.get("thorough", False), specs),
-        _value(Preparation, "preparation", document["preparation"], specs) if "preparation" in document else None,
-        _value(tuple[str, ...], "observed", document.get("observed", []), specs),
+        value(str, "scheme", document.get("scheme", "")),
+        target_named(value(str, "target", document.get("target", ""))).name,
+        value(str, "ranges", document.get("ranges", "")),
+        value(tuple[str, ...], "accuracy", document.get("accuracy", [])),
+        value(Emit, "emit", document.get("emit", Emit.QDQ)),
+        value(Damping, "damping", document["damping"]) if "damping" in document else None,
+        value(bool, "thorough", document.get("thorough", False)),
+        value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
+        value(tuple[str, ...], "observed", document.get("observed", [])),
     )
 
 
@@ -177,60 +174,3 @@ def _checked_range(activation: Activation) -> Activation:
     if not all(0 < factor <= 1 for factor in activation.factors):
         raise SchemeError(f"activation {activation.tensor!r}: factors are above 0 and at most 1")
     return activation
-
-
-def _record(kind: type[Record], what: str, table: Mapping[str, Any], specs: Mapping[str, Spec]) -> Record:
-    """Return the dataclass whose fields a table holds, each of the type that the class declares."""
-    hints = get_type_hints(kind)
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            raise SchemeError(f"{what} has no key {key!r}{nearest(key, known)}")
-    for name, field in known.items():
-        if name not in table and field.default is MISSING:
-            raise SchemeError(f"{what} has no {name}")
-    try:
-        return kind(**{name: _value(hints[name], name, found, specs) for name, found in table.items()})
-    except SchemeError as reason:
-        raise SchemeError(f"{what}: {reason}") from reason
-
-
-def _value(hint: Any, key: str, found: Any, specs: Mapping[str, Spec]) -> Any:
-    """Return what TOML gave for ``key`` as the type of a field: plain, a choice, a spec's name, a record or several."""
-    if get_origin(hint) in (Union, UnionType):
-        return _value(_member(hint, found), key, found, specs)
-    if get_origin(hint) is tuple:
-        return _several(get_args(hint), key, found, specs)
-    if hint is Spec:
-        return specs[_choice(key, found, specs)]
-    if is_dataclass(hint):
-        if not isinstance(found, dict):
-            raise SchemeError(f"{key} is a table, found {found!r}")
-        return _record(hint, key, found, specs)  # type: ignore[arg-type]
-    if issubclass(hint, Enum):
-        return hint(_choice(key, found, [choice.value for choice in hint]))
-    # In Python true is a whole number and a whole number is a number; in a file only the latter is meant.
-    if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool) is not (hint is bool):
-        raise SchemeError(f"{key} is {_KINDS[hint]}, found {found!r}")
-    return hint(found)
-
-
-def _member(union: Any, found: object) -> Any:
-    """Return the member of a union that a value is meant as: TOML has no None, and only tuples are lists."""
-    members = [member for member in get_args(union) if member is not type(None)]
-    return next((m for m in members if (get_origin(m) is tuple) is isinstance(found, list)), members[0])
-
-
-def _several(items: tuple[Any, ...], key: str, found: Any, specs: Mapping[str, Spec]) -> tuple[Any, ...]:
-    if not isinstance(found, list) or (items[-1] is not Ellipsis and len(found) != len(items)):
-        count = "" if items[-1] is Ellipsis else f"{len(items)} "
-        raise SchemeError(f"{key} is a list of {count}values, found {found!r}")
-    hints = items if items[-1] is not Ellipsis else items[:1] * len(found)
-    return tuple(_value(hint, key, item, specs) for hint, item in zip(hints, found, strict=True))
-
-
-def _choice(key: str, found: object, choices: Any) -> str:
-    names = list(choices)
-    if found not in names:
-        raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}")
-    return str(found)

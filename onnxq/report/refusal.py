@@ -40,9 +40,9 @@ def check_fidelity(report: Report, goal: Goal) -> None:
     """
     min_sqnr = goal.min_sqnr
     agreement = report.agreement
-    if told := fault(agreement, by_metric=report.scores is not None):
+    if told := fault(agreement, by_metric=report.fidelity.scores is not None):
         raise FidelityError(f"{told}; nothing was written", report)
-    if goal.exact and (told := missing(report.delivered)):
+    if goal.exact and (told := missing(report.encoding.delivered)):
         raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
         if not _lacks_fidelity(report):
@@ -60,8 +60,8 @@ def check_fidelity(report: Report, goal: Goal) -> None:
         )
     if goal.force:
         return
-    if report.scores is not None:
-        if told := lost_score(report.scores, goal):
+    if report.fidelity.scores is not None:
+        if told := lost_score(report.fidelity.scores, goal):
             raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
     elif worst := worst_output(agreement, goal):
         raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
@@ -72,13 +72,13 @@ def _lacks_fidelity(report: Report) -> bool:
 
     A search that weighs no times leaves its first plan only for noise; nodes are not measured alone in large models.
     """
-    return bool(report.sensitivities) or (report.measured > 1 and not report.frontier)
+    return bool(report.search.sensitivities) or (report.search.measured > 1 and not report.search.frontier)
 
 
 def _noisiest(report: Report) -> str:
     """Name the nodes that were measured as the noisiest; an empty string where none was measured alone."""
     worst: dict[str, float] = {}
-    for one in report.sensitivities:
+    for one in report.search.sensitivities:
         # A node is measured in each of its modes.
         worst.setdefault(one.node, one.sqnr)
     hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
@@ -89,6 +89,6 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
     """Say what to do about an output that is not faithful enough."""
     if hurt := _noisiest(report):
         return hurt
-    searched = "" if report.measured else "let the search leave nodes out, "
+    searched = "" if report.search.measured else "let the search leave nodes out, "
     metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
     return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from onnxq.accuracy.refining import Gain
-from onnxq.errors import OutputError
-from onnxq.graph import Applied
-from onnxq.json_values import plain
+from onnxq.errors import DataError, OutputError
 from onnxq.judging.agreement import Agreement
-from onnxq.judging.gate import Judged, Scores
-from onnxq.judging.verify import Kernels, Latency
-from onnxq.planning.delivery import Delivery
+from onnxq.judging.latency import Latency
 from onnxq.planning.plan import Plan
-from onnxq.searching.regions import Region
-from onnxq.searching.search import NodeNoise, Point
+from onnxq.records import RecordError, plain, record
+from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+
+VERSION = 1
+"""Of the JSON; a report of another version is refused."""
+
+# Figures that pipelines look at first; they follow from the others.
+_SUMMARY = ("size_ratio", "worst_sqnr", "speed")
 
 
 @dataclass(frozen=True)
@@ -25,82 +27,57 @@ class Report:
     """Everything that was decided and measured.
 
     Attributes:
-        model: where the float model came from.
-        output: the file that was written, or None.
-        float_bytes: size of the float model with its external data.
-        bytes: size of the quantized model with its external data.
+        files: what was read and written.
         plan: every node's decision with its reason.
-        ranges: the range method that turned statistics into scales.
-        agreement: with the float model, on samples of the calibration data.
-        kernels: what runs in the optimised graph.
-        latency: beside the float model; None when it was not asked for.
-        sensitivities: the nodes that were measured alone, worst first.
-        measured: how many candidate models were built and run.
-        samples: how many samples were calibrated.
-        seconds: time that everything took.
-        range_methods: the method of each tensor, where one was chosen for each.
-        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
-        regions: the integer regions beside the same nodes in float; empty likewise.
-        scores: what the user's metric says of both models, where there is one.
-        loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
-            that it can load.
-        corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
-        gains: what each accuracy method that was tried did to the whole model.
-        passes: what the passes before the plan changed and left, the user's own first.
-        doubts: why the samples may not be representative, in sentences.
-        judged: by which samples the agreement and the scores are.
-        delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
-        left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
-            runtime's own were not to be written, or not measured.
-        metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
+        samples: what was calibrated and judged by.
+        fidelity: how close the quantized model is to the float model.
+        performance: how it runs.
+        search: what was weighed.
+        encoding: how codes were chosen.
+        run: how it was done.
     """
 
-    model: str
-    output: str | None
-    float_bytes: int
-    bytes: int
+    files: ModelFiles
     plan: Plan
-    ranges: str
-    agreement: Agreement
-    kernels: Kernels
-    latency: Latency | None
-    sensitivities: tuple[NodeNoise, ...]
-    measured: int
-    samples: int
-    seconds: float
-    range_methods: Mapping[str, str] = field(default_factory=dict)
-    frontier: tuple[Point, ...] = ()
-    regions: tuple[Region, ...] = ()
-    scores: Scores | None = None
-    loads: bool = True
-    corrected_biases: int = 0
-    gains: tuple[Gain, ...] = ()
-    passes: tuple[Applied, ...] = ()
-    doubts: tuple[str, ...] = ()
-    judged: Judged | None = None
-    delivered: tuple[Delivery, ...] = ()
-    left_by_standard: int = 0
-    metadata_bytes: int = 0
+    samples: Samples
+    fidelity: Fidelity
+    performance: Performance
+    search: Search
+    encoding: Encoding
+    run: Run
+
+    @property
+    def output(self) -> str | None:
+        """The file that was written, or None."""
+        return self.files.output
 
     @property
     def size_ratio(self) -> float:
         """Size of the quantized model as a share of the float model's."""
-        return self.bytes / self.float_bytes
+        return self.files.size_ratio
+
+    @property
+    def agreement(self) -> Agreement:
+        """How far the outputs are from the float model's."""
+        return self.fidelity.agreement
+
+    @property
+    def latency(self) -> Latency | None:
+        """Times of a run beside the float model; None when they were not asked for."""
+        return self.performance.latency
 
     def to_json(self) -> str:
-        """Return the report as JSON, figures of the closing table first.
+        """Return the report as JSON, figures of the closing table first; load_report reads it again.
 
-        An infinite SQNR is ``null``, beside a largest error of 0 when equal.
+        Infinities and NaN, for which JSON has no numbers, are the words Infinity, -Infinity and NaN.
         """
         summary = {
+            "version": VERSION,
             "size_ratio": self.size_ratio,
             "worst_sqnr": self.agreement.worst_sqnr,
             "speed": self.latency.speed if self.latency is not None else None,
         }
-        # A pass may hold anything, and its lists be long.
-        passes = [one.to_dict() for one in self.passes]
-        fields = asdict(replace(self, passes=()))
-        return json.dumps(plain({**summary, **fields, "passes": passes}), indent=2)
+        return json.dumps({**plain(summary), **plain(self)}, indent=2)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.
@@ -112,3 +89,33 @@ class Report:
             Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
+
+
+def load_report(path: str | Path) -> Report:
+    """Read what Report.save wrote.
+
+    Returns:
+        The report, equal to the one that was saved.
+
+    Raises:
+        DataError: the file cannot be read, is no report, or is one of another version.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:
+        raise DataError(f"report {path} cannot be read: {reason}") from reason
+    if not isinstance(found, dict) or "plan" not in found:
+        raise DataError(f"{path} is no report of onnxq; expected what quantize --report writes")
+    if (version := found.get("version")) != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        told = "a newer onnxq" if newer else "an older onnxq"
+        raise DataError(f"report {path} is of {told} (version {version}, expected {VERSION}); quantize again")
+    return _parsed(path, found)
+
+
+def _parsed(path: str | Path, found: Mapping[str, Any]) -> Report:
+    fields = {key: value for key, value in found.items() if key not in ("version", *_SUMMARY)}
+    try:
+        return record(Report, "the report", fields)
+    except RecordError as reason:
+        raise DataError(f"report {path}: {reason}") from reason

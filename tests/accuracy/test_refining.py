@@ -35,15 +35,15 @@ def fast() -> Report:
 
 
 def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
-    assert tuple(gain.method for gain in fast.gains) == METHODS
-    for before, after in zip(fast.gains, fast.gains[1:], strict=False):
+    assert tuple(gain.method for gain in fast.encoding.gains) == METHODS
+    for before, after in zip(fast.encoding.gains, fast.encoding.gains[1:], strict=False):
         assert after.before == before.after
-    for gain in fast.gains:
+    for gain in fast.encoding.gains:
         assert gain.kept or gain.after == gain.before
 
 
 def test_methods_that_are_kept_make_the_model_more_faithful(fast: Report) -> None:
-    assert fast.gains[-1].after > fast.gains[0].before + 1
+    assert fast.encoding.gains[-1].after > fast.encoding.gains[0].before + 1
     assert fast.agreement.worst_sqnr > report("off").agreement.worst_sqnr + 1
 
 
@@ -56,7 +56,7 @@ def test_the_plan_says_what_was_kept_and_can_be_carried_out_again(fast: Report) 
 
 @pytest.mark.parametrize(("accuracy", "samples"), [("off", 4), ("fast", 1)])
 def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, samples: int) -> None:
-    assert report(accuracy, samples, goal=Goal(force=True)).gains == ()
+    assert report(accuracy, samples, goal=Goal(force=True)).encoding.gains == ()
 
 
 def test_what_costs_time_can_be_left_after_all() -> None:

@@ -32,7 +32,7 @@ def first_and_again(
     assert replay == first.plan
     again = quantize(model, data, folder / "again.onnx", scheme=replay, goal=FORCED, budget=UNTIMED).report
     assert again.plan == first.plan
-    assert (again.measured, again.gains) == (0, ())
+    assert (again.search.measured, again.encoding.gains) == (0, ())
     return (folder / "first.onnx").read_bytes(), (folder / "again.onnx").read_bytes()
 
 

@@ -76,10 +76,10 @@ def test_auto_says_in_the_report_which_method_each_tensor_has(calib: Path, tmp_p
     options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "auto", "--report", tmp_path / "r.json")
     invoke("quantize", MODEL, *options, "-o", tmp_path / "m.onnx", "--force")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["ranges"] == "Auto(levels=None)"
-    assert set(report["range_methods"]) <= {one["tensor"] for one in report["plan"]["activations"]}
-    assert all("(" in method for method in report["range_methods"].values())
-    assert len(report["range_methods"]) > 5
+    assert report["encoding"]["ranges"] == "Auto(levels=None)"
+    assert set(report["encoding"]["range_methods"]) <= {one["tensor"] for one in report["plan"]["activations"]}
+    assert all("(" in method for method in report["encoding"]["range_methods"].values())
+    assert len(report["encoding"]["range_methods"]) > 5
 
 
 def test_merged_shards_of_different_samples_are_shown(calib: Path, tmp_path: Path) -> None:

@@ -37,9 +37,10 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     for word in ("size", "SQNR", "latency", "kernels", "storage"):
         assert word in result.stderr
     figures = json.loads(report.read_text())
-    assert (figures["samples"], figures["judged"]["samples"], figures["judged"]["seen"]) == (6, 2, 0)
+    samples = figures["samples"]
+    assert (samples["calibrated"], samples["judged"]["samples"], samples["judged"]["seen"]) == (6, 2, 0)
     assert "2 samples, which the plan had not seen" in " ".join(result.stderr.split())
-    assert figures["bytes"] == output.stat().st_size
+    assert figures["files"]["bytes"] == output.stat().st_size
     assert {one["node"] for one in figures["plan"]["decisions"]}
     assert all(one["reason"] for one in figures["plan"]["decisions"])
 
@@ -164,8 +165,8 @@ def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped
         figures = ("--report", tmp_path / "report.json", "-o", tmp_path / "q.onnx")
         assert ("│ metadata" in invoke("quantize", *options, *figures, *extra).stderr) is not bool(extra)
         report = json.loads((tmp_path / "report.json").read_text())
-        bytes_.append(report["bytes"])
-        told.append(report["metadata_bytes"])
+        bytes_.append(report["files"]["bytes"])
+        told.append(report["files"]["metadata_bytes"])
     assert told[1] == 0
     assert bytes_[0] - bytes_[1] == pytest.approx(told[0], rel=0.01)
 
@@ -238,7 +239,7 @@ def test_a_plan_is_searched_for_without_a_model_and_carried_out(
 def test_the_report_is_the_answer_where_it_is_asked_for_and_quiet_says_nothing_else(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
     result = invoke("quantize", MODELS / "gru.onnx", *options, "--json", "--quiet")
-    assert json.loads(result.stdout)["output"] == str(tmp_path / "q.onnx")
+    assert json.loads(result.stdout)["files"]["output"] == str(tmp_path / "q.onnx")
     assert result.stderr == ""
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reports import changed
 
 from onnxq.budget import Budget
 from onnxq.cli import terminal
@@ -71,14 +72,14 @@ def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFix
     ).report
     quiet = [Point(0, number, 9.87, 33.3) for number in range(12)]
     timed = [Point(5, 0, 8.76, 44.4, 1.23, chosen=True), Point(6, 0, 7.65, 55.5, 1.01)]
-    terminal.print_report(replace(report, frontier=(*quiet, *timed)))
+    terminal.print_report(changed(report, search={"frontier": (*quiet, *timed)}))
     shown = capsys.readouterr().err
     assert "33.3 dB" not in shown
     assert "1.23x" in shown
     assert "1.01x" in shown
     assert shown.count("taken") == 1
     assert "12 more; see --report" in shown
-    terminal.print_report(replace(report, frontier=tuple(quiet)))
+    terminal.print_report(changed(report, search={"frontier": tuple(quiet)}))
     assert capsys.readouterr().err.count("33.3 dB") == 8
 
 
@@ -93,7 +94,7 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
         budget=Budget(latency=0, search="off"),
     ).report
     terminal.print_report(report)
-    assert (report.corrected_biases > 5) == shown
+    assert (report.encoding.corrected_biases > 5) == shown
     assert ("corrected for the mean error" in capsys.readouterr().err) == shown
 
 
@@ -105,7 +106,7 @@ def test_metadata_is_told_where_it_takes_a_hundredth_of_the_file(
         MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(search="off", latency=0)
     ).report
     capsys.readouterr()
-    terminal.print_report(replace(report, bytes=1000, metadata_bytes=bytes_))
+    terminal.print_report(changed(report, files={"bytes": 1000, "metadata_bytes": bytes_}))
     assert ("--strip-metadata" in capsys.readouterr().err) == shown
 
 
@@ -114,9 +115,10 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     found = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.02))
-    assert [point.speed for point in found.report.frontier if point.is_float] == [1.0]
+    assert [point.speed for point in found.report.search.frontier if point.is_float] == [1.0]
     foreign = replace(found.report.plan, target="tensorrt")
-    terminal.print_report(replace(found.report, delivered=(Delivery(2, 18, 3),), plan=foreign))
+    partly = changed(found.report, encoding={"delivered": (Delivery(2, 18, 3),)})
+    terminal.print_report(replace(partly, plan=foreign))
     shown = capsys.readouterr().err
     assert shown.startswith("3 of 18 weights have 2 bits.")
     assert shown.count("│ float ") == 1

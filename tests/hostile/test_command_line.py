@@ -525,7 +525,7 @@ def test_a_process_ends_with_the_same_sentence_and_code(place: Place, spawn: Run
 def test_a_process_prints_the_path_alone_on_stdout(place: Place, spawn: Run) -> None:
     ended = spawn(*quantize_arguments(place, "--report", place.root / "report.json"))
     assert (ended.code, ended.stdout) == (0, f"{place.output}\n")
-    assert json.loads((place.root / "report.json").read_text())["output"] == str(place.output)
+    assert json.loads((place.root / "report.json").read_text())["files"]["output"] == str(place.output)
 
 
 def test_debug_shows_the_traceback(place: Place, spawn: Run) -> None:

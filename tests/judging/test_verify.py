@@ -38,9 +38,9 @@ def test_recurrent_cells_run_as_integer_kernels_where_the_runtimes_own_may_be_wr
     for emit, integer in (("qdq", 0), ("ort", 1)):
         done = quantize_to(model, tmp_path / f"{emit}.onnx", scheme=scheme, emit=emit)
         assert done.report.agreement.worst_sqnr >= 30
-        assert done.report.kernels == count_kernels(tmp_path / f"{emit}.onnx")
-        assert done.report.kernels == Kernels(integer=integer, quantize=0, heavy_float=0)
-        assert done.report.bytes < 0.4 * done.report.float_bytes
+        assert done.report.performance.kernels == count_kernels(tmp_path / f"{emit}.onnx")
+        assert done.report.performance.kernels == Kernels(integer=integer, quantize=0, heavy_float=0)
+        assert done.report.files.bytes < 0.4 * done.report.files.float_bytes
 
 
 def test_stored_weights_leave_a_float_model(residual: ModelProto, quantize_to, tmp_path: Path) -> None:

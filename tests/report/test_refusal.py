@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
-from reports import REPORT
+from reports import REPORT, changed
 
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, OutputAgreement
@@ -30,7 +30,8 @@ def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64
 
 def refusal(*outputs: OutputAgreement, measured: int = 0) -> str:
     """What a model of these outputs is told at 20 dB; nothing when it is faithful enough."""
-    report = dataclasses.replace(REPORT, agreement=Agreement(64, outputs), measured=measured, sensitivities=())
+    search = {"measured": measured, "sensitivities": ()}
+    report = changed(REPORT, fidelity={"agreement": Agreement(64, outputs)}, search=search)
     try:
         check_fidelity(report, Goal(20.0))
     except FidelityError as error:
@@ -79,7 +80,7 @@ POINT = Point(static=0, dynamic=0, milliseconds=1.0)
 def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
     changes: dict[str, object], sentence: str | None
 ) -> None:
-    report = dataclasses.replace(REPORT, plan=UNWEIGHTED, **changes)
+    report = dataclasses.replace(changed(REPORT, search=changes), plan=UNWEIGHTED)
     expected = FidelityError if sentence else ModelError
     with pytest.raises(expected, match=sentence or "nothing to quantize in the model that pays: why; nothing"):
         check_fidelity(report, Goal(20.0))
@@ -121,26 +122,26 @@ def test_a_classifier_whose_labels_differ_too_often_is_refused(
 
 
 def test_a_refusal_can_be_sent_to_another_process() -> None:
-    report = dataclasses.replace(REPORT, sensitivities=())
-    sent = pickle.loads(pickle.dumps(FidelityError("too noisy", report)))
-    assert (str(sent), sent.report) == ("too noisy", report)
+    sent = pickle.loads(pickle.dumps(FidelityError("too noisy", REPORT)))
+    assert (str(sent), sent.report) == ("too noisy", REPORT)
 
 
 @pytest.mark.parametrize("change", [{"finite": False}, {"same_shapes": False}])
 def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool]) -> None:
-    broken = dataclasses.replace(REPORT, agreement=Agreement(1, (dataclasses.replace(output("y", 30.0), **change),)))
+    outputs = (dataclasses.replace(output("y", 30.0), **change),)
+    broken = changed(REPORT, fidelity={"agreement": Agreement(1, outputs)})
     with pytest.raises(FidelityError, match="output y of the quantized model"):
         check_fidelity(broken, Goal(force=True))
 
 
 def test_a_float_model_is_no_quantized_one_though_forced() -> None:
-    plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"), measured=9, frontier=())
+    plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"))
     with pytest.raises(FidelityError, match=r"nothing can be quantized .*; take the scheme as it is, without a search"):
-        check_fidelity(dataclasses.replace(plain, sensitivities=()), Goal(force=True))
+        check_fidelity(changed(plain, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
 
 
 def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
-    partly = dataclasses.replace(REPORT, delivered=(Delivery(2, 18, 3),))
+    partly = changed(REPORT, encoding={"delivered": (Delivery(2, 18, 3),)})
     with pytest.raises(FidelityError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
         check_fidelity(partly, Goal(force=True, exact=True))
     check_fidelity(partly, Goal(force=True))

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from reports import REPORT
+from reports import REPORT, changed
 
-from onnxq.errors import OutputError
-from onnxq.report import Report
+from onnxq.errors import DataError, OutputError
+from onnxq.report import Report, load_report
 
 
 def strict(text: str) -> dict:
@@ -35,22 +35,22 @@ def test_json_holds_every_decision_with_its_reason() -> None:
 def test_json_holds_every_field() -> None:
     plain = strict(REPORT.to_json())
     assert {field.name for field in dataclasses.fields(Report)} <= set(plain)
-    assert plain["kernels"] == {"integer": 1, "quantize": 2, "heavy_float": 0}
+    assert plain["performance"]["kernels"] == {"integer": 1, "quantize": 2, "heavy_float": 0}
 
 
-def test_infinities_and_nan_become_null() -> None:
+def test_infinities_are_words() -> None:
     plain = strict(REPORT.to_json())
-    assert plain["agreement"]["outputs"][0]["sqnr"] is None
-    assert [one["sqnr"] for one in plain["sensitivities"]] == [None, None]
+    assert plain["fidelity"]["agreement"]["outputs"][0]["sqnr"] == "Infinity"
+    assert [one["sqnr"] for one in plain["search"]["sensitivities"]] == ["-Infinity", "Infinity"]
 
 
 def test_json_sums_up_size_fidelity_and_speed() -> None:
     plain = strict(REPORT.to_json())
-    assert (plain["size_ratio"], plain["worst_sqnr"], plain["speed"]) == (0.25, None, 2.0)
+    assert (plain["size_ratio"], plain["worst_sqnr"], plain["speed"]) == (0.25, "Infinity", 2.0)
 
 
 def test_a_report_without_latency_says_null() -> None:
-    assert strict(dataclasses.replace(REPORT, latency=None).to_json())["latency"] is None
+    assert strict(changed(REPORT, performance={"latency": None}).to_json())["performance"]["latency"] is None
 
 
 def test_the_size_ratio_is_a_share_of_the_float_model() -> None:
@@ -62,6 +62,35 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
     text = (tmp_path / "report.json").read_text()
     assert text.endswith("}\n")
     assert strict(text) == strict(REPORT.to_json())
+    assert load_report(tmp_path / "report.json") == REPORT
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"version": None}, r"is of an older onnxq \(version None, expected 1\); quantize again$"),
+        ({"version": 0}, r"is of an older onnxq \(version 0, expected 1\)"),
+        ({"version": 2}, r"is of a newer onnxq \(version 2, expected 1\)"),
+        ({"run": {"seconds": "long"}}, "report .*: the report: run: seconds is a number, found 'long'$"),
+        ({"runs": {}}, "report .*: the report has no key 'runs'; did you mean 'run'"),
+        ({"search": []}, r"the report: search is a table, found \[\]"),
+    ],
+)
+def test_what_is_no_report_of_this_version_is_refused_in_a_sentence(
+    change: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({**strict(REPORT.to_json()), **change}))
+    with pytest.raises(DataError, match=sentence):
+        load_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("{", "cannot be read"), ("[]", "is no report"), ("{}", "is no report")]
+)
+def test_another_file_is_no_report(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=sentence):
+        load_report(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("place", ["no/report.json", "."])

@@ -66,8 +66,8 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
         goal=Goal(metric=Metric("mine", metric), max_drop=0.1),
         budget=Budget(latency=0),
     ).report
-    assert report.scores is not None
-    assert report.scores.drop <= 0.1
+    assert report.fidelity.scores is not None
+    assert report.fidelity.scores.drop <= 0.1
     assert set(found) == {8}
 
 
@@ -80,9 +80,9 @@ def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
         goal=Goal(metric=metric, max_drop=0.01),
         budget=Budget(latency=0),
     ).report
-    assert report.scores is not None
-    assert report.scores.reference > 0.9
-    assert report.scores.drop <= 0.01
+    assert report.fidelity.scores is not None
+    assert report.fidelity.scores.reference > 0.9
+    assert report.fidelity.scores.drop <= 0.01
     assert (tmp_path / "out.onnx").exists()
 
 
@@ -128,7 +128,7 @@ def test_another_target_is_planned_without_timing_its_nodes() -> None:
     report = quantize(
         MODELS / "resnet.onnx", Data(CALIB, limit=8), target="onnxruntime-cpu-arm", budget=Budget(latency=0.05)
     ).report
-    assert report.frontier == ()
+    assert report.search.frontier == ()
     assert report.plan.count(Mode.STATIC) > 20
 
 
@@ -136,8 +136,8 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
     report = quantize(
         MODELS / "resnet.onnx", Data(CALIB, limit=8), tmp_path / "o.onnx", budget=Budget(latency=0.05)
     ).report
-    assert sum(point.chosen for point in report.frontier) == 1
-    assert sum(region.nodes for region in report.regions) <= report.plan.count(Mode.STATIC)
+    assert sum(point.chosen for point in report.search.frontier) == 1
+    assert sum(region.nodes for region in report.performance.regions) <= report.plan.count(Mode.STATIC)
     weights = {tensor.name for tensor in onnx.load(tmp_path / "o.onnx").graph.initializer}
     assert weights
     assert np.isfinite(report.agreement.worst_sqnr)
@@ -147,8 +147,8 @@ def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(latency.Latency, "slower", True)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
-    assert len(report.frontier) > 0
-    assert not any(point.chosen for point in report.frontier)
+    assert len(report.search.frontier) > 0
+    assert not any(point.chosen for point in report.search.frontier)
 
 
 def test_outputs_that_are_never_finite_are_refused_in_a_sentence(build: Callable[..., ModelProto]) -> None:
@@ -204,19 +204,19 @@ def test_a_plan_that_fails_on_other_samples_is_searched_again_with_the_worst_of_
     model, data = clipped
     report = quantize(model, data, goal=25.0, budget=Budget(latency=0, accuracy="off")).report
     assert report.agreement.worst_sqnr >= 25
-    assert report.judged is not None
-    assert report.judged.samples == 10
-    assert report.judged.rounds > 1
+    assert report.samples.judged is not None
+    assert report.samples.judged.samples == 10
+    assert report.samples.judged.rounds > 1
     # The two that set the ranges, and what joined the trials.
-    assert report.judged.seen > 2
-    assert report.judged.tried == 8 + report.judged.seen - 2
+    assert report.samples.judged.seen > 2
+    assert report.samples.judged.tried == 8 + report.samples.judged.seen - 2
 
 
 def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
     with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
         quantize(model, data, goal=25.0, budget=Budget(search="off", latency=0, accuracy="off"))
-    assert refused.value.report.judged == Judged(samples=10, seen=2)
+    assert refused.value.report.samples.judged == Judged(samples=10, seen=2)
 
 
 def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) -> None:

@@ -1,0 +1,165 @@
+"""The parts of a report, each about one question that people have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxq.accuracy.refining import Gain
+from onnxq.graph import Applied
+from onnxq.judging.agreement import Agreement
+from onnxq.judging.gate import Judged, Scores
+from onnxq.judging.verify import Kernels, Latency
+from onnxq.planning.delivery import Delivery
+from onnxq.records import record
+from onnxq.searching.regions import Region
+from onnxq.searching.search import NodeNoise, Point
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What was read and written.
+
+    Attributes:
+        model: where the float model came from.
+        output: the file that was written, or None.
+        float_bytes: size of the float model with its external data.
+        bytes: size of the quantized model with its external data.
+        metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
+        loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
+            that it can load.
+    """
+
+    model: str
+    output: str | None
+    float_bytes: int
+    bytes: int
+    metadata_bytes: int = 0
+    loads: bool = True
+
+    @property
+    def size_ratio(self) -> float:
+        """Size of the quantized model as a share of the float model's."""
+        return self.bytes / self.float_bytes
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was calibrated and judged by.
+
+    Attributes:
+        calibrated: how many samples set the ranges.
+        judged: by which samples the agreement and the scores are.
+        doubts: why the samples may not be representative, in sentences.
+    """
+
+    calibrated: int
+    judged: Judged | None = None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close the quantized model is to the float model.
+
+    Attributes:
+        agreement: of the outputs.
+        scores: what the user's metric says of both models, where there is one.
+    """
+
+    agreement: Agreement
+    scores: Scores | None = None
+
+
+@dataclass(frozen=True)
+class Performance:
+    """How the quantized model runs.
+
+    Attributes:
+        kernels: what runs in the optimised graph.
+        latency: beside the float model; None when it was not asked for.
+        regions: the integer regions beside the same nodes in float; empty when latency was not measured.
+    """
+
+    kernels: Kernels
+    latency: Latency | None = None
+    regions: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was weighed.
+
+    Attributes:
+        measured: how many candidate models were built and run.
+        sensitivities: the nodes that were measured alone, worst first.
+        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
+    """
+
+    measured: int
+    sensitivities: tuple[NodeNoise, ...] = ()
+    frontier: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How codes were chosen.
+
+    Attributes:
+        ranges: the range method that turned statistics into scales.
+        range_methods: the method of each tensor, where one was chosen for each.
+        corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
+        gains: what each accuracy method that was tried did to the whole model.
+        delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
+        left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
+            runtime's own were not to be written, or not measured.
+    """
+
+    ranges: str
+    range_methods: Mapping[str, str] = field(default_factory=dict)
+    corrected_biases: int = 0
+    gains: tuple[Gain, ...] = ()
+    delivered: tuple[Delivery, ...] = ()
+    left_by_standard: int = 0
+
+
+@dataclass(frozen=True)
+class AppliedPass:
+    """What a pass did, in plain values.
+
+    Attributes:
+        name: of the pass.
+        options: of the pass, as text.
+        seconds: the time it took.
+        changed: how many nodes or tensors it changed, made or removed.
+        changed_names: the first of them.
+        left: how many it looked at and left.
+        left_names: the first of them, each with the reason.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    seconds: float
+    changed: int = 0
+    changed_names: tuple[str, ...] = ()
+    left: int = 0
+    left_names: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, applied: Applied) -> AppliedPass:
+        """Tell of a pass, which may hold anything, and its lists be long."""
+        told = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
+        return record(cls, "pass", told)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How it was done.
+
+    Attributes:
+        seconds: time that everything took.
+        passes: what the passes before the plan changed and left, the user's own first.
+    """
+
+    seconds: float
+    passes: tuple[AppliedPass, ...] = ()
