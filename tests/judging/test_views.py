@@ -75,7 +75,7 @@ def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -
     report = quantize(
         detector, IMAGES, tmp_path / "int8.onnx", goal=Goal(metric=metric, max_drop=0.1), budget=CHOSEN
     ).report
-    assert report.scores is not None
+    assert report.fidelity.scores is not None
     assert (tmp_path / "int8.onnx").exists()
 
 
@@ -88,7 +88,7 @@ def test_weights_behind_what_the_data_decides_are_doubted(build: Build, tmp_path
     )
     samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
     report = quantize(model, samples, budget=CHOSEN).report
-    assert any(one.startswith("1 nodes with weights, late, compute with what the data") for one in report.doubts)
+    assert any(one.startswith("1 nodes with weights, late, compute with what the data") for one in report.samples.doubts)
 
 
 def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
