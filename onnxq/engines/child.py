@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, read_profile
-from onnxq.engines.turns import Pair
+from onnxq.engines.turns import Turn
 from onnxq.engines.wire import PROTOCOL, receive, send
 from onnxq.errors import EngineError, ModelError
 from onnxq.runtime import Array
@@ -127,20 +127,21 @@ class ChildEngine(Engine):
 
     def time(
         self,
-        models: tuple[LoadedModel, LoadedModel],
+        models: Sequence[LoadedModel],
         samples: Sequence[Mapping[str, Array]],
         seconds: float,
         turn: int = 0,
-    ) -> list[list[Pair]]:
-        """Have two of its models timed where it runs, so that no message takes part."""
+        enough: int | None = None,
+    ) -> list[list[Turn]]:
+        """Have models of its own timed where they run, so that no message takes part."""
         numbers = [model.number for model in models if isinstance(model, _ChildModel)]
         header, _ = self.ask(
-            {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn},
+            {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough},
             samples,
             doing="time the models",
             patience=self.patience + seconds,
         )
-        return [[(pair[0], pair[1]) for pair in pairs] for pairs in header["times"]]
+        return [[tuple(one) for one in turns] for turns in header["times"]]
 
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from onnxq.engines.kernels import Kernel
-from onnxq.engines.turns import Pair, timed_by_turns
+from onnxq.engines.turns import Turn, timed_by_turns
 from onnxq.errors import EngineError
 from onnxq.runtime import Array
 
@@ -60,13 +60,14 @@ class Engine(ABC):
 
     def time(
         self,
-        models: tuple[LoadedModel, LoadedModel],
+        models: Sequence[LoadedModel],
         samples: Sequence[Mapping[str, Array]],
         seconds: float,
         turn: int = 0,
-    ) -> list[list[Pair]]:
-        """Return the seconds of two models of this engine for each sample, see `timed_by_turns`."""
-        return timed_by_turns((models[0].run, models[1].run), samples, seconds, turn)
+        enough: int | None = None,
+    ) -> list[list[Turn]]:
+        """Return the seconds of models of this engine for each sample, see `timed_by_turns`."""
+        return timed_by_turns([model.run for model in models], samples, seconds, turn, enough)
 
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int

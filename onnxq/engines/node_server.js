@@ -5,6 +5,7 @@ const fs = require("node:fs");
 const PROTOCOL = 1;
 // WebAssembly is compiled again, better, while it runs.
 const WARM_UP_SECONDS = 2;
+const SHORTEST_ROUND = 0.04;
 const [packageName, folder] = process.argv.slice(2);
 const TYPES = {
   float32: Float32Array, float64: Float64Array, int8: Int8Array, uint8: Uint8Array, int16: Int16Array,
@@ -52,33 +53,33 @@ async function load(header) {
   return [{ session: loads, outputs: session.outputNames }, []];
 }
 
+// As onnxq/engines/turns.py does it.
 async function time(header, samples) {
-  const [first, second] = header.sessions.map((number) => sessions.get(number));
+  const found = header.sessions.map((number) => sessions.get(number));
   const timed = async (session, sample) => {
     const start = performance.now();
     await session.run(sample);
     return (performance.now() - start) / 1000;
   };
-  for (const session of [first, second]) {
+  for (const session of found) {
     const end = performance.now() + (warm ? 0 : 1000 * WARM_UP_SECONDS);
     for (let count = 0; count < 2 || performance.now() < end; count++) await session.run(samples[0]);
   }
   warm = true;
   const times = samples.map(() => []);
-  const deadline = performance.now() + 1000 * header.seconds;
-  let turn = header.turn;
-  do {
+  const start = performance.now();
+  for (let turn = header.turn; ; ) {
     const index = turn % samples.length;
-    if ((Math.floor(turn / samples.length) + index) % 2) {
-      const one = await timed(first, samples[index]);
-      times[index].push([one, await timed(second, samples[index])]);
-    } else {
-      const other = await timed(second, samples[index]);
-      times[index].push([await timed(first, samples[index]), other]);
-    }
+    const order = [...found.keys()];
+    if ((Math.floor(turn / samples.length) + index) % 2 === 0) order.reverse();
+    const taken = [];
+    for (const place of order) taken[place] = await timed(found[place], samples[index]);
+    times[index].push(taken);
     turn++;
-  } while (performance.now() < deadline);
-  return [{ times }, []];
+    const spent = (performance.now() - start) / 1000;
+    const enough = header.enough !== null && turn - header.turn >= header.enough && spent >= SHORTEST_ROUND;
+    if (spent >= header.seconds || enough) return [{ times }, []];
+  }
 }
 
 async function answer(header, arrays) {

@@ -113,8 +113,9 @@ class _Answering:
         if asked == "run":
             return {}, self.sessions[header["session"]].run(samples[0])
         if asked == "time":
-            first, second = (self.sessions[number].run for number in header["sessions"])
-            return {"times": timed_by_turns((first, second), samples, header["seconds"], header["turn"])}, ()
+            runs = [self.sessions[number].run for number in header["sessions"]]
+            seconds, turn, enough = header["seconds"], header["turn"], header["enough"]
+            return {"times": timed_by_turns(runs, samples, seconds, turn, enough)}, ()
         if asked == "profile":
             return self.backend.profile(header["model"], samples, header["repeats"])
         raise ValueError(f"{asked!r} is not known")

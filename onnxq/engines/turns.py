@@ -1,4 +1,4 @@
-"""Two models run by turns, so that both see the same moods of the machine.
+"""Models run by turns, so that all see the same moods of the machine.
 
 A process with neither onnxq nor onnx is sent this module too, so it imports nothing of theirs.
 """
@@ -9,44 +9,48 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Pair = tuple[float, float]
-"""Seconds of a run of the first model and of one of the second, one right behind the other."""
-_WARM_UPS = 2
+Turn = tuple[float, ...]
+"""Seconds of a run of each model, one right behind the other."""
+# Seconds of a round that many runs of a small model are not enough for.
+_SHORTEST_ROUND = 0.04
+# Seconds of a run that needs no second one to warm up.
+_LONG = 0.1
 
 
 def timed_by_turns(
-    runs: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+    runs: Sequence[Callable[[Any], Any]],
     samples: Sequence[Any],
     seconds: float,
     turn: int = 0,
-) -> list[list[Pair]]:
-    """Run two models by turns, one run each, for some seconds and at least once.
+    enough: int | None = None,
+) -> list[list[Turn]]:
+    """Run models by turns, one run each, for some seconds and at least once.
 
     Args:
         runs: run each model on a sample.
         samples: run round robin.
-        seconds: time to spend, two runs of each to warm up aside.
+        seconds: time to spend, one or two runs of each to warm up aside.
         turn: how many turns there were before, which go on where they stopped.
+        enough: turns after which no other begins, unless they took hardly any time; None leaves that to the seconds.
 
     Returns:
-        For each sample the times of both.
+        For each sample the times of all.
     """
     for run in runs:
-        for _ in range(_WARM_UPS):
+        # The first run lays out memory; what a long one still has to warm up after that is little of its time.
+        if _timed(run, samples[0]) < _LONG:
             run(samples[0])
-    times: list[list[Pair]] = [[] for _ in samples]
-    deadline = time.perf_counter() + seconds
+    times: list[list[Turn]] = [[] for _ in samples]
+    start, first = time.perf_counter(), turn
     while True:
         index = turn % len(samples)
-        # The order alternates, so that neither always runs behind the other's warm caches.
-        if (turn // len(samples) + index) % 2:
-            first = _timed(runs[0], samples[index])
-            times[index].append((first, _timed(runs[1], samples[index])))
-        else:
-            second = _timed(runs[1], samples[index])
-            times[index].append((_timed(runs[0], samples[index]), second))
+        # The order alternates, so that none always runs behind the others' warm caches.
+        order = range(len(runs)) if (turn // len(samples) + index) % 2 else reversed(range(len(runs)))
+        taken = {place: _timed(runs[place], samples[index]) for place in order}
+        times[index].append(tuple(taken[place] for place in range(len(runs))))
         turn += 1
-        if time.perf_counter() >= deadline:
+        spent = time.perf_counter() - start
+        if spent >= seconds or (enough is not None and turn - first >= enough and spent >= _SHORTEST_ROUND):
             return times
 
 

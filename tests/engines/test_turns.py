@@ -18,5 +18,18 @@ def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.Monk
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     pair = (lambda sample: run("a", sample)), (lambda sample: run("b", sample))
     assert timed_by_turns(pair, [1, 5], 10.0) == [[(3, 2)], [(15, 10)]]
-    assert runs == ["a1", "a1", "b1", "b1", "b1", "a1", "a5", "b5"]
+    assert runs == ["a1", "b1", "b1", "a1", "a5", "b5"]
     assert timed_by_turns(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
+    assert timed_by_turns(pair, [1, 5], 1e9, enough=3) == [[(3, 2), (3, 2)], [(15, 10)]]
+
+
+def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def run(sample: float) -> None:
+        now[0] += sample
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    [found] = timed_by_turns([run, run, run], [0.004], 10.0, enough=2)
+    assert len(found) == 4
+    assert {len(turn) for turn in found} == {3}
