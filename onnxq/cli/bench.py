@@ -35,16 +35,19 @@ def bench(
     threads: int | None,
     seconds: float,
     limit: int | None,
+    engine: str,
     as_json: bool,
     images: ImageOptions | None,
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
     from onnxq.cli import tables
+    from onnxq.engines.table import open_engine
     from onnxq.judging import latency_comparison
 
-    found = latency_comparison.bench(
-        reference, candidate, data, threads=threads, seconds=seconds, images=images, limit=limit
-    )
+    with open_engine(engine) as runtime:
+        found = latency_comparison.bench(
+            reference, candidate, data, threads=threads, seconds=seconds, images=images, limit=limit, engine=runtime
+        )
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:

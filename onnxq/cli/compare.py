@@ -22,14 +22,22 @@ def compare(
     candidate: Path,
     data: Path,
     limit: int | None,
+    engine: str,
     as_json: bool,
     images: ImageOptions | None,
 ) -> None:
-    """Run two models on the same samples and print how well each output agrees."""
+    """Run two models on the same samples and print how well each output agrees.
+
+    REFERENCE runs on onnxruntime, CANDIDATE on the engine.
+    """
     from onnxq.cli import tables
+    from onnxq.engines.table import DEFAULT_ENGINE, open_engine
     from onnxq.judging.agreement import compare_files
 
-    agreement = compare_files(reference, candidate, data, images=images, limit=limit)
+    with open_engine(engine) as runtime:
+        # Where both run here, models that draw random numbers draw the same.
+        there = None if engine == DEFAULT_ENGINE else runtime
+        agreement = compare_files(reference, candidate, data, images=images, limit=limit, engine=there)
     if as_json:
         click.echo(json.dumps(agreement.to_dict(), indent=2))
     else:

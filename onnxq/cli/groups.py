@@ -100,4 +100,11 @@ def _efforts() -> Iterable[tuple[str, str]]:
     return ((name, "") for name in (*ACCURACIES, *METHODS))
 
 
+def _engines() -> Iterable[tuple[str, str]]:
+    from onnxq.engines.table import engine_names
+
+    return ((name, "") for name in engine_names())
+
+
 PRESET, TARGET, RANGE, EFFORT = Named(_presets), Named(_targets), Named(_ranges), Named(_efforts)
+ENGINE = Named(_engines)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from onnxq.cli.groups import option
+from onnxq.cli.groups import ENGINE, option
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -37,6 +37,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 limit_option = click.option(
     "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
 )
+engine_option = click.option(
+    "--engine",
+    type=ENGINE,
+    metavar="NAME[:PLACE]",
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+)
 
 
 def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -57,9 +65,10 @@ _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
 
 def two_models(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what a command takes that sets one model beside another: both, ``data``, ``limit`` and ``as_json``."""
+    """Add what a command takes that sets two models side by side: these, and what runs them on which samples."""
     for one in (
         json_option,
+        engine_option,
         limit_option,
         click.option("--data", required=True, type=FILE, help="Samples, as --calib takes them."),
         click.argument("candidate", type=FILE),

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
-from onnxq.judging.views import View, Views
+from onnxq.judging.views import EngineView, View, Views
 from onnxq.modelfile import load
+from onnxq.modelfile.publish import staging
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array
@@ -133,7 +135,7 @@ class Agreement:
         return all(output.same_shapes and output.finite for output in self.outputs)
 
 
-def compare(reference: View, candidate: View, samples: Iterable[Sample]) -> Agreement:
+def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sample]) -> Agreement:
     """Run both models on every sample and compare them, holding one sample at a time.
 
     Args:
@@ -160,17 +162,29 @@ def compare_files(
     *,
     images: ImageOptions | None = None,
     limit: int | None = None,
+    engine: Engine | None = None,
 ) -> Agreement:
     """Compare two model files on samples that fit the reference; see compare.
+
+    Args:
+        reference: file of the float model, which runs on onnxruntime in this process.
+        candidate: file of a model made from it.
+        data: the samples.
+        images: how image files become arrays.
+        limit: use only the first samples.
+        engine: what runs the candidate; None stands for onnxruntime in this process.
 
     Raises:
         ModelError: a file cannot be read or loaded.
         DataError: the samples do not fit, or the outputs differ in name.
+        EngineError: the engine fails.
     """
     inputs = model_inputs(skeleton(load(reference)))
     samples = open_samples(data, inputs, images=images, limit=limit)
     views = Views.of(reference, candidate)
-    return compare(views.open(reference), views.open(candidate), samples)
+    with staging(None) as folder:
+        there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
+        return compare(views.open(reference), there, samples)
 
 
 def agreement_of(names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> Agreement:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.runtime import Array, Session, open_session, run
-
-# Seconds of a run of the reference and of one of the candidate, one right behind the other.
-_Pair = tuple[float, float]
+from onnxq.engines.engine import Engine
+from onnxq.engines.local import OnnxRuntime
+from onnxq.engines.turns import Turn
+from onnxq.runtime import Array
 
 _EQUAL_SPEED = 0.97
 _BEYOND_DOUBT = 0.99
@@ -34,6 +34,7 @@ class Latency:
         runs: timed runs of each model.
         rounds: how often both models were loaded anew.
         interval: the speed with a confidence of 95 %.
+        engine: what ran them and its version.
     """
 
     reference: float
@@ -42,6 +43,7 @@ class Latency:
     runs: int
     rounds: int = 0
     interval: tuple[float, float] = (0.0, math.inf)
+    engine: str = ""
 
     @property
     def speed(self) -> float:
@@ -76,6 +78,7 @@ def measure_latency(
     threads: int | None = None,
     rounds: int = 6,
     patience: float = math.inf,
+    engine: Engine | None = None,
 ) -> Latency:
     """Time two models by turns, one run each, so that both see the same moods of the machine.
 
@@ -91,14 +94,15 @@ def measure_latency(
         threads: threads inside an operator; None takes all cores.
         rounds: how often both models are loaded; below 6 there is no interval.
         patience: seconds after which no further round begins, for models that take long to load.
+        engine: what runs both; None stands for onnxruntime in this process.
 
     Returns:
         The times; at least one run of each model in each round.
     """
     # Not every system says which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or cores
-    times: list[list[_Pair]] = [[] for _ in samples]
+    threads, engine = threads or cores, engine or OnnxRuntime()
+    times: list[list[Turn]] = [[] for _ in samples]
     ratios: list[float] = []
     start = time.perf_counter()
     for number in range(rounds):
@@ -106,8 +110,10 @@ def measure_latency(
             break
         # Nor is one of them always loaded first.
         order = (0, 1) if number % 2 else (1, 0)
-        loaded = {index: open_session((reference, candidate)[index], threads=threads) for index in order}
-        found = _timed_round((loaded[0], loaded[1]), samples, seconds / rounds, sum(map(len, times)))
+        loaded = {index: engine.load((reference, candidate)[index], threads) for index in order}
+        found = engine.time([loaded[0], loaded[1]], samples, seconds / rounds, sum(map(len, times)))
+        for model in loaded.values():
+            model.close()
         for all_pairs, pairs in zip(times, found, strict=True):
             all_pairs.extend(pairs)
         reference_seconds, candidate_seconds = _typical(found)
@@ -117,7 +123,9 @@ def measure_latency(
     speed = reference_seconds / candidate_seconds
     # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
     interval = min(low, speed), max(high, speed)
-    return Latency(reference_seconds, candidate_seconds, threads, sum(map(len, times)), len(ratios), interval)
+    return Latency(
+        reference_seconds, candidate_seconds, threads, sum(map(len, times)), len(ratios), interval, engine.version
+    )
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -139,37 +147,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else (0.0, math.inf)
 
 
-def _timed_round(
-    sessions: tuple[Session, Session], samples: Sequence[Mapping[str, Array]], seconds: float, turn: int
-) -> list[list[_Pair]]:
-    """Return the seconds of both models for each sample, which go on where the round before stopped."""
-    for session in sessions:
-        for _ in range(2):
-            run(session, samples[0])
-    times: list[list[_Pair]] = [[] for _ in samples]
-    deadline = time.perf_counter() + seconds
-    while True:
-        index = turn % len(samples)
-        # The order alternates, so that neither always runs behind the other's warm caches.
-        if (turn // len(samples) + index) % 2:
-            first = _timed(sessions[0], samples[index])
-            times[index].append((first, _timed(sessions[1], samples[index])))
-        else:
-            second = _timed(sessions[1], samples[index])
-            times[index].append((_timed(sessions[0], samples[index]), second))
-        turn += 1
-        if time.perf_counter() >= deadline:
-            return times
-
-
-def _typical(times: Sequence[Sequence[_Pair]]) -> tuple[float, float]:
+def _typical(times: Sequence[Sequence[Turn]]) -> tuple[float, float]:
     """Return the median of each model for each sample that ran, averaged over these."""
     medians = [np.median(pairs, axis=0) for pairs in times if pairs]
     reference, candidate = np.mean(medians, axis=0).tolist()
     return reference, candidate
-
-
-def _timed(session: Session, sample: Mapping[str, Array]) -> float:
-    start = time.perf_counter()
-    run(session, sample)
-    return time.perf_counter() - start

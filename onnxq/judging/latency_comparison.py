@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import platform
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from onnxq.engines.engine import Engine
 from onnxq.judging.latency import Latency, measure_latency
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
@@ -33,7 +33,7 @@ class Bench:
         latency: the times.
         samples: how many samples were run in turn.
         machine: the processor.
-        runtime: version of onnxruntime.
+        runtime: the engine that ran them and its version.
     """
 
     reference: str
@@ -68,6 +68,7 @@ def bench(
     seconds: float = 10.0,
     images: ImageOptions | None = None,
     limit: int | None = None,
+    engine: Engine | None = None,
 ) -> Bench:
     """Time two models by turns on at most 8 evenly spaced samples; see measure_latency.
 
@@ -79,6 +80,7 @@ def bench(
         seconds: time to spend, loading aside.
         images: how image files become arrays.
         limit: use only the first samples.
+        engine: what runs both; None stands for onnxruntime in this process.
 
     Returns:
         The times and what they mean.
@@ -89,8 +91,10 @@ def bench(
     """
     samples = open_samples(data, model_inputs(skeleton(load(reference))), images=images, limit=limit)
     timed = tuple(evenly(samples, _TIMED_SAMPLES))
-    latency = measure_latency(reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS)
-    return Bench(str(reference), str(candidate), latency, len(timed), _processor(), version("onnxruntime"))
+    latency = measure_latency(
+        reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS, engine=engine
+    )
+    return Bench(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.errors import DataError
 from onnxq.execution.runner import read_without_data
 from onnxq.execution.seeded import SeededSession, draws, put_seeds
@@ -22,7 +23,7 @@ from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 from onnxq.onnx_tools.functions import all_nodes, check_functions
 from onnxq.operators import OPERATORS
-from onnxq.runtime import Session, open_session, output_names, run
+from onnxq.runtime import Session, open_session, output_names, run, serialized
 from onnxq.samples.inputs import Sample
 
 
@@ -43,6 +44,24 @@ class View:
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return what is compared of one sample; see `onnxq.runtime.run`."""
         return run(self.session, sample, self.names, index=index)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineView:
+    """A model that an engine has loaded for comparing.
+
+    Attributes:
+        loaded: the model.
+        names: of what is compared, see `View`.
+    """
+
+    loaded: LoadedModel
+    names: tuple[str, ...]
+
+    def run(self, sample: Sample) -> list[Any]:
+        """Return what is compared of one sample."""
+        found = dict(zip(self.loaded.outputs, self.loaded.run(sample), strict=True))
+        return [found[name] for name in self.names]
 
 
 @dataclass(frozen=True)
@@ -126,6 +145,35 @@ class Views:
             session = open_session(model, optimize=optimize, mapped=mapped)
             self._check(output_names(session))
             return View(session, self.names, self)
+        proto, names = self._widened(model)
+        put_seeds(proto)
+        make = partial(open_session, proto, optimize=optimize, mapped=mapped, external_folder=model.parent)
+        return View(SeededSession(make) if self.random else make(), names, self)
+
+    def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineView:
+        """Open a model on an engine.
+
+        Args:
+            engine: what runs it.
+            model: the file.
+            folder: where a model with further outputs is put.
+
+        Raises:
+            OnnxqError: The engine cannot load it, or it has other outputs.
+        """
+        widened, names = model, self.names
+        if self.stand_ins:
+            widened = folder / f"{len(list(folder.iterdir()))}.onnx"
+            proto, names = self._widened(model)
+            onnx.load_external_data_for_model(proto, str(model.parent))
+            widened.write_bytes(serialized(proto))
+        loaded = engine.load(widened)
+        if not self.stand_ins:
+            self._check(loaded.outputs)
+        return EngineView(loaded, names)
+
+    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+        """Return a model with the tensors that stand for outputs as outputs too, and the names of all to compare."""
         proto = _inlined(read_without_data(model))
         outputs = _output_names(proto)
         self._check(outputs)
@@ -135,10 +183,7 @@ class Views:
             for tensor in {tensor.name: tensor for tensor in tensors.values()}.values()
             if tensor.name not in outputs
         )
-        names = tuple(tensors[name].name if name in tensors else name for name in self.names)
-        put_seeds(proto)
-        make = partial(open_session, proto, optimize=optimize, mapped=mapped, external_folder=model.parent)
-        return View(SeededSession(make) if self.random else make(), names, self)
+        return proto, tuple(tensors[name].name if name in tensors else name for name in self.names)
 
     def _check(self, outputs: Sequence[str]) -> None:
         expected = {*self.outputs, *self.decided}

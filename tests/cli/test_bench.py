@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
+
+import pytest
 
 from cli.commands import MODELS, invoke
+from onnxq.errors import EngineError
+from onnxq.runtime import runtime_version
 
 
 def bench(*arguments: str) -> str:
@@ -26,3 +31,13 @@ def test_bench_prints_json() -> None:
     assert plain["samples"] == 8
     assert plain["latency"]["rounds"] == 12
     assert plain["latency"]["interval"][0] <= plain["speed"] <= plain["latency"]["interval"][1]
+
+
+def test_bench_runs_on_another_engine() -> None:
+    plain = json.loads(bench("--limit", "1", "--json", "--engine", f"python:{sys.executable}"))
+    assert plain["runtime"] == plain["latency"]["engine"] == runtime_version()
+
+
+def test_an_engine_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
+        bench("--engine", "openvina")

@@ -18,3 +18,9 @@ def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
     assert 20 < figures["outputs"][0]["sqnr"] < 100
     same = json.loads(invoke("compare", MODELS / "gru.onnx", MODELS / "gru.onnx", *options, "--json").stdout)
     assert same["outputs"][0] | {"sqnr": None, "agreement": 1.0, "largest_error": 0.0} == same["outputs"][0]
+
+
+def test_compare_runs_the_candidate_on_another_engine() -> None:
+    options = ("--data", CALIB, "--limit", 4, "--json", "--engine", "onnx-reference")
+    figures = json.loads(invoke("compare", MODELS / "resnet.onnx", MODELS / "resnet.onnx", *options).stdout)
+    assert 80 < figures["outputs"][0]["sqnr"] < 200

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from onnxq.engines.engine import LoadedModel
+from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
 from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
 from onnxq.judging.views import Views
@@ -233,3 +235,21 @@ def test_files_are_compared_on_samples_from_disk(perceptron: ModelProto, samples
         np.savez(tmp_path / f"{index}.npz", **sample)
     agreement = compare_files(tmp_path / "model.onnx", tmp_path / "model.onnx", tmp_path, limit=2)
     assert (agreement.samples, agreement.worst_sqnr) == (2, math.inf)
+
+
+class Doubling(OnnxRuntime):
+    """onnxruntime, were it wrong by a factor of two."""
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        loaded = super().load(model, threads)
+        right = loaded.run
+        loaded.run = lambda sample: [2 * output for output in right(sample)]
+        return loaded
+
+
+def test_the_candidate_runs_on_the_engine_that_is_given(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=np.stack([sample["x"] for sample in samples_for(perceptron, 3)]))
+    agreement = compare_files(tmp_path / "m.onnx", tmp_path / "m.onnx", tmp_path / "data.npz", engine=Doubling())
+    assert agreement.samples == 3
+    assert agreement.worst_sqnr == pytest.approx(0, abs=1e-5)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.judging import latency as latency_module
+from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.judging.latency import Latency, measure_latency, median_interval
 
 
@@ -24,28 +26,35 @@ def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_
     assert latency.interval[0] <= latency.speed <= latency.interval[1]
 
 
-class Clock:
-    """A clock that runs of sessions move on, so that what is measured is known."""
+class Timed(LoadedModel):
+    """A model that is its own name."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.clock, self.name, self.outputs = clock, name, ()
+
+    def run(self, sample: Any) -> list[Any]:
+        self.clock.runs.append(self.name)
+        self.clock.now += self.clock.seconds(self.name, sample)
+        return []
+
+
+class Clock(Engine):
+    """An engine and a clock that its runs move on, so that what is measured is known."""
+
+    name, version = "clock", "clock 1"
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], float]) -> None:
-        self.now = 0.0
+        self.now, self.seconds = 0.0, seconds
         self.opened: list[str] = []
         self.runs: list[str] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
-        def run(session: str, sample: int) -> None:
-            self.runs.append(session)
-            self.now += seconds(session, sample)
-
-        def open_session(path: Path, *, threads: int) -> str:
-            self.opened.append(path.name)
-            return path.name
-
-        monkeypatch.setattr(latency_module.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(latency_module, "open_session", open_session)
-        monkeypatch.setattr(latency_module, "run", run)
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        self.opened.append(model.name)
+        return Timed(self, model.name)
 
     def measure(self, samples: list[int], **options) -> Latency:
-        return measure_latency(Path("a"), Path("b"), samples, threads=1, **options)
+        return measure_latency(Path("a"), Path("b"), samples, threads=1, engine=self, **options)
 
 
 def test_the_speed_is_that_of_the_medians_averaged_over_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +74,8 @@ def test_both_models_are_loaded_anew_in_every_round_by_turns(monkeypatch: pytest
 
 def test_no_round_begins_once_patience_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, lambda session, sample: 1.0)
-    latency = measure_latency(Path("a"), Path("b"), [0], seconds=0.0, threads=1, patience=10.0)
-    assert (latency.rounds, len(clock.opened)) == (2, 4)
+    latency = clock.measure([0], seconds=0.0, patience=10.0)
+    assert (latency.rounds, len(clock.opened), latency.engine) == (3, 6, "clock 1")
     assert latency.interval == (0.0, math.inf)
 
 
@@ -75,7 +84,7 @@ def test_neither_model_always_runs_first_whatever_the_sample(samples: int, monke
     first: dict[int, set[str]] = {}
 
     def seconds(session: str, sample: int) -> float:
-        if len(clock.runs) > 4 and len(clock.runs) % 2:
+        if len(clock.runs) > 2 and len(clock.runs) % 2:
             first.setdefault(sample, set()).add(session)
         return 1.0
 

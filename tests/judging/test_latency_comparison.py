@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from onnxq.engines.table import open_engine
 from onnxq.errors import DataError
 from onnxq.judging import latency_comparison
 from onnxq.judging.latency import Latency
@@ -34,8 +36,15 @@ def test_a_bench_says_what_was_run_and_where(model: Path, data: Path) -> None:
     found = bench(model, model, data, threads=1, seconds=0.0)
     assert (found.reference, found.candidate, found.samples) == (str(model), str(model), 8)
     assert (found.latency.rounds, found.latency.runs, found.latency.threads) == (12, 12, 1)
-    assert found.runtime == version("onnxruntime")
+    assert found.runtime == f"onnxruntime {version('onnxruntime')}"
     assert found.machine
+
+
+def test_both_run_on_the_engine_that_is_given(model: Path, data: Path) -> None:
+    with open_engine(f"python:{sys.executable}") as engine:
+        found = bench(model, model, data, threads=1, seconds=0.0, limit=2, engine=engine)
+    assert found.runtime == found.latency.engine == engine.version
+    assert found.latency.runs == 12
 
 
 def test_samples_are_limited(model: Path, data: Path) -> None:
