@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from onnxq.named_passes import Step
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan
 from onnxq.report import Report, check_fidelity
+from onnxq.report.machine import Stopwatch
+from onnxq.reporting import reported
 from onnxq.scheme import Scheme
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.sensitivity import Sensitivity, measure_sensitivity
@@ -34,7 +35,6 @@ from onnxq.steps import (
     opened,
     prepared,
     published,
-    reported,
     rewritten,
     tried,
 )
@@ -93,16 +93,19 @@ def quantize(
         PassError: one of your passes fails, or changes the names of inputs or outputs.
         FidelityError: the result misses the goal; nothing was written.
     """
-    start = time.perf_counter()
+    watch = Stopwatch()
     wanted, data = Wanted.of(scheme, target, prepare), Data.of(data)
     goal, budget = Goal.of(goal), Budget.of(budget)
     output = checked_output(output, model, budget)
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:
         ready = prepared(model, wanted, folder, output, budget)
+        watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
+        watch.lap("calibrate")
         refined, found = chosen(ready, seen, goal, budget, known)
-        report = reported(ready, seen, refined, found, budget, output, start)
+        watch.lap("choose and verify")
+        report = reported(ready, seen, refined, found, budget, output, watch)
         check_fidelity(report, goal)
         return Quantized(published(ready, output), report)
 

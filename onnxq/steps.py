@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,30 +15,24 @@ from onnxq.accuracy.refining import Refined
 from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.encoding.noting import noted, recipe_of
-from onnxq.encoding.parameters import corrected_biases
+from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.range_table import FIRST_RANGES, chosen_methods
+from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.doubts import doubts, unseen
-from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
-from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.judging.views import Views
 from onnxq.lowering import Emit
-from onnxq.modelfile import as_graph, load, metadata_bytes, read_model
-from onnxq.modelfile.publish import check_output, data_file, publish, stored_bytes
+from onnxq.modelfile import as_graph, load, read_model
+from onnxq.modelfile.publish import check_output, data_file, publish
 from onnxq.named_passes import Step, as_passes
 from onnxq.planning.bodies import refuse_idle_bodies
-from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
-from onnxq.report import Report
-from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
@@ -213,76 +206,6 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
     given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
     methods = (name for name in budget.tried.methods if name in affordable and name not in given)
     return replace(budget.tried, methods=tuple(methods))
-
-
-def reported(
-    model: Prepared,
-    seen: Evidenced,
-    refined: Refined,
-    found: Chosen,
-    budget: Budget,
-    output: Path | None,
-    start: float,
-) -> Report:
-    """Return what was decided and measured, once the model stands in the form in which it is to be written."""
-    outcome, verification, staged = found.outcome, found.verification, model.files.staged
-    loads = True
-    if seen.bench.emit is Emit.STRICT:
-        external = model.files.external_data
-        seen.bench.build(outcome.plan, refined.basis.evidence, found.recipe, staged, external_data=external)
-        loads = loads_in_onnxruntime(staged)
-    return Report(
-        files=ModelFiles(
-            model=model.name,
-            output=str(output) if output is not None else None,
-            float_bytes=stored_bytes(model.files.reference) + model.external,
-            bytes=stored_bytes(staged, (data_file(staged),)),
-            metadata_bytes=metadata_bytes(load(staged)),
-            loads=loads,
-        ),
-        plan=_noted(model, seen, refined, found, budget),
-        samples=Samples(
-            calibrated=len(seen.samples),
-            judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
-            doubts=seen.doubts,
-        ),
-        fidelity=Fidelity(verification.agreement, found.scores),
-        performance=Performance(verification.kernels, verification.latency, outcome.regions),
-        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
-        encoding=Encoding(
-            ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
-            range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
-            corrected_biases=corrected_biases(outcome.plan, seen.evidence),
-            gains=(*refined.gains, *found.gains),
-            delivered=_delivered(model, outcome.plan),
-            left_by_standard=_left_by_standard(model, outcome.plan),
-        ),
-        run=Run(
-            seconds=time.perf_counter() - start,
-            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.applied))),
-        ),
-    )
-
-
-def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
-    """Return how much of the scheme the plan is; nothing where there was only a plan."""
-    bench = model.bench
-    return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
-
-
-def _left_by_standard(model: Prepared, plan: Plan) -> int:
-    """Return how many nodes stay float for want of operators that may not be written; 0 where there was only a plan."""
-    bench = model.bench
-    written = bench.emit.has_own or model.replay is not None
-    return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
-
-
-def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:
-    """Return the plan with all that it takes to carry it out again."""
-    replay, bench = model.replay, seen.bench
-    thorough = tried(model, budget).thorough if replay is None else replay.thorough
-    plan = noted(found.outcome.plan, found.recipe, refined.basis.evidence)
-    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
 
 
 def published(model: Prepared, output: Path | None) -> Graph:

@@ -52,6 +52,7 @@ ROOMS = (
     ("searching",),
     ("budget", "report", "wanted"),
     ("steps",),
+    ("reporting",),
     ("pipeline",),
     ("cli",),
 )

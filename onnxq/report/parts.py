@@ -12,7 +12,9 @@ from onnxq.judging.gate import Judged, Scores
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.records import record
-from onnxq.searching.regions import Region
+from onnxq.report.machine import Machine, Stage
+from onnxq.report.observed import TensorValues, WeightChannels
+from onnxq.searching.regions import NodeTime, Region
 from onnxq.searching.search import NodeNoise, Point
 
 
@@ -26,6 +28,8 @@ class ModelFiles:
         float_bytes: size of the float model with its external data.
         bytes: size of the quantized model with its external data.
         metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
+        model_digest: SHA-256 of the float model's file, without external data.
+        output_digest: SHA-256 of the quantized model's.
         loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
             that it can load.
     """
@@ -36,6 +40,8 @@ class ModelFiles:
     bytes: int
     metadata_bytes: int = 0
     loads: bool = True
+    model_digest: str = ""
+    output_digest: str = ""
 
     @property
     def size_ratio(self) -> float:
@@ -79,11 +85,13 @@ class Performance:
         kernels: what runs in the optimised graph.
         latency: beside the float model; None when it was not asked for.
         regions: the integer regions beside the same nodes in float; empty when latency was not measured.
+        times: of the nodes beside float; empty likewise.
     """
 
     kernels: Kernels
     latency: Latency | None = None
     regions: tuple[Region, ...] = ()
+    times: tuple[NodeTime, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,8 @@ class Encoding:
         delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
         left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
             runtime's own were not to be written, or not measured.
+        tensors: the values that were seen of calibrated tensors beside their ranges.
+        weights: how far the channels of weights that became codes are apart.
     """
 
     ranges: str
@@ -121,6 +131,8 @@ class Encoding:
     gains: tuple[Gain, ...] = ()
     delivered: tuple[Delivery, ...] = ()
     left_by_standard: int = 0
+    tensors: tuple[TensorValues, ...] = ()
+    weights: tuple[WeightChannels, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +171,13 @@ class Run:
     Attributes:
         seconds: time that everything took.
         passes: what the passes before the plan changed and left, the user's own first.
+        stages: what each stage took, in order.
+        machine: where it was done.
+        command: the command line; empty where it was Python that called.
     """
 
     seconds: float
     passes: tuple[AppliedPass, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    machine: Machine | None = None
+    command: str = ""

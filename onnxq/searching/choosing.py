@@ -171,7 +171,7 @@ class Chooser:
         reason = slower(speed)
         same = self.bench.plan(as_stored(outcome.plan, choice.plan, reason))
         if trials.sqnr(same, choice.recipe) >= aim:
-            return replace(outcome, plan=same, regions=())
+            return replace(outcome, plan=same, regions=(), times=())
         return self.quietest(trials, choice.recipe, without_integers(self.bench.plan, choice.plan, reason), aim)
 
     @property

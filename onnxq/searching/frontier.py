@@ -20,7 +20,7 @@ from onnxq.searching.measures import Effort, Measures
 from onnxq.searching.noises import decibels
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
-from onnxq.searching.regions import find_regions
+from onnxq.searching.regions import find_regions, node_times
 from onnxq.searching.search import Outcome, Point
 from onnxq.targets import Target
 
@@ -117,11 +117,12 @@ class _Search:
             stored = self._stored(prices)
             tried.append(stored)
             best = stored if self._is_faithful(stored) else best
-        regions = find_regions(self.graph, best.plan, prices.costs.floats, self.laboratory.times(best.plan))
+        measured = prices.costs.floats, self.laboratory.times(best.plan)
+        regions, times = find_regions(self.graph, best.plan, *measured), node_times(best.plan, *measured)
         alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
         floats = Point(0, 0, prices.costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
         frontier = tuple(sorted((*points([*tried, *timed], best), floats), key=lambda one: one.milliseconds))
-        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions)
+        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions, times)
 
     @property
     def _is_late(self) -> bool:

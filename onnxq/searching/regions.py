@@ -31,6 +31,36 @@ class Region:
     milliseconds: float
 
 
+@dataclass(frozen=True)
+class NodeTime:
+    """What a node takes in the float model and in the plan's.
+
+    Attributes:
+        node: its name.
+        float_milliseconds: in the float model; 0 where it was fused into another.
+        milliseconds: in the plan's model, without its borders.
+    """
+
+    node: str
+    float_milliseconds: float
+    milliseconds: float
+
+
+def node_times(plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[NodeTime, ...]:
+    """Return the times of a plan's nodes in its order, of those that were seen to run in either model.
+
+    Args:
+        plan: what became of the nodes.
+        floats: times of the float model.
+        integers: times of the plan's model.
+    """
+    return tuple(
+        NodeTime(one.node, floats.nodes.get(one.node, 0.0) / 1e6, integers.nodes.get(one.node, 0.0) / 1e6)
+        for one in plan.decisions
+        if one.node in floats.nodes or one.node in integers.nodes
+    )
+
+
 def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[Region, ...]:
     """Return the regions of a plan, the longest in float first.
 

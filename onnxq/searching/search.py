@@ -10,7 +10,7 @@ from itertools import accumulate
 from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Granularity, Mode, Spec
-from onnxq.searching.regions import Region
+from onnxq.searching.regions import NodeTime, Region
 
 _SMALL_SHARE = 0.01
 
@@ -78,6 +78,7 @@ class Outcome:
         measured: how many models were built and run.
         frontier: the plans that were weighed, by expected time; empty when latency was not measured.
         regions: the plan's integer regions beside float, empty likewise.
+        times: of the plan's nodes beside float, empty likewise.
     """
 
     plan: Plan
@@ -85,6 +86,7 @@ class Outcome:
     measured: int
     frontier: tuple[Point, ...] = ()
     regions: tuple[Region, ...] = ()
+    times: tuple[NodeTime, ...] = ()
 
 
 def leave_what_hurts(

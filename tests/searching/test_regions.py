@@ -5,13 +5,13 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.modelfile import read_model
-from onnxq.planning.plan import Demotion
+from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.scheme import Mode
 from onnxq.searching.kernel_times import NodeTimes
-from onnxq.searching.regions import Region, find_regions
+from onnxq.searching.regions import NodeTime, Region, find_regions, node_times
 from onnxq.targets import target_named
 
 
@@ -47,3 +47,10 @@ def test_a_border_that_two_regions_share_is_counted_once(residual: ModelProto) -
     found = find_regions(graph, plan, ones, NodeTimes(ones.nodes, borders, {}, 0.0))
     assert {region.first: region.nodes for region in found} == {"stem": 2, "right": 1, "last": 1}
     assert sum(region.milliseconds for region in found) == 4.0 + 15.0
+
+
+def test_times_of_nodes_stand_in_the_order_of_the_plan() -> None:
+    decisions = tuple(Decision(name, "Conv", Mode.STATIC, "why") for name in "cab")
+    floats, integers = NodeTimes({"a": 2e6, "c": 4e6}, {}, {}, 0.0), NodeTimes({"a": 1e6}, {}, {}, 0.0)
+    found = node_times(Plan(decisions, (), "int8", "onnxruntime-cpu"), floats, integers)
+    assert found == (NodeTime("c", 4.0, 0.0), NodeTime("a", 2.0, 1.0))

@@ -1,0 +1,90 @@
+"""Where and in what time something was done: the machine, its versions, and stages with their time and memory."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from onnxq.execution.workers import available_cores
+
+_PACKAGES = ("onnxq", "onnxruntime", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the work.
+
+    Attributes:
+        name: in a word or two.
+        seconds: that it took.
+        peak_bytes: the most memory that the process had held by its end; 0 where the system does not tell.
+    """
+
+    name: str
+    seconds: float
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine and what it ran.
+
+    Attributes:
+        processor: its architecture.
+        cores: how many the process might use.
+        system: the operating system.
+        versions: of Python and of the packages that decide what comes out, by name.
+    """
+
+    processor: str
+    cores: int
+    system: str
+    versions: Mapping[str, str]
+
+    @classmethod
+    def this(cls) -> Machine:
+        """Return the machine that this runs on.
+
+        >>> sorted(Machine.this().versions)
+        ['numpy', 'onnx', 'onnxq', 'onnxruntime', 'python']
+        """
+        versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+        return cls(platform.machine(), available_cores(), f"{platform.system()} {platform.release()}", versions)
+
+
+class Stopwatch:
+    """Tells stages apart: each ends where the next begins."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._stages: list[Stage] = []
+
+    def lap(self, name: str) -> None:
+        """End a stage of that name."""
+        now = time.perf_counter()
+        self._stages.append(Stage(name, now - self._last, peak_memory()))
+        self._last = now
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages so far."""
+        return tuple(self._stages)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all of them, and what came after."""
+        return time.perf_counter() - self._start
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes if sys.platform == "darwin" else kibibytes << 10

@@ -1,0 +1,112 @@
+"""The report of a quantization, put together from what its steps have found."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.accuracy.refining import Refined
+from onnxq.budget import Budget
+from onnxq.encoding.noting import noted
+from onnxq.encoding.parameters import corrected_biases
+from onnxq.evidence.range_table import chosen_methods
+from onnxq.judging.gate import Judged
+from onnxq.judging.verify import loads_in_onnxruntime
+from onnxq.lowering import Emit
+from onnxq.modelfile import load, metadata_bytes
+from onnxq.modelfile.publish import data_file, stored_bytes
+from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
+from onnxq.planning.plan import Plan
+from onnxq.report import Report
+from onnxq.report.machine import Machine, Stopwatch
+from onnxq.report.observed import tensor_values, weight_channels
+from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.searching.choosing import Chosen
+from onnxq.steps import Evidenced, Prepared, tried
+
+
+def reported(
+    model: Prepared,
+    seen: Evidenced,
+    refined: Refined,
+    found: Chosen,
+    budget: Budget,
+    output: Path | None,
+    watch: Stopwatch,
+) -> Report:
+    """Return what was decided and measured, once the model stands in the form in which it is to be written."""
+    outcome, verification, staged = found.outcome, found.verification, model.files.staged
+    loads = True
+    if seen.bench.emit is Emit.STRICT:
+        external = model.files.external_data
+        seen.bench.build(outcome.plan, refined.basis.evidence, found.recipe, staged, external_data=external)
+        loads = loads_in_onnxruntime(staged)
+    plan = _noted(model, seen, refined, found, budget)
+    watch.lap("report")
+    return Report(
+        files=ModelFiles(
+            model=model.name,
+            output=str(output) if output is not None else None,
+            float_bytes=stored_bytes(model.files.reference) + model.external,
+            bytes=stored_bytes(staged, (data_file(staged),)),
+            metadata_bytes=metadata_bytes(load(staged)),
+            loads=loads,
+            model_digest=_digest(model.files.reference),
+            output_digest=_digest(staged),
+        ),
+        plan=plan,
+        samples=Samples(
+            calibrated=len(seen.samples),
+            judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
+            doubts=seen.doubts,
+        ),
+        fidelity=Fidelity(verification.agreement, found.scores),
+        performance=Performance(verification.kernels, verification.latency, outcome.regions, outcome.times),
+        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
+        encoding=Encoding(
+            ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
+            range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
+            corrected_biases=corrected_biases(outcome.plan, seen.evidence),
+            gains=(*refined.gains, *found.gains),
+            delivered=_delivered(model, outcome.plan),
+            left_by_standard=_left_by_standard(model, outcome.plan),
+            tensors=tensor_values(plan, refined.basis.evidence),
+            weights=weight_channels(plan, seen.bench.graph),
+        ),
+        run=Run(
+            seconds=watch.seconds,
+            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.applied))),
+            stages=watch.stages,
+            machine=Machine.this(),
+        ),
+    )
+
+
+def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
+    """Return how much of the scheme the plan is; nothing where there was only a plan."""
+    bench = model.bench
+    return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
+
+
+def _left_by_standard(model: Prepared, plan: Plan) -> int:
+    """Return how many nodes stay float for want of operators that may not be written; 0 where there was only a plan."""
+    bench = model.bench
+    written = bench.emit.has_own or model.replay is not None
+    return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
+
+
+def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:
+    """Return the plan with all that it takes to carry it out again."""
+    replay, bench = model.replay, seen.bench
+    thorough = tried(model, budget).thorough if replay is None else replay.thorough
+    plan = noted(found.outcome.plan, found.recipe, refined.basis.evidence)
+    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; an empty string where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

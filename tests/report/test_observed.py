@@ -1,0 +1,58 @@
+"""Values and channels are counted as NumPy counts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import Build
+
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.histogram import Bins, Histogram
+from onnxq.evidence.kinds import request_for
+from onnxq.modelfile import as_graph
+from onnxq.planning.plan import Activation, Decision, Plan, Weight
+from onnxq.report.observed import tensor_values, weight_channels
+from onnxq.scheme import Granularity, Mode, Spec
+
+CODES = Spec("uint8", symmetric=False)
+
+
+def plan_of(*activations: Activation, weights: tuple[Weight, ...] = ()) -> Plan:
+    return Plan((Decision("a", "MatMul", Mode.STATIC, "why", weights),), activations, "int8", "onnxruntime-cpu")
+
+
+def seen(counts: list[int]) -> Evidence:
+    # Sixteenths from 0 to 1.
+    bins = Bins(0.0, 0.999, np.array(counts)) if counts else Bins()
+    return Evidence(("s",), {request_for("x", "histogram"): Histogram(bins)})
+
+
+@pytest.mark.parametrize(("high", "clipped"), [(2.0, 0.0), (0.75, 0.5), (-1.0, 1.0)])
+def test_what_lies_outside_the_range_is_clipped(high: float, clipped: float) -> None:
+    exact = Histogram(Bins(0.0, 0.999, np.ones(1, np.int64))).whole
+    counts = np.zeros(round(1 / exact.width), np.int64)
+    counts[0] = counts[-1] = 4
+    found = tensor_values(plan_of(Activation("x", CODES, "x", (-2.0, high))), seen(counts.tolist()))
+    assert (found[0].clipped, sum(found[0].counts)) == (clipped, 8)
+    assert found[0].counts[0] == found[0].counts[-1] == 4
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [Activation("y", CODES, "y", (0.0, 1.0)), Activation("x", CODES, "x", (0.0, 1.0), factors=(0.5,))],
+    ids=["not seen", "divided"],
+)
+def test_what_was_not_seen_as_it_is_is_left_out(activation: Activation) -> None:
+    assert tensor_values(plan_of(activation), seen([8])) == ()
+
+
+def test_an_empty_histogram_is_left_out() -> None:
+    assert tensor_values(plan_of(Activation("x", CODES, "x", (0.0, 1.0))), seen([])) == ()
+
+
+def test_channels_are_spread_as_their_largest_magnitudes(build: Build) -> None:
+    weight = np.diag([1.0, -2.0, 3.0, -4.0, 5.0]).astype(np.float32)
+    model = build("(float[1,5] x) => (float[1,5] y) { [a] y = MatMul(x, w) }", w=weight)
+    plan = plan_of(weights=(Weight(1, "w", Spec("int8-narrow", per=Granularity.CHANNEL), axis=-1),))
+    found = weight_channels(plan, as_graph(model))
+    assert [(one.tensor, one.channels, one.maxima) for one in found] == [("w", 5, (1.0, 2.0, 3.0, 4.0, 5.0))]
