@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.judging.trust import Trust, noise_by_sample, trust
+from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.judging.views import Views
+from onnxq.modelfile.publish import data_file, stored_bytes
 from onnxq.planning.plan import Plan
 from onnxq.runtime import return_memory
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.workbench import Workbench
 
 TRIED_SAMPLES = 16
 """By how many samples candidates are judged: each costs time in every trial; the confidence bound allows for it."""
+
+# Bytes of candidates' files that are kept.
+_ROOM = 1 << 29
+# Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
+_HELD = 1 << 29
+_FEWEST_SAMPLES = 2
+# No two models of a process are built in the same place.
+_NUMBERS = itertools.count()
+
+Judgement = TypeVar("Judgement")
+
+
+class Built:
+    """Files of models that were built, so that one that is tried, profiled and timed is built once.
+
+    What was longest not asked for is removed when there is no room for more.
+
+    Args:
+        room: bytes that are kept.
+    """
+
+    def __init__(self, room: int = _ROOM) -> None:
+        self._room = room
+        # With what they were built from, so that nothing else takes its place in memory.
+        self._files: OrderedDict[Hashable, tuple[Path, Evidence]] = OrderedDict()
+
+    def file(self, plan: Hashable, evidence: Evidence, folder: Path, build: Callable[[Path], object]) -> Path:
+        """Return the file of a model, built now or before; it stays until others are asked for.
+
+        Args:
+            plan: what tells it from models that are built from the same evidence.
+            evidence: this very one.
+            folder: where it is built.
+            build: writes it to a path.
+        """
+        key = plan, id(evidence)
+        if key not in self._files:
+            path = folder / f"candidate.{next(_NUMBERS)}.onnx"
+            build(path)
+            self._files[key] = path, evidence
+        self._files.move_to_end(key)
+        while len(self._files) > 1 and sum(_bytes(path) for path, _ in self._files.values()) > self._room:
+            gone, _ = self._files.popitem(last=False)[1]
+            for path in (gone, data_file(gone)):
+                path.unlink(missing_ok=True)
+        return self._files[key][0]
+
+
+def _held_bytes(output: Any) -> int:
+    """Return the bytes of an output; sequences and maps are small."""
+    return output.nbytes if isinstance(output, np.ndarray) else 0
+
+
+def _bytes(model: Path) -> int:
+    return stored_bytes(model, (data_file(model),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +94,8 @@ class Trials:
         views: by what candidates are compared with the float model.
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
-        measured: what was found of plans so far.
+        measured: what was found of plans so far, by what judged it.
+        built: the models of plans.
     """
 
     bench: Workbench
@@ -44,18 +104,25 @@ class Trials:
     views: Views
     expected: tuple[tuple[Any, ...], ...]
     seconds: float = 0.0
-    measured: dict[object, tuple[Trust, NDArray[np.float64]]] = field(default_factory=dict)
+    measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
+    built: Built = field(default_factory=Built)
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
-        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it."""
+        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it.
+
+        Where outputs are so large that those of all samples had better not be in memory, fewer samples are tried.
+        """
         kept = tuple(samples)
         views = Views.of(reference, bench.prepared)
         view = views.open(reference)
         start = time.perf_counter()
-        expected = tuple(tuple(view.run(sample)) for sample in kept)
+        expected = [tuple(view.run(sample)) for sample in kept[:1]]
+        held = sum(_held_bytes(output) for outputs in expected for output in outputs)
+        kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
+        expected += [tuple(view.run(sample)) for sample in kept[1:]]
         seconds = (time.perf_counter() - start) / max(len(kept), 1)
-        return cls(bench, evidence, kept, views, expected, seconds)
+        return cls(bench, evidence, kept, views, tuple(expected), seconds)
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
@@ -72,33 +139,36 @@ class Trials:
 
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
         """Build and run a plan's model; what was measured before is remembered."""
-        return self._measured(plan, recipe)[0]
+        return self._judged(trust, plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
         """Return what each sample adds to the noise at each output, see `noise_by_sample`."""
-        return self._measured(plan, recipe)[1]
+        return self._judged(noise_by_sample, plan, recipe)
 
-    def _measured(self, plan: Plan, recipe: Recipe) -> tuple[Trust, NDArray[np.float64]]:
-        key = plan.effect, recipe.key
-        if key not in self.measured:
-            pairs = self._outputs(plan, recipe)
-            self.measured[key] = trust(pairs), noise_by_sample(pairs)
-        return self.measured[key]
+    def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: Recipe) -> Judgement:
+        known = self.measured.setdefault((plan.effect, recipe.key), {})
+        if judge not in known:
+            known[judge] = judge(self._outputs(plan, recipe))
+        found: Judgement = known[judge]
+        return found
 
-    def _outputs(self, plan: Plan, recipe: Recipe) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    def _outputs(self, plan: Plan, recipe: Recipe) -> list[Pair]:
         """Build a plan's model and return the float model's outputs and its own for each sample."""
         # What an optimised session makes of the weights of a large model would all be in memory.
         large = self.bench.is_large
         view = self.views.open(self.candidate(plan, recipe), optimize=not large, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
-        outputs = [(expected, view.run(sample)) for sample, expected in pairs]
+        outputs: list[Pair] = [(expected, view.run(sample)) for sample, expected in pairs]
         if large:
             del view
             return_memory()
         return outputs
 
     def candidate(self, plan: Plan, recipe: Recipe) -> Path:
-        """Build a plan's model and return its file, which the next candidate overwrites."""
-        path = self.bench.prepared.with_name("candidate.onnx")
-        self.bench.build(plan, self.evidence, recipe, path, external_data=self.bench.is_large)
-        return path
+        """Return the file of a plan's model, built now or before; it stays until others are asked for."""
+        bench, evidence = self.bench, self.evidence
+
+        def build(path: Path) -> None:
+            bench.build(plan, evidence, recipe, path, external_data=bench.is_large)
+
+        return self.built.file((plan.effect, recipe.key), evidence, bench.prepared.parent, build)

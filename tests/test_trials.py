@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from onnxq import trials as trials_module
 from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.evidence import Evidence
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
@@ -14,7 +17,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.trials import Trials
+from onnxq.trials import Built, Trials
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -37,3 +40,30 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert trials.noise(plan, Recipe()).shape == (8, len(trials.views.names))
     assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
     assert len(trials.measured) == 3
+
+
+def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
+    built = Built(room=25)
+    asked = []
+
+    def build(path: Path) -> None:
+        asked.append(path.name)
+        path.write_bytes(bytes(10))
+
+    evidence = Evidence()
+    first, second = (built.file(name, evidence, tmp_path, build) for name in "ab")
+    assert built.file("a", evidence, tmp_path, build) == first
+    built.file("a", Evidence(), tmp_path, build)
+    assert len(asked) == 3
+    assert (first.exists(), second.exists()) == (True, False)
+    assert built.file("b", evidence, tmp_path, build).exists()
+
+
+def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    # Ten classes in float32.
+    monkeypatch.setattr(trials_module, "_HELD", 4 * 40)
+    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, Evidence())
+    assert len(trials.samples) == len(trials.expected) == 4
+    assert np.array_equal(trials.samples[-1]["image"], SAMPLES[-1]["image"])

@@ -1,4 +1,4 @@
-"""Two models timed beside one another, and what the ratio of their times is worth."""
+"""Models timed beside one another, and what the ratio of their times is worth."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
@@ -80,52 +81,73 @@ def measure_latency(
     patience: float = math.inf,
     engine: Engine | None = None,
 ) -> Latency:
-    """Time two models by turns, one run each, so that both see the same moods of the machine.
+    """Time two models by turns; see `measure_latencies`."""
+    models = (reference, candidate)
+    return measure_latencies(
+        models, samples, seconds=seconds, threads=threads, rounds=rounds, patience=patience, engine=engine
+    )[0]
+
+
+def measure_latencies(
+    models: Sequence[Path],
+    samples: Sequence[Mapping[str, Array]],
+    *,
+    seconds: float = 2.0,
+    threads: int | None = None,
+    rounds: int = 6,
+    patience: float = math.inf,
+    enough: int | None = None,
+    engine: Engine | None = None,
+) -> list[Latency]:
+    """Time models by turns, one run each, so that all see the same moods of the machine.
 
     Where its weights come to lie in memory makes one and the same model up to a few percent faster or slower for as
-    long as it is loaded, so every round loads both models anew and gives one ratio; what the ratio is worth is told by
+    long as it is loaded, so every round loads all models anew and gives one ratio; what the ratio is worth is told by
     how the rounds differ, not by how many runs there were (Kalibera and Jones, 2013).
 
     Args:
-        reference: file of the float model.
-        candidate: file of the quantized model.
+        models: file of the reference, and of each candidate.
         samples: run round robin; at least one.
-        seconds: time to spend, loading and two warm-up runs of each model in each round aside.
+        seconds: time to spend, loading each model in each round and one or two runs to warm it up aside.
         threads: threads inside an operator; None takes all cores.
-        rounds: how often both models are loaded; below 6 there is no interval.
+        rounds: how often all models are loaded; below 6 there is no interval.
         patience: seconds after which no further round begins, for models that take long to load.
-        engine: what runs both; None stands for onnxruntime in this process.
+        enough: runs of a model in a round after which the next one begins, unless they took hardly any time; None
+            leaves that to the seconds.
+        engine: what runs all; None stands for onnxruntime in this process.
 
     Returns:
-        The times; at least one run of each model in each round.
+        The times of each candidate beside the reference; at least one run of each model in each round.
     """
     # Not every system says which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, engine = threads or cores, engine or OnnxRuntime()
     times: list[list[Turn]] = [[] for _ in samples]
-    ratios: list[float] = []
+    typical: list[NDArray[np.float64]] = []
     start = time.perf_counter()
     for number in range(rounds):
         if number and time.perf_counter() - start > patience:
             break
         # Nor is one of them always loaded first.
-        order = (0, 1) if number % 2 else (1, 0)
-        loaded = {index: engine.load((reference, candidate)[index], threads) for index in order}
-        found = engine.time([loaded[0], loaded[1]], samples, seconds / rounds, sum(map(len, times)))
-        for model in loaded.values():
+        order = range(len(models)) if number % 2 else reversed(range(len(models)))
+        loaded = {index: engine.load(models[index], threads) for index in order}
+        running = [loaded[index] for index in range(len(models))]
+        found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
+        for model in running:
             model.close()
-        for all_pairs, pairs in zip(times, found, strict=True):
-            all_pairs.extend(pairs)
-        reference_seconds, candidate_seconds = _typical(found)
-        ratios.append(reference_seconds / candidate_seconds)
-    reference_seconds, candidate_seconds = _typical(times)
-    low, high = median_interval(ratios)
-    speed = reference_seconds / candidate_seconds
-    # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
-    interval = min(low, speed), max(high, speed)
-    return Latency(
-        reference_seconds, candidate_seconds, threads, sum(map(len, times)), len(ratios), interval, engine.version
-    )
+        for all_turns, turns in zip(times, found, strict=True):
+            all_turns.extend(turns)
+        typical.append(_typical(found))
+    whole, runs = _typical(times), sum(map(len, times))
+    latencies = []
+    for place in range(1, len(models)):
+        low, high = median_interval([float(one[0] / one[place]) for one in typical])
+        speed = float(whole[0] / whole[place])
+        # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
+        interval = min(low, speed), max(high, speed)
+        seconds_of = float(whole[0]), float(whole[place])
+        latencies.append(Latency(*seconds_of, threads, runs, len(typical), interval, engine.version))
+    return latencies
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -147,8 +169,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else (0.0, math.inf)
 
 
-def _typical(times: Sequence[Sequence[Turn]]) -> tuple[float, float]:
+def _typical(times: Sequence[Sequence[Turn]]) -> NDArray[np.float64]:
     """Return the median of each model for each sample that ran, averaged over these."""
-    medians = [np.median(pairs, axis=0) for pairs in times if pairs]
-    reference, candidate = np.mean(medians, axis=0).tolist()
-    return reference, candidate
+    medians = [np.median(turns, axis=0) for turns in times if turns]
+    return np.asarray(np.mean(medians, axis=0))

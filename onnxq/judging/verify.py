@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import onnx
 
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
-from onnxq.judging.latency import Latency, measure_latency
+from onnxq.judging.latency import Latency, measure_latencies, measure_latency
 from onnxq.judging.views import View, Views
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import is_large, open_session
 from onnxq.samples.data import evenly
-from onnxq.samples.inputs import SampleSource
+from onnxq.samples.inputs import Sample, SampleSource
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
@@ -35,6 +35,8 @@ _INTEGER_KERNELS = frozenset(
 )
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
+# Runs of a model in a round: more tell hardly more, how rounds differ decides.
+_ENOUGH = 12
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
@@ -102,13 +104,17 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
     view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
     agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES))
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
-    latency = measure_latency(reference, candidate, timed, seconds=seconds, patience=_PATIENCE) if timed else None
-    if latency is not None and latency.looks_slower:
-        # Other work on the machine may have made it so: a second look, twice as long, decides.
-        latency = measure_latency(
-            reference, candidate, timed, seconds=2 * seconds, rounds=2 * latency.rounds, patience=2 * _PATIENCE
-        )
+    latency = _latency(reference, candidate, timed, seconds) if timed else None
     return Verification(agreement, kernels, latency)
+
+
+def _latency(reference: Path, candidate: Path, timed: Sequence[Sample], seconds: float) -> Latency:
+    models = (reference, candidate)
+    first = measure_latencies(models, timed, seconds=seconds, patience=_PATIENCE, enough=_ENOUGH)[0]
+    if not first.looks_slower:
+        return first
+    # Other work on the machine may have made it so: a second look, twice as long, decides.
+    return measure_latency(*models, timed, seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * _PATIENCE)
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,8 +24,9 @@ from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
-from onnxq.searching.laboratory import Laboratory
+from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory
 from onnxq.searching.measures import Effort
+from onnxq.searching.noises import Noises
 from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import TRIED_SAMPLES, Trials
@@ -137,7 +139,8 @@ class Chooser:
         if refined.unmigrated is None or not self.measurable:
             return refined
         recipes = refined.basis.recipe, refined.unmigrated
-        speed, without = (self.laboratory(recipe).speed(plan) for recipe in recipes)
+        models = [self.trials.candidate(plan, recipe) for recipe in recipes]
+        speed, without = self.laboratory(refined.basis.recipe).speeds_of(models)
         if speed >= _NO_SLOWER * without:
             return refined
         faithful, still = (self.trials.sqnr(plan, recipe) >= _aim(goal.min_sqnr) for recipe in recipes)
@@ -188,8 +191,14 @@ class Chooser:
 
     def laboratory(self, recipe: Recipe) -> Laboratory:
         """Return what measures plans whose codes are chosen so."""
-        seconds = min(self.seconds, _SEARCH_SECONDS)
-        return Laboratory(self.trials, recipe, self.files.reference, seconds, self.costs, self.progress)
+        seconds, timed = min(self.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
+        reference, asked = self.files.reference, self._asked
+        return Laboratory(self.trials, recipe, reference, timed, seconds, self.costs, self.progress, asked)
+
+    @cached_property
+    def _asked(self) -> dict[Hashable, Noises]:
+        """Noise that was measured for one search, which others need not measure again."""
+        return {}
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
         """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
@@ -98,7 +98,7 @@ class _Search:
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
         if not promising or not self._is_late:
             promising = list(distinct([*promising, *filter(self._is_faithful, [self._whole(prices, noise)])]))
-        timed = list(self._timed(promising))
+        timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
@@ -156,12 +156,11 @@ class _Search:
         """Measure how faithful a candidate is."""
         return replace(one, sqnr=self.laboratory.sqnr(one.plan))
 
-    def _timed(self, promising: Sequence[Candidate]) -> Iterator[Candidate]:
-        """Time plans beside the float model, at least one even when time is up."""
-        for number, one in enumerate(promising):
-            if number and self._is_late:
-                return
-            yield replace(one, speed=self.laboratory.speed(one.plan))
+    def _timed(self, promising: Sequence[Candidate]) -> list[Candidate]:
+        """Time plans beside the float model and one another, only the first when time is up."""
+        given = promising[:1] if self._is_late else promising
+        speeds = self.laboratory.speeds([one.plan for one in given])
+        return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
 
     def _whole(self, prices: Prices, noise: Noise) -> Candidate:
         """Return the plan in which all is as the scheme wants it."""
@@ -252,7 +251,7 @@ class _Search:
         again = self._measured(again)
         if (again.sqnr or 0.0) < self.goal:
             return None
-        return replace(again, speed=self.laboratory.speed(again.plan))
+        return self._timed([again])[0]
 
 
 def _expected(solved: Callable[[int], Candidate], gain: float, index: int) -> float:

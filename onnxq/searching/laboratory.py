@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,9 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.engines.kernels import profile_kernels
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.graph import scopes
-from onnxq.judging.latency import measure_latency
+from onnxq.judging.latency import measure_latencies
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
-from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, trace_kernels
@@ -25,16 +24,18 @@ from onnxq.searching.noises import Noises, measure_noises
 from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
 
-_TIMED_SAMPLES = 4
-# Runs under the profiler, in all.
-_PROFILED = 20
+TIMED_SAMPLES = 4
+"""On how many samples models are timed."""
+
+# Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
+_PROFILED = 0.15
+_FEWEST_RUNS, _MOST_RUNS = 6, 20
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
+# Runs of a model in each: more tell hardly more of its speed.
+_ENOUGH = 10
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
-# More runs of a model tell hardly more of its speed, and fewer seconds nothing.
-_RUNS = 60
-_SHORTEST = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +46,21 @@ class Laboratory:
         trials: builds candidates and knows the float model's outputs.
         recipe: how codes are chosen.
         reference: file of the float model.
+        timed: the samples on which models are timed.
         seconds: time to spend on timing one candidate beside the float model.
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
+        asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
     """
 
     trials: Trials
     recipe: Recipe
     reference: Path
+    timed: Sequence[Sample]
     seconds: float
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
+    asked: dict[Hashable, Noises] = field(default_factory=dict)
 
     @property
     def measured(self) -> int:
@@ -75,12 +80,15 @@ class Laboratory:
 
     def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
-        board = Switchboard.of(self.trials, plan, self.recipe, nodes)
+        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key
 
         def told(done: int, total: int) -> None:
             self.progress("noise", done, total)
 
-        return measure_noises(board, len(self.trials.samples), seconds, told)
+        if key not in self.asked:
+            board = Switchboard.of(self.trials, plan, self.recipe, nodes)
+            self.asked[key] = measure_noises(board, len(self.trials.samples), seconds, told)
+        return self.asked[key]
 
     @property
     def process(self) -> float:
@@ -96,31 +104,33 @@ class Laboratory:
         effect = (self.trials.bench.emit, plan.effect) if plan is not None else None
         return self.costs.times(cost_key(*self._measured_on, effect), lambda: self._profiled(plan))
 
-    def speed(self, plan: Plan) -> float:
-        """Return how many times as fast as the float model a plan's model runs."""
-        candidate = self.trials.candidate(plan, self.recipe)
-        return measure_latency(self.reference, candidate, self._samples, seconds=self._seconds, rounds=_ROUNDS).speed
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return how many times as fast as the float model the models of plans run, all by turns."""
+        return self.speeds_of([self.trials.candidate(plan, self.recipe) for plan in plans])
+
+    def speeds_of(self, models: Sequence[Path]) -> list[float]:
+        """Return how many times as fast as the float model some models run, all by turns."""
+        given = (self.reference, *models)
+        seconds = len(models) * self.seconds
+        found = measure_latencies(given, self.timed, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH)
+        return [latency.speed for latency in found]
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
         model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
-        samples = self._samples if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(self._samples))
-        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=math.ceil(_PROFILED / len(samples)))
+        samples = self.timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(self.timed))
+        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph)
 
     @cached_property
     def _measured_on(self) -> tuple[str, tuple[str, ...]]:
         """Digests of the prepared model and of the samples that are timed."""
-        return model_digest(self.trials.bench.prepared), tuple(sample_digest(sample) for sample in self._samples)
+        return model_digest(self.trials.bench.prepared), tuple(sample_digest(sample) for sample in self.timed)
 
     @property
-    def _seconds(self) -> float:
-        """Time to spend on timing: enough for many runs, where these take so long."""
-        return min(max(_RUNS * self.trials.seconds, _SHORTEST), self.seconds)
-
-    @property
-    def _samples(self) -> Sequence[Sample]:
-        return tuple(evenly(self.trials.samples, _TIMED_SAMPLES))
+    def _runs(self) -> int:
+        """How often a model runs under the profiler."""
+        return min(max(round(_PROFILED / max(self.trials.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:

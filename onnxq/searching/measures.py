@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -47,8 +47,8 @@ class Measures(Protocol):
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
         ...
 
-    def speed(self, plan: Plan) -> float:
-        """Return how many times as fast as the float model it runs."""
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return how many times as fast as the float model the models of plans run, all by turns."""
         ...
 
 
@@ -77,7 +77,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=8.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
+        "fast": Effort(noise=3.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
         "full": Effort(noise=240.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )

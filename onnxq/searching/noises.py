@@ -29,7 +29,7 @@ _FIRST_LOOK = 4 / 5
 # Part of the time that goes to the first look, at one sample; the rest is for the noisiest on the others.
 _FIRST_PART = 0.6
 # Questions without which nothing is known, however long they take.
-_FEWEST = 24
+_FEWEST = 16
 # Together the sources that are not looked at again hold at most this part of the noise.
 _QUIET = 0.05
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.engines.engine import Engine, LoadedModel
-from onnxq.judging.latency import Latency, measure_latency, median_interval
+from onnxq.judging.latency import Latency, measure_latencies, measure_latency, median_interval
 
 
 def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
@@ -77,6 +77,22 @@ def test_no_round_begins_once_patience_is_lost(monkeypatch: pytest.MonkeyPatch) 
     latency = clock.measure([0], seconds=0.0, patience=10.0)
     assert (latency.rounds, len(clock.opened), latency.engine) == (3, 6, "clock 1")
     assert latency.interval == (0.0, math.inf)
+
+
+def test_several_candidates_are_timed_by_turns_and_the_reference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: {"a": 6.0, "b": 3.0, "c": 2.0}[session])
+    found = measure_latencies([Path("a"), Path("b"), Path("c")], [0], seconds=200.0, engine=clock)
+    assert [latency.speed for latency in found] == [2, 3]
+    assert clock.runs[3:9] == ["c", "b", "a", "a", "b", "c"]
+
+
+def test_a_round_ends_with_enough_runs_that_took_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(time: float) -> int:
+        clock = Clock(monkeypatch, lambda *_: time)
+        return measure_latencies([Path("a"), Path("b")], [0], seconds=60.0, enough=3, engine=clock)[0].runs
+
+    assert runs(1.0) == 6 * 3
+    assert runs(1e-3) > 6 * 10
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 4])

@@ -240,7 +240,8 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     factors = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
     recipes = Recipe(migration=factors), Recipe()
     places = {recipe.key: place for place, recipe in enumerate(recipes)}
-    monkeypatch.setattr(Laboratory, "speed", lambda self, _: speeds[places[self.recipe.key]])
+    monkeypatch.setattr(Trials, "candidate", lambda _, plan, recipe: Path(str(places[recipe.key])))
+    monkeypatch.setattr(Laboratory, "speeds_of", lambda _, models: [speeds[int(model.name)] for model in models])
     monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
     refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])
     found = chooser.affordable(chooser.bench.plan({}), refined, Goal())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -120,9 +120,9 @@ class Table:
     def expresses(self, plan: Plan) -> bool:
         return True
 
-    def speed(self, plan: Plan) -> float:
-        self.compared.append(plan.effect)
-        return self.times(None).total / self.times(plan).total
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        self.compared += [plan.effect for plan in plans]
+        return [self.times(None).total / self.times(plan).total for plan in plans]
 
 
 @pytest.fixture
@@ -384,8 +384,8 @@ def test_a_model_too_long_to_profile_is_all_integers_where_timing_says_so(
         def times(self, plan: Plan | None) -> NodeTimes:
             return super().times(None) if plan is None else NodeTimes({}, {}, {}, 0.0)
 
-        def speed(self, plan: Plan) -> float:
-            return speed if plan.count(Mode.STATIC) else 1.0
+        def speeds(self, plans: Sequence[Plan]) -> list[float]:
+            return [speed if plan.count(Mode.STATIC) else 1.0 for plan in plans]
 
     outcome = search(Long(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {}))
     assert len(static(outcome)) == taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -46,8 +46,8 @@ class Recorder:
         self.profiled.append(plan)
         return NodeTimes({"first": 1.0} if self.fits else {}, {}, {}, 0.0)
 
-    def speed(self, plan: Plan) -> float:
-        return 1.0
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        return [1.0 for _ in plans]
 
 
 def profiled(laboratory: Recorder, latest: float = math.inf) -> Costs:
