@@ -15,6 +15,7 @@ from onnxq.cli.diff import diff
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
+from onnxq.cli.portability import portability
 from onnxq.cli.quantize import plan, quantize
 from onnxq.cli.run import run
 from onnxq.cli.sensitivity import sensitivity
@@ -51,6 +52,7 @@ for _command in (
     inspect,
     optimize,
     plan,
+    portability,
     quantize,
     run,
     sensitivity,

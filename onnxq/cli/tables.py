@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -10,6 +10,7 @@ from onnxq.cli import terminal
 from onnxq.cli.figures import decibels, duration, milliseconds, threads
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.latency_comparison import Bench
+from onnxq.judging.portability import Port
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
 
@@ -38,6 +39,19 @@ def print_bench(bench: Bench) -> None:
         f"on {bench.samples} samples with {threads(latency.threads)}"
     )
     click.echo(bench.verdict)
+
+
+def print_portability(model: str, ports: Sequence[Port]) -> None:
+    """Print what a model does on each engine."""
+    header = ("engine", "beside onnxruntime", "beside float", "speed", "verdict")
+    terminal.print_rows(model, header, map(_port_row, ports))
+
+
+def _port_row(port: Port) -> tuple[str, ...]:
+    beside, fidelity = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.fidelity))
+    speed = "-" if port.latency is None else f"{port.latency.speed:.2f}x, {threads(port.latency.threads)}"
+    differs = f"differs, first at {port.difference}" if port.difference else "differs"
+    return port.version, beside, fidelity, speed, port.fault or ("agrees" if port.agrees else differs)
 
 
 def print_sensitivity(found: Sensitivity) -> None:

@@ -1,0 +1,32 @@
+"""An engine that takes one operator for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from onnxq.engines.engine import LoadedModel
+from onnxq.engines.local import OnnxRuntime
+from onnxq.errors import EngineError
+
+
+class Wrong(OnnxRuntime):
+    """onnxruntime, were it to compute cosines for sines; it refuses tangents."""
+
+    name, version = "wrong", "wrong 1"
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        proto = onnx.load(model)
+        for node in proto.graph.node:
+            if node.op_type == "Tan":
+                raise EngineError("engine wrong cannot load Tan")
+            node.op_type = "Cos" if node.op_type == "Sin" else node.op_type
+        onnx.save(proto, model.with_name("wrong.onnx"))
+        return super().load(model.with_name("wrong.onnx"), threads)
+
+    def close(self) -> None:
+        self.closed = True
