@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from onnxq.judging.agreement import compare_files
     from onnxq.judging.goal import Goal
     from onnxq.judging.latency_comparison import bench
+    from onnxq.judging.layers import compare_layers
     from onnxq.judging.metrics import Metric, load_metric
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
@@ -104,6 +105,7 @@ __all__ = [
     "bench",
     "calibrate",
     "compare_files",
+    "compare_layers",
     "dequantize",
     "load",
     "load_metric",
@@ -172,6 +174,7 @@ _HOMES = {
     "onnxq.judging.agreement": ("compare_files",),
     "onnxq.judging.goal": ("Goal",),
     "onnxq.judging.latency_comparison": ("bench",),
+    "onnxq.judging.layers": ("compare_layers",),
     "onnxq.judging.metrics": (
         "Metric",
         "load_metric",

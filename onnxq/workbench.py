@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from onnxq.data import Data, Source
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import Codes, encode
+from onnxq.encoding.migration import carriers_of_divided
 from onnxq.encoding.parameters import requests_for
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import DataError, ModelError, SchemeError
@@ -41,7 +43,7 @@ from onnxq.passes.place.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.placing import Placing
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import METADATA_KEY, Demotion, Plan, Preparation
+from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
@@ -191,6 +193,8 @@ class Workbench:
             codes = self._codes(plan, evidence, recipe)
             Placing(self.target, self.emit, self.half).passes(plan, codes).apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
+        if divided := carriers_of_divided(self._prepared_graph(plan), plan, codes.divided):
+            graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
         forget_types(graph, self._declared)
         save(graph, path, external_data=external_data)
         return graph

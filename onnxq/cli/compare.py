@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import READING_EXIT_CODES, image_options, two_models
+from onnxq.cli.options import FILE, READING_EXIT_CODES, image_options, two_models
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Say how well two models agree on samples.", epilog=READING_EXIT_CODES)
 @two_models
+@click.option(
+    "--layers", "by_layer", is_flag=True, help="Also print noise along the depth: of each layer alone, and of all."
+)
+@click.option(
+    "--report",
+    type=FILE,
+    help="What quantize --report wrote of CANDIDATE: with it --layers tells modes, and compares tensors too whose "
+    "channels were divided.",
+)
 @image_options
 def compare(
     reference: Path,
@@ -24,21 +33,38 @@ def compare(
     limit: int | None,
     engine: str,
     as_json: bool,
+    by_layer: bool,
+    report: Path | None,
     images: ImageOptions | None,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees.
 
     REFERENCE runs on onnxruntime, CANDIDATE on the engine.
+
+    With --layers every float tensor of a name that both have is compared, as CANDIDATE computes them: isolated, where
+    what lies between such tensors is fed with those of REFERENCE, and accumulated, as CANDIDATE runs.
     """
     from onnxq.cli import tables
     from onnxq.engines.table import DEFAULT_ENGINE, open_engine
     from onnxq.judging.agreement import compare_files
+    from onnxq.judging.layers import compare_layers
+    from onnxq.report import load_report
 
+    if report is not None and not by_layer:
+        raise click.UsageError("--report tells more of --layers; give both or none")
+    if by_layer and engine != DEFAULT_ENGINE:
+        raise click.UsageError("--layers looks inside CANDIDATE on onnxruntime; leave out --engine")
+    plan = load_report(report).plan if report is not None else None
     with open_engine(engine) as runtime:
         # Where both run here, models that draw random numbers draw the same.
         there = None if engine == DEFAULT_ENGINE else runtime
         agreement = compare_files(reference, candidate, data, images=images, limit=limit, engine=there)
+    found = None
+    if by_layer:
+        found = compare_layers(reference, candidate, data, plan=plan, images=images, limit=limit)
     if as_json:
-        click.echo(json.dumps(agreement.to_dict(), indent=2))
-    else:
-        tables.print_agreement(agreement)
+        click.echo(json.dumps({**agreement.to_dict(), **(found.to_dict() if found is not None else {})}, indent=2))
+        return
+    tables.print_agreement(agreement)
+    if found is not None:
+        tables.print_layers(found)

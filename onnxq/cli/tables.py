@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import click
@@ -10,6 +11,7 @@ from onnxq.cli import terminal
 from onnxq.cli.figures import decibels, duration, milliseconds, threads
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.latency_comparison import Bench
+from onnxq.judging.layers import Layers
 from onnxq.judging.portability import Port
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
@@ -52,6 +54,25 @@ def _port_row(port: Port) -> tuple[str, ...]:
     speed = "-" if port.latency is None else f"{port.latency.speed:.2f}x, {threads(port.latency.threads)}"
     differs = f"differs, first at {port.difference}" if port.difference else "differs"
     return port.version, beside, fidelity, speed, port.fault or ("agrees" if port.agrees else differs)
+
+
+def print_layers(found: Layers) -> None:
+    """Print the noise of layers along the depth, and what was not compared."""
+    header = ("tensor", "operator", "as", "isolated", "accumulated", "worst samples")
+    rows = (
+        (
+            one.tensor,
+            one.op_type,
+            one.mode or "-",
+            decibels(one.isolated),
+            decibels(one.accumulated),
+            ", ".join(f"{worst.sample} ({decibels(worst.sqnr)})" for worst in one.worst),
+        )
+        for one in found.layers
+    )
+    terminal.print_rows(f"Layers, on {found.samples} samples", header, rows)
+    for reason, count in Counter(found.left.values()).most_common():
+        click.echo(f"{count} tensors left out: {reason}")
 
 
 def print_sensitivity(found: Sensitivity) -> None:

@@ -18,6 +18,9 @@ DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 METADATA_KEY = "onnxq.scheme"
 """Entry of a quantized model's metadata_props that names the scheme of its plan."""
 
+DIVIDED_KEY = "onnxq.divided"
+"""Entry that names the tensors whose channels come divided by factors: a JSON object with the tensor that has these."""
+
 
 @dataclass(frozen=True)
 class Weight:

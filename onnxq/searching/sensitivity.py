@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.graph import Node, scopes
-from onnxq.json_values import plain
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan
+from onnxq.records import plain
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.costs import Costs, gives_codes
 from onnxq.searching.kernel_times import UNTIMED
@@ -138,9 +138,8 @@ class Sensitivity:
         return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is None."""
-        found: Any = plain(asdict(self))
-        return dict(found)
+        """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is the word Infinity."""
+        return dict(plain(self))
 
 
 def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) -> Sensitivity:

@@ -24,3 +24,24 @@ def test_compare_runs_the_candidate_on_another_engine() -> None:
     options = ("--data", CALIB, "--limit", 4, "--json", "--engine", "onnx-reference")
     figures = json.loads(invoke("compare", MODELS / "resnet.onnx", MODELS / "resnet.onnx", *options).stdout)
     assert 80 < figures["outputs"][0]["sqnr"] < 200
+
+
+def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    options = ("--limit", 4, "--seconds", 0, "--accuracy", "off", "--report", report)
+    invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
+    asked = ("compare", MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
+    table = invoke(*asked, "--report", report).stdout
+    for word in ("isolated", "accumulated", "/gru/GRU_output_0", "storage", "Layers, on 4 samples"):
+        assert word in table
+    figures = json.loads(invoke(*asked, "--json").stdout)
+    assert [one["name"] for one in figures["outputs"]] == ["logits"]
+    last = figures["layers"][-1]
+    assert (last["tensor"], len(last["worst"])) == ("logits", 3)
+    assert abs(last["accumulated"] - figures["outputs"][0]["sqnr"]) < 0.1
+
+
+def test_a_report_without_layers_is_refused() -> None:
+    both = (MODELS / "gru.onnx", MODELS / "gru.onnx")
+    told = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
+    assert (told.exit_code, told.stdout) == (2, "")

@@ -110,10 +110,10 @@ def test_an_order_that_there_is_not_is_refused_with_the_nearest() -> None:
         FOUND.ordered("nose")
 
 
-def test_json_has_no_infinity() -> None:
+def test_json_has_words_for_infinity() -> None:
     plain = json.loads(json.dumps(FOUND.to_dict(), allow_nan=False))
-    assert plain["sqnr"] is None
-    assert [one["sqnr"] for one in plain["tensors"]] == [30.0, None, 20.0, None]
+    assert plain["sqnr"] == "Infinity"
+    assert [one["sqnr"] for one in plain["tensors"]] == [30.0, None, 20.0, "Infinity"]
     assert plain["nodes"][0]["ways"][1]["mode"] == "storage"
 
 

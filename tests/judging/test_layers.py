@@ -1,0 +1,150 @@
+"""Noise along the depth, beside the same parts of the models run by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build, QuantizeTo, Samples
+from onnx import ModelProto
+from onnx.utils import Extractor
+
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.errors import DataError
+from onnxq.judging.layers import Layer, Layers, SampleNoise, compare_layers
+from onnxq.pipeline import quantize
+from onnxq.planning.plan import DIVIDED_KEY
+from onnxq.runtime import open_session, run
+
+MODELS = Path(__file__).parents[2] / "models"
+CALIB = MODELS / "data" / "calib.npz"
+
+
+def saved(samples: Samples, folder: Path) -> Path:
+    folder.mkdir()
+    for index, sample in enumerate(samples):
+        np.savez(folder / f"{index}.npz", **sample)
+    return folder
+
+
+def sqnr(expected: list[np.ndarray], found: list[np.ndarray]) -> float:
+    signal = sum(np.square(one, dtype=np.float64).sum() for one in expected)
+    noise = sum(np.square(one - other, dtype=np.float64).sum() for one, other in zip(expected, found, strict=True))
+    return float(10 * np.log10(signal / noise))
+
+
+@pytest.fixture
+def compared(
+    residual: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
+) -> dict[str, Layer]:
+    onnx.save(residual, tmp_path / "float.onnx")
+    quantize_to(residual, tmp_path / "int8.onnx")
+    data = saved(samples_for(residual), tmp_path / "data")
+    found = compare_layers(tmp_path / "float.onnx", tmp_path / "int8.onnx", data)
+    assert (found.samples, found.left) == (4, {})
+    return {one.tensor: one for one in found.layers}
+
+
+def test_every_layer_is_told_in_the_order_of_execution(compared: dict[str, Layer]) -> None:
+    assert list(compared)[-1] == "y"
+    told = [(one.node, one.op_type) for one in compared.values()]
+    assert told.index(("left", "Conv")) < told.index(("right", "Conv")) < told.index(("last", "Conv"))
+    assert compared["y"].isolated > compared["y"].accumulated > 20
+
+
+def test_accumulated_noise_is_that_of_the_model_as_it_runs(
+    compared: dict[str, Layer], residual: ModelProto, samples_for: Callable[..., Samples], tmp_path: Path
+) -> None:
+    samples = samples_for(residual)
+    expected, found = (
+        [run(open_session(path), sample, ["y"])[0] for sample in samples]
+        for path in (tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    )
+    assert compared["y"].accumulated == pytest.approx(sqnr(expected, found), abs=0.1)
+    each = [sqnr([one], [other]) for one, other in zip(expected, found, strict=True)]
+    assert [one.sample for one in compared["y"].worst] == sorted(range(4), key=each.__getitem__)[:3]
+    assert compared["y"].worst[0].sqnr == pytest.approx(min(each), abs=0.1)
+
+
+@pytest.mark.parametrize(("before", "tensor"), [("b", "c"), ("d", "e"), ("g", "y")])
+def test_isolated_noise_is_that_of_a_part_which_is_fed_with_floats(
+    before: str,
+    tensor: str,
+    compared: dict[str, Layer],
+    residual: ModelProto,
+    samples_for: Callable[..., Samples],
+    tmp_path: Path,
+) -> None:
+    whole = ModelProto()
+    whole.CopyFrom(residual)
+    names = (name for name in (before, tensor) if name != "y")
+    whole.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
+    quantized = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "int8.onnx"))
+    part = open_session(Extractor(quantized).extract_model([before], [tensor]), optimize=False)
+    floats = [run(open_session(whole), sample, [before, tensor]) for sample in samples_for(residual)]
+    found = [run(part, {before: fed})[0] for fed, _ in floats]
+    assert compared[tensor].isolated == pytest.approx(sqnr([one for _, one in floats], found), abs=0.05)
+
+
+def test_a_model_beside_itself_is_equal_everywhere(residual: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(residual, tmp_path / "float.onnx")
+    data = saved(samples_for(residual, 1), tmp_path / "data")
+    found = compare_layers(tmp_path / "float.onnx", tmp_path / "float.onnx", data)
+    assert min(min(one.isolated, one.accumulated) for one in found.layers) > 120
+
+
+def test_divided_channels_are_compared_where_a_plan_tells_their_factors(tmp_path: Path) -> None:
+    path, model = tmp_path / "int8.onnx", MODELS / "mobilenet.onnx"
+    budget = Budget(search="off", accuracy="migration", latency=0)
+    report = quantize(model, Data(CALIB, limit=8), path, budget=budget, goal=15).report
+    entries = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    divided = json.loads(entries[DIVIDED_KEY])
+    assert set(divided.values()) <= {one.tensor for one in report.plan.activations if one.factors}
+    alone = compare_layers(model, path, CALIB, limit=4)
+    together = compare_layers(model, path, CALIB, limit=4, plan=report.plan)
+    assert alone.left.keys() == divided.keys()
+    assert together.left == {}
+    assert {one.tensor for one in together.layers} == {one.tensor for one in alone.layers} | divided.keys()
+    assert min(min(one.isolated, one.accumulated) for one in together.layers) > 10
+    assert {one.mode for one in together.layers} == {"static", "float"}
+    assert {one.mode for one in alone.layers} == {""}
+    # However the model is cut, its output is the same but for the rounding of kernels.
+    assert together.layers[-1].accumulated == pytest.approx(alone.layers[-1].accumulated, abs=0.1)
+
+
+def test_tensors_of_other_shapes_are_left(build: Build, tmp_path: Path) -> None:
+    for name, axes in (("a", "[0, 1]"), ("b", "[1, 0]")):
+        text = f"(float[2,3] x) => (float[N] y) {{ t = Transpose <perm = {axes}> (x) r = Relu(t) y = ReduceMax(r) }}"
+        model = build(text.replace("ReduceMax(r)", "ReduceMax <axes = [0], keepdims = 0> (r)"))
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    data = saved([{"x": np.ones((2, 3), np.float32)}], tmp_path / "data")
+    found = compare_layers(tmp_path / "a.onnx", tmp_path / "b.onnx", data)
+    assert found.layers == ()
+    assert set(found.left) == {"t", "r", "y"}
+
+
+def test_models_without_a_common_tensor_are_refused(build: Build, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        onnx.save(build(f"(float[2] x) => (float[2] {name}) {{ {name} = Relu(x) }}"), tmp_path / f"{name}.onnx")
+    with pytest.raises(DataError, match="share no tensor"):
+        compare_layers(tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path)
+
+
+def test_json_has_words_for_infinity() -> None:
+    layer = Layer("t", "n", "Relu", "", math.inf, 20.0, (SampleNoise(3, -math.inf),))
+    plain = json.loads(json.dumps(Layers(1, (layer,), {"u": "why"}).to_dict(), allow_nan=False))
+    assert plain["layers"][0] == {
+        "tensor": "t",
+        "node": "n",
+        "op_type": "Relu",
+        "mode": "",
+        "isolated": "Infinity",
+        "accumulated": 20.0,
+        "worst": [{"sample": 3, "sqnr": "-Infinity"}],
+    }
