@@ -62,8 +62,8 @@ elif tool == "onnxslim":
     import onnxslim
     def rewrite(): onnxslim.slim(source, target)
 else:
-    from onnxq.cli.main import main
-    def rewrite(): main(["optimize", source, "-o", target, "--seconds", "0", "--unverified"], standalone_mode=False)
+    from onnxq.cli.main import cli
+    def rewrite(): cli(["optimize", source, "-o", target, "--seconds", "0", "--unverified"], standalone_mode=False)
 for _ in range(int(calls)):
     start = time.perf_counter()
     rewrite()
@@ -282,8 +282,9 @@ def _run_tool(tool: str, case: Case, expected: Outputs | None, peers: Path, targ
         python = sys.executable if tool == "onnxq" else str(peers)
         program = [python, "-c", CALLS, "2", tool, str(case.path), str(target)]
         output, failure = _called(program, timeout)
-        taken = [float(line.split()[1]) for line in output.splitlines() if line.startswith("took ")]
-        call = math.nan if failure else taken[-1]
+        if failure:
+            return Rewritten(process=process, failure=failure)
+        call = [float(line.split()[1]) for line in output.splitlines() if line.startswith("took ")][-1]
     try:
         nodes = count_nodes(target)
         difference = 0.0 if expected is None else largest_difference(expected, outputs_of(target, case.samples))
