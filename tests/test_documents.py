@@ -27,6 +27,8 @@ from onnxq.scheme_file import load_scheme
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What Sphinx does with a block, such as a table of contents, is no code.
+DIRECTIVE = re.compile(r"^```\{[\w-]+\}.*?^```$", re.MULTILINE | re.DOTALL)
 MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
     [conv] a = Conv <pads = [1,1,1,1]> (image, kernel)
     [relu] b = Relu(a)
@@ -59,10 +61,15 @@ class Block:
                 yield words
 
 
+def text_of(document: Path) -> str:
+    """The document with its directives blanked, line by line as it was."""
+    return DIRECTIVE.sub(lambda found: "\n" * found[0].count("\n"), document.read_text(encoding="utf-8"))
+
+
 def blocks() -> list[Block]:
     found: list[Block] = []
     for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
+        text = text_of(document)
         found += [
             Block(document, match[1], match[2], text.count("\n", 0, match.start()) + 1)
             for match in BLOCK.finditer(text)
@@ -106,7 +113,7 @@ def test_the_table_of_rooms_names_every_room_and_no_other() -> None:
 
 def test_every_document_and_language_is_looked_at() -> None:
     assert {block.language for block in blocks()} == {"", "sh", "python", "toml"}
-    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    text = "".join(map(text_of, DOCUMENTS))
     assert len(blocks()) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
 
 

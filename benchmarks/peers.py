@@ -1,0 +1,211 @@
+"""Quantize models with other tools' defaults beside onnxq's, and judge all of them alike on unseen samples.
+
+    python benchmarks/peers.py --models DIR --data DIR [--peers DIR] [--json FILE] [NAME ...]
+
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval, each of them a folder of .npz files of
+one sample. The others run in an environment of their own, which is made when it is not there yet. A result counts as
+useful when it loads, has 20 dB or more at its worst output and is at least 1.05 times as fast as float.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import onnxruntime
+
+from onnxq.errors import OnnxqError
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.verify import measure_latency
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
+from onnxq.samples.data import evenly, open_samples
+from onnxq.samples.inputs import model_inputs
+
+PACKAGES = (f"onnxruntime=={onnxruntime.__version__}", "onnx", "sympy", "nncf")
+CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "quantizers"
+TIMED_SAMPLES = 4
+USEFUL_SQNR, USEFUL_SPEED = 20.0, 1.05
+
+SAMPLES = """
+import sys
+from pathlib import Path
+import numpy as np
+source, calib, target = sys.argv[1:]
+def samples():
+    for path in sorted(Path(calib).glob("*.npz")):
+        with np.load(path) as arrays:
+            yield dict(arrays)
+"""
+STATIC = """
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+class Reader(CalibrationDataReader):
+    def __init__(self):
+        self.left = samples()
+    def get_next(self):
+        return next(self.left, None)
+prepared = target + ".prepared.onnx"
+try:
+    quant_pre_process(source, prepared)
+except Exception:
+    quant_pre_process(source, prepared, skip_symbolic_shape=True)
+quantize_static(prepared, target, Reader(), per_channel=True)
+"""
+DYNAMIC = """
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic(source, target, per_channel=True)
+"""
+NNCF = """
+import nncf, onnx
+onnx.save(nncf.quantize(onnx.load(source), nncf.Dataset(list(samples()))), target)
+"""
+PEERS = {"onnxruntime static": STATIC, "onnxruntime dynamic": DYNAMIC, "nncf": NNCF}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a tool made of a model.
+
+    Attributes:
+        model: its name.
+        tool: who quantized it.
+        sqnr: of the worst output on eval, in decibels.
+        speed: against float, with one thread.
+        size: share of the float file.
+        seconds: of the process.
+        failure: why there is no result.
+    """
+
+    model: str
+    tool: str
+    sqnr: float = math.nan
+    speed: float = math.nan
+    size: float = math.nan
+    seconds: float = math.nan
+    failure: str = ""
+
+    @property
+    def useful(self) -> bool:
+        """Whether it is faithful and faster."""
+        return not self.failure and self.sqnr >= USEFUL_SQNR and self.speed >= USEFUL_SPEED
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--peers", type=Path, default=CACHE, help="environment of the others")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds that a tool may take")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    models = [path for path in sorted(options.models.glob("*.onnx")) if not options.names or path.stem in options.names]
+    cases = [(path, data) for path in models if (data := samples_of(options.data, path.stem)) is not None]
+    if not cases:
+        sys.exit(f"there are no such models in {options.models}, or no samples of them in {options.data}")
+    python = environment(options.peers)
+    rows = []
+    for model, data in cases:
+        for tool, command in commands(python, model, data / "calib"):
+            rows.append(judge(tool, command, model, data / "eval", options))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(report(rows))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+def samples_of(data: Path, name: str) -> Path | None:
+    """Return the folder of a model's samples: the longest name that its own begins with."""
+    known = [folder for folder in data.iterdir() if folder.is_dir() and name.startswith(folder.name)]
+    return max(known, key=lambda folder: len(folder.name), default=None)
+
+
+def environment(folder: Path) -> Path:
+    """Return the Python of an environment with the other tools, which is made where it is missing."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    return python
+
+
+def commands(python: Path, model: Path, calib: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each tool with the command that quantizes a model, but for the name of the file to write."""
+    yield "onnxq", [sys.executable, "-m", "onnxq", "quantize", str(model), "--calib", str(calib), "-o"]
+    for tool, program in PEERS.items():
+        yield tool, [str(python), "-c", SAMPLES + program, str(model), str(calib)]
+
+
+def judge(tool: str, command: Sequence[str], model: Path, data: Path, options: argparse.Namespace) -> Row:
+    """Run a tool and judge what it wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "quantized.onnx"
+        start = time.perf_counter()
+        try:
+            run = subprocess.run(
+                [*command, str(target)], capture_output=True, text=True, check=False, timeout=options.timeout
+            )
+        except subprocess.TimeoutExpired:
+            return Row(model.stem, tool, failure=f"no answer in {options.timeout:.0f} s")
+        took = time.perf_counter() - start
+        if run.returncode:
+            told = run.stderr.strip().splitlines() or [f"exit {run.returncode}"]
+            return Row(model.stem, tool, seconds=took, failure=told[-1][:120])
+        try:
+            agreement = compare_files(model, target, data)
+            timed = list(evenly(open_samples(data, model_inputs(skeleton(load(model)))), TIMED_SAMPLES))
+            speed = measure_latency(model, target, timed, seconds=options.seconds, threads=1).speed
+        except OnnxqError as error:
+            return Row(model.stem, tool, seconds=took, failure=str(error)[:120])
+        size = target.stat().st_size / model.stat().st_size
+        return Row(model.stem, tool, agreement.worst_sqnr, speed, size, took)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Return a table of models by tools, and one of the tools."""
+    tools, models = list(dict.fromkeys(row.tool for row in rows)), list(dict.fromkeys(row.model for row in rows))
+    found = {(row.model, row.tool): row for row in rows}
+    lines = [
+        f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread",
+        "",
+        "| dB / speed beside float | " + " | ".join(tools) + " |",
+        "|---|" + "---|" * len(tools),
+    ]
+    lines += [f"| {model} | " + " | ".join(_cell(found[model, tool]) for tool in tools) + " |" for model in models]
+    lines += ["", "| tool | results | useful | geometric mean of speed | size | seconds |", "|---|---|---|---|---|---|"]
+    for tool in tools:
+        done = [row for row in rows if row.tool == tool and not row.failure]
+        useful = sum(row.useful for row in done)
+        means = [statistics.geometric_mean(values) if values else math.nan for values in _figures(done)]
+        cells = [f"{len(done)} of {len(models)}", str(useful), *(f"{mean:.2f}" for mean in means)]
+        lines.append(f"| {tool} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _figures(rows: Sequence[Row]) -> tuple[list[float], ...]:
+    return [row.speed for row in rows], [row.size for row in rows], [row.seconds for row in rows]
+
+
+def _cell(row: Row) -> str:
+    if row.failure:
+        return "failed"
+    told = f"{row.sqnr:.1f} / {row.speed:.2f}"
+    return f"**{told}**" if row.useful else told
+
+
+if __name__ == "__main__":
+    main()
