@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.trust import lower_bound, trust
+from onnxq.judging.bounds import lower_bound
+from onnxq.judging.trust import trust
 from onnxq.lowering import Emit
 from onnxq.modelfile import load
 from onnxq.planning.plan import Demotion

@@ -95,7 +95,7 @@ def quantize(
     """
     watch = Stopwatch()
     wanted, data = Wanted.of(scheme, target, prepare), Data.of(data)
-    goal, budget = Goal.of(goal), Budget.of(budget)
+    goal, budget = Goal.of(goal).for_samples(data.limit), Budget.of(budget)
     output = checked_output(output, model, budget)
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
@@ -81,6 +82,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
     table.add_row("size", f"{size(report.files.float_bytes)} -> {size(report.files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
         parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
+        if output.bound is not None and math.isfinite(output.bound):
+            parts.append(f"{output.bound:.1f} dB or more with 95 % confidence")
         if output.agreement is not None:
             parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
         judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
@@ -102,7 +105,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
         )
     if report.fidelity.scores is not None:
         scores = report.fidelity.scores
-        table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name})")
+        bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on others"
+        table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name}); {bound}")
     kernels = report.performance.kernels
     table.add_row(
         "kernels",

@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
+from onnxq.judging.bounds import RISK, Energies, lower_bound
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.modelfile import load
 from onnxq.modelfile.publish import staging
@@ -58,6 +59,7 @@ class OutputAgreement:
         compared: how many arg maxes or elements the agreement is a share of.
         stands_for: where it is a tensor inside the model, the outputs that are decided by it and not compared
             themselves; see `onnxq.judging.views.Views`.
+        bound: lower 95 % confidence bound of the SQNR over all other samples; None for outputs that are no floats.
     """
 
     name: str
@@ -68,6 +70,7 @@ class OutputAgreement:
     finite: bool
     compared: int
     stands_for: tuple[str, ...] = ()
+    bound: float | None = None
 
     @property
     def label(self) -> str:
@@ -125,8 +128,9 @@ class Agreement:
         """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
         outputs = [asdict(output) for output in self.outputs]
         for output in outputs:
-            if output["sqnr"] is not None and not np.isfinite(output["sqnr"]):
-                output["sqnr"] = None
+            for name in ("sqnr", "bound"):
+                if output[name] is not None and not np.isfinite(output[name]):
+                    output[name] = None
         return {"samples": self.samples, "outputs": outputs}
 
     @property
@@ -135,13 +139,14 @@ class Agreement:
         return all(output.same_shapes and output.finite for output in self.outputs)
 
 
-def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sample]) -> Agreement:
+def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sample], risk: float = RISK) -> Agreement:
     """Run both models on every sample and compare them, holding one sample at a time.
 
     Args:
         reference: the float model.
         candidate: a model made from it, open for the same.
         samples: the data.
+        risk: how often a bound may be wrong; see `risk_of_look`.
 
     Returns:
         The agreement, outputs in the reference's order, then what stands for others.
@@ -150,7 +155,8 @@ def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sam
         DataError: there is no sample, or a run fails.
     """
     views = reference.views
-    found = agreement_of(views.names, ((reference.run(sample), candidate.run(sample)) for sample in samples))
+    pairs = ((reference.run(sample), candidate.run(sample)) for sample in samples)
+    found = agreement_of(views.names, pairs, risk)
     outputs = tuple(replace(one, stands_for=views.stand_ins.get(one.name, ())) for one in found.outputs)
     return replace(found, outputs=outputs)
 
@@ -187,17 +193,19 @@ def compare_files(
         return compare(views.open(reference), there, samples)
 
 
-def agreement_of(names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> Agreement:
+def agreement_of(
+    names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]], risk: float = RISK
+) -> Agreement:
     """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
     tallies = [_Tally(name) for name in names]
     count = 0
     for expected, found in pairs:
         count += 1
         for tally, one, other in zip(tallies, expected, found, strict=True):
-            tally.add(one, other)
+            tally.add_sample(one, other)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
-    return Agreement(count, tuple(tally.result() for tally in tallies))
+    return Agreement(count, tuple(tally.result(risk) for tally in tallies))
 
 
 class _Tally:
@@ -209,6 +217,15 @@ class _Tally:
         self.equal = self.compared = 0
         self.is_float = False
         self.same_shapes = self.finite = True
+        self.energies: list[Energies] = []
+
+    def add_sample(self, expected: Any, found: Any) -> None:
+        signal, noise = self.signal, self.noise
+        self.signal = self.noise = 0.0
+        self.add(expected, found)
+        self.energies.append((self.signal, self.noise))
+        self.signal += signal
+        self.noise += noise
 
     def add(self, expected: Any, found: Any) -> None:
         if isinstance(expected, list) and isinstance(found, list):
@@ -250,7 +267,8 @@ class _Tally:
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
 
-    def result(self) -> OutputAgreement:
+    def result(self, risk: float) -> OutputAgreement:
+        finite = math.isfinite(self.signal + self.noise)
         return OutputAgreement(
             name=self.name,
             sqnr=signal_to_noise(self.signal, self.noise) if self.is_float else None,
@@ -259,4 +277,5 @@ class _Tally:
             same_shapes=self.same_shapes,
             finite=self.finite,
             compared=self.compared,
+            bound=(lower_bound(self.energies, risk) if finite else -math.inf) if self.is_float else None,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.agreement import Agreement, OutputAgreement, share_at
 from onnxq.judging.goal import Goal
+from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import COMPARED_SAMPLES
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
@@ -44,26 +45,6 @@ class Judged:
         return cls(len(judging), sum(digest in known for digest in judging), len(tried), rounds)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What a metric says of both models, on the calibration samples in their order.
-
-    Attributes:
-        name: of the metric.
-        reference: of the float model.
-        candidate: of the quantized model.
-    """
-
-    name: str
-    reference: float
-    candidate: float
-
-    @property
-    def drop(self) -> float:
-        """How much less the quantized model's is."""
-        return self.reference - self.candidate
-
-
 def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
     """Say which output no goal allows: one that is not finite or of another shape; an empty string where all are sound.
 
@@ -80,7 +61,7 @@ def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
 
 
 def lost_score(scores: Scores, goal: Goal) -> str:
-    """Say how much a metric has lost, where that is more than the goal allows."""
+    """Say how much a metric has lost on the samples that judge, where that is more than the goal allows."""
     if scores.drop <= goal.max_drop:
         return ""
     fall = f"{scores.name} falls from {scores.reference:.4g} to {scores.candidate:.4g}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxq.errors import SchemeError, check_type
-from onnxq.judging.metrics import Metric
+from onnxq.judging.metrics import Metric, of_first_samples
 
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
@@ -53,3 +53,9 @@ class Goal:
     def of(cls, given: float | Goal) -> Goal:
         """Return a goal as it is; a number stands for decibels."""
         return given if isinstance(given, Goal) else cls(given)
+
+    def for_samples(self, limit: int | None) -> Goal:
+        """Return the goal for the first samples alone, where labels are of all; None is no limit."""
+        if self.metric is None or limit is None:
+            return self
+        return replace(self, metric=of_first_samples(self.metric))

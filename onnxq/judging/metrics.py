@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.extensions import imported
-from onnxq.runtime import Array, Session, output_names, run
 from onnxq.samples.arrays import npy_array, npz_arrays
 
 Named: TypeAlias = Mapping[str, Any]
@@ -39,23 +38,37 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Top1:
-    """The share of samples whose first output is largest, along its last axis, at the label.
+    """The share of samples whose first output is largest, along its last axis, at the label, or is the label itself.
 
     Attributes:
-        labels: class numbers of the data, in its order; those beyond the samples that were run are not needed.
+        labels: class numbers of the data, in its order.
+        of_more: whether the data has more samples than are used, which are its first.
     """
 
     labels: NDArray[np.integer[Any]]
+    of_more: bool = False
 
     def __call__(self, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
         """Return the share; an output of several rows answers as many labels."""
-        answers = np.concatenate([_arg_max(next(iter(output.values()))) for output in outputs])
-        if len(answers) > len(self.labels):
+        right, count = np.sum(self.by_sample(outputs), axis=0).tolist()
+        return float(right / count)
+
+    def by_sample(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
+        """Return for each sample how many answers are right, and how many there are.
+
+        Raises:
+            DataError: there are more answers than labels, or fewer, or the first output holds no scores.
+        """
+        answers = [_answers(next(iter(output.values()))) for output in outputs]
+        ends = np.cumsum([len(one) for one in answers])
+        if ends[-1] > len(self.labels) or (ends[-1] < len(self.labels) and not self.of_more):
             raise DataError(
-                f"the model gives {len(answers)} answers and there are {len(self.labels)} labels; "
-                "give one for each sample"
+                f"the model gives {ends[-1]} answers for {len(outputs)} samples and there are {len(self.labels)} "
+                "labels, expected one for each; give the labels of these samples alone"
             )
-        return float(np.mean(answers == self.labels[: len(answers)]))
+        labels = np.split(self.labels[: ends[-1]], ends[:-1])
+        right = [np.count_nonzero(one == label) for one, label in zip(answers, labels, strict=True)]
+        return np.stack([np.array(right, np.float64), np.diff(ends, prepend=0).astype(np.float64)], 1)
 
 
 def load_metric(text: str) -> Metric:
@@ -92,29 +105,30 @@ def load_metric(text: str) -> Metric:
     return Metric(text, function)
 
 
-def score(metric: Metric, session: Session, samples: Iterable[Mapping[str, Array]]) -> float:
-    """Run a model on samples and return what the metric makes of its outputs.
+def of_first_samples(metric: Metric) -> Metric:
+    """Return a metric for the first samples of its data alone, where there are labels for all."""
+    function = metric.function
+    return replace(metric, function=replace(function, of_more=True)) if isinstance(function, Top1) else metric
+
+
+def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
+    """Return what a metric makes of the outputs of a model.
 
     Args:
         metric: from load_metric.
-        session: of the model.
-        samples: the first ones of the data or all, in order, for labels count on it; all outputs are held.
+        outputs: of the model, for each sample in order.
+        samples: the first ones of the data or all, in order, for labels count on it.
 
     Returns:
         The number, finite; higher is better.
 
     Raises:
-        DataError: there is no sample, a run fails, the function fails, or what it returns is no finite number.
+        DataError: there is no sample, the function fails, or what it returns is no finite number.
     """
-    given = list(samples)
-    if not given:
+    if not samples:
         raise DataError(f"there are no samples for metric {metric.name!r}; give at least one")
-    names = output_names(session)
-    outputs = [
-        dict(zip(names, run(session, sample, names, index=index), strict=True)) for index, sample in enumerate(given)
-    ]
     try:
-        found = metric.function(outputs, given)
+        found = metric.function(outputs, samples)
     except DataError:
         raise
     except Exception as error:
@@ -154,8 +168,12 @@ def _labels(text: str) -> NDArray[np.integer[Any]]:
     return labels
 
 
-def _arg_max(output: Any) -> NDArray[np.intp]:
+def _answers(output: Any) -> NDArray[np.integer[Any]]:
+    if isinstance(output, np.ndarray) and output.dtype.kind in "iu":
+        return output.reshape(-1)
     if not isinstance(output, np.ndarray) or not output.ndim or not output.shape[-1]:
-        raise DataError("the first output holds no scores of classes, which metric top1 needs; give a function instead")
-    answers: NDArray[np.intp] = output.argmax(axis=-1).reshape(-1)
+        raise DataError(
+            "the first output holds no scores or numbers of classes, which metric top1 needs; give a function instead"
+        )
+    answers: NDArray[np.integer[Any]] = output.argmax(axis=-1).reshape(-1)
     return answers

@@ -5,26 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.judging.agreement import agreement_of
+from onnxq.judging.bounds import Energies, lower_bound
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating
 
 # Errors of so many other samples are tried on each: of a few alone, which answers they turn over is luck.
 _OTHERS = 7
-# How often a bound may be wrong.
-_RISK = 0.05
-# The sample that was not seen is noisier than the mean by this many times what the noisiest one is, and by the second
-# over the number of samples; found by simulation, see benchmarks/coverage_of_bounds.py.
-_UNSEEN, _UNSEEN_OF_FEW = 1.25, 5.0
-# One sample says nothing of how noise differs, so that much more, over the square of their number, may come.
-_UNKNOWN = 4.0
 # Silent outputs that are not equal must not make the ratio infinite.
 _LOWEST_SQNR = -300.0
 # Rows of probabilities add up to one, as far as float16 tells.
@@ -37,8 +30,6 @@ _FLOAT32 = np.dtype(np.float32)
 
 Pair = tuple[Sequence[Any], Sequence[Any]]
 """The reference's outputs for a sample, and the candidate's."""
-Energies = tuple[float, float]
-"""Of the signal, and of the noise on it."""
 
 
 @dataclass(frozen=True)
@@ -199,53 +190,3 @@ def _centred_logarithms(probabilities: Array) -> Array:
     logarithms = np.log(np.maximum(probabilities, _LEAST, dtype=probabilities.dtype))
     logarithms -= logarithms.mean(-1, keepdims=True)
     return np.asarray(logarithms)
-
-
-def lower_bound(energies: Sequence[Energies], tried: int = 1) -> float:
-    """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from the energies of a few.
-
-    Energies are summed over samples before they are divided, so that a faint sample counts as little as it does in the
-    SQNR of all. How far the logarithm of that ratio can be trusted is told by leaving out one sample at a time
-    (jackknife; Shao and Tu, The Jackknife and Bootstrap, 1995) and Student's t distribution. Noise is skewed, and few
-    samples seldom hold the rare one that a little noise turns over: an unseen one is counted besides, further above
-    the mean than the noisiest. Simulated in many ways, bounds of four
-    samples and more hold in 92 to 99 %; a single one is trusted with a fifth of what it shows.
-
-    Args:
-        energies: of signal and noise for each sample, finite; what depends on each other has to be one sample.
-        tried: how many candidates were judged by these samples until one passed (Bonferroni).
-
-    Returns:
-        Decibels; infinite without noise, -inf without signal.
-
-    >>> round(lower_bound([(1.0, 0.001), (1.0, 0.002), (1.0, 0.003)]), 1)
-    22.3
-    """
-    signal, noise = np.array(energies, np.float64).T
-    if not noise.any():
-        return math.inf
-    if not signal.any():
-        return -math.inf
-    count = len(noise)
-    mean, ratio = noise.mean(), noise.sum() / signal.sum()
-    furthest = (_UNSEEN + _UNSEEN_OF_FEW / count) * (noise - ratio * signal).max()
-    excess = max(furthest, _UNKNOWN / count**2 * mean)
-    if count == 1:
-        return -10 * math.log10(ratio * (mean + excess) / mean)
-    signal, noise = np.append(signal, signal.mean()), np.append(noise, mean + excess)
-    without = np.log((noise.sum() - noise) / (signal.sum() - signal))
-    error = math.sqrt(count * without.var())
-    highest = math.log(noise.sum() / signal.sum()) + _student(count, _RISK / tried) * error
-    return -10 * highest / math.log(10)
-
-
-def _student(freedom: int, risk: float) -> float:
-    """Return a quantile of Student's t distribution, to 1 % from two degrees of freedom (Abramowitz, Stegun 26.7.5)."""
-    z = -NormalDist().inv_cdf(risk)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))

@@ -11,6 +11,7 @@ import onnx
 
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
+from onnxq.judging.bounds import RISK
 from onnxq.judging.latency import Latency, measure_latencies, measure_latency
 from onnxq.judging.views import View, Views
 from onnxq.modelfile.publish import staging
@@ -78,7 +79,9 @@ class Verification:
         return self.latency is not None and self.latency.slower
 
 
-def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: float) -> Verification:
+def verify(
+    reference: Path, candidate: Path, samples: SampleSource, *, seconds: float, risk: float = RISK
+) -> Verification:
     """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
 
     Args:
@@ -86,6 +89,7 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
         seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
+        risk: how often a bound may be wrong; see `risk_of_look`.
 
     Returns:
         Everything that was seen.
@@ -102,7 +106,7 @@ def verify(reference: Path, candidate: Path, samples: SampleSource, *, seconds: 
         kernels = _kernels(copy)
     views = Views.of(reference, candidate)
     view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
-    agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES))
+    agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES), risk)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     latency = _latency(reference, candidate, timed, seconds) if timed else None
     return Verification(agreement, kernels, latency)

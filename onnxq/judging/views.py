@@ -100,10 +100,10 @@ class Views:
         model = _inlined(read_without_data(reference))
         names = _output_names(model)
         if not _may_decide(model):
-            return cls(tuple(names), random=draws(model))
+            return cls.whole(reference)
         found = Decided(_graph(model, reference))
         if not found.entering:
-            return cls(tuple(names), random=draws(model))
+            return cls.whole(reference)
         there = Decided(_graph(read_without_data(candidate), candidate)).entering
         decided = {
             output: tuple(tensor.name for tensor in tensors)
@@ -118,6 +118,12 @@ class Views:
             found.weighted if decided else (),
             draws(model),
         )
+
+    @classmethod
+    def whole(cls, reference: Path) -> Views:
+        """Return views of all outputs as they are, for which the same random numbers are drawn."""
+        model = _inlined(read_without_data(reference))
+        return cls(tuple(_output_names(model)), random=draws(model))
 
     @property
     def plain(self) -> bool:

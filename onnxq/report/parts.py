@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from onnxq.accuracy.refining import Gain
 from onnxq.graph import Applied
 from onnxq.judging.agreement import Agreement
-from onnxq.judging.gate import Judged, Scores
+from onnxq.judging.gate import Judged
+from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.records import record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,14 +13,14 @@ from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.judging.gate import Scores
+from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.goal import Goal
 from onnxq.judging.hardest import hardest
-from onnxq.judging.metrics import Metric, score
+from onnxq.judging.metrics import Metric
+from onnxq.judging.scoring import Scorer, Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
-from onnxq.runtime import open_session
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
@@ -151,8 +152,8 @@ class Chooser:
     def follow(self, plan: Plan, recipe: Recipe, goal: Goal) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        verification = self.built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self.scores(goal.metric))
+        verification, scorer = self.built(outcome, recipe), self.scorer(goal.metric)
+        return Chosen(recipe, outcome, verification, scorer.scores(self.files.staged) if scorer else None)
 
     def choose(self, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
@@ -205,18 +206,23 @@ class Chooser:
         measure = partial(trials.sqnr, recipe=recipe)
         return leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
 
-    def built(self, outcome: Outcome, recipe: Recipe) -> Verification:
-        """Build the model of a plan where it is staged, and judge it."""
+    def built(self, outcome: Outcome, recipe: Recipe, number: int = 1) -> Verification:
+        """Build the model of a plan where it is staged, and judge it.
+
+        Args:
+            outcome: of the search.
+            recipe: how codes are chosen.
+            number: of the look at the samples that judge. Where none could be spared for that, the search looked at
+                them for each plan that it tried.
+        """
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
-        return verify(self.files.reference, self.files.staged, self.judged, seconds=self.seconds)
+        risk = risk_of_look(number if self.judged is not self.samples else number + outcome.measured)
+        return verify(self.files.reference, self.files.staged, self.judged, seconds=self.seconds, risk=risk)
 
-    def scores(self, metric: Metric | None) -> Scores | None:
-        """Return what a metric says of the float model and of the one that is staged."""
-        if metric is None:
-            return None
-        found = (score(metric, open_session(path), self.judged) for path in (self.files.reference, self.files.staged))
-        return Scores(metric.name, *found)
+    def scorer(self, metric: Metric | None) -> Scorer | None:
+        """Return what a metric makes of the float model, beside which others are scored."""
+        return Scorer.of(metric, self.files.reference, self.judged) if metric is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,12 +236,25 @@ class _Choice:
     goal: Goal
     last: Accuracy
 
+    @cached_property
+    def _scorer(self) -> Scorer | None:
+        return self.chooser.scorer(self.goal.metric)
+
     def by_metric(self) -> Chosen:
-        """Return the first of ever more faithful plans by which a metric loses little enough, or the last."""
+        """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
+
+        A plan that reaches the next aims too is not searched for again. The last one is returned where none will do.
+        """
+        trials = self.chooser.trials
+        reached, number = -math.inf, 0
         for aim in _METRIC_AIMS:
-            found = self._attempted(self.chooser.trials, aim)
-            if found.scores is None or found.scores.drop <= self.goal.max_drop:
+            if aim <= reached:
+                continue
+            number += 1
+            found = self._attempted(trials, aim, number)
+            if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
                 break
+            reached = trials.sqnr(found.outcome.plan, self.recipe)
         return found
 
     def faithful(self) -> Chosen:
@@ -251,7 +270,7 @@ class _Choice:
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
             trials, aim = self._with_hardest(trials), min(aim + lacking, _HIGHEST_AIM)
-            found = self._attempted(trials, aim, stored=number == _MORE_SEARCHES)
+            found = self._attempted(trials, aim, number + 2, stored=number == _MORE_SEARCHES)
             found = replace(found, rounds=number + 2)
         return found
 
@@ -261,7 +280,7 @@ class _Choice:
         places = hardest(chooser.files.reference, chooser.files.staged, judging, _JOINING)
         return trials.joined(chooser.files.reference, [judging[place] for place in places])
 
-    def _attempted(self, trials: Trials, aim: float, *, stored: bool = False) -> Chosen:
+    def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
         chooser = self.chooser
         if stored:
@@ -270,14 +289,14 @@ class _Choice:
         else:
             outcome = chooser.search(trials, self.recipe, self.effort, aim)
         refined = chooser.refined(outcome.plan, self.recipe, self.last)
-        verification = chooser.built(outcome, refined.basis.recipe)
+        verification = chooser.built(outcome, refined.basis.recipe, number)
         latency = verification.latency
         if chooser.measurable and latency and verification.slower and outcome.plan.decodes:
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
             refined = chooser.refined(outcome.plan, self.recipe, self.last)
-            verification = chooser.built(outcome, refined.basis.recipe)
-        scores = chooser.scores(self.goal.metric)
+            verification = chooser.built(outcome, refined.basis.recipe, number)
+        scores = self._scorer.scores(chooser.files.staged, risk_of_look(number)) if self._scorer else None
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Judged, Scores, fault, lost_score, shortfall, worst_output
+from onnxq.judging.gate import Judged, fault, lost_score, shortfall, worst_output
 from onnxq.judging.goal import Goal
+from onnxq.judging.scoring import Scores
 
 
 def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> OutputAgreement:

@@ -7,43 +7,54 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.judging.metrics import Metric, Top1, load_metric, score
-from onnxq.runtime import open_session
-from onnxq.samples.data import open_samples
-from onnxq.samples.inputs import model_inputs
+from onnxq.judging.metrics import Metric, Top1, load_metric, of_first_samples, score
+from onnxq.runtime import open_session, run
 
 MODELS = Path(__file__).parents[2] / "models"
 LABELS = MODELS / "data" / "test-labels.npy"
 
 
+def scored(labels: list[int], *outputs: list[list[float]], of_more: bool = False) -> float:
+    return Top1(np.array(labels), of_more)([{"y": np.array(output)} for output in outputs], [])
+
+
 def test_top1_is_the_accuracy_of_a_classifier() -> None:
-    inputs = model_inputs(onnx.load(MODELS / "mobilenet.onnx"))
     session = open_session(MODELS / "mobilenet.onnx")
     images, labels = np.load(MODELS / "data" / "test.npz")["image"][:200], np.load(LABELS)[:200]
     logits = session.run(None, {"image": images})[0]
-    found = score(load_metric(f"top1:{LABELS}"), session, open_samples(MODELS / "data" / "test.npz", inputs, limit=200))
+    metric = of_first_samples(load_metric(f"top1:{LABELS}"))
+    samples = [{"image": image[None]} for image in images]
+    found = score(metric, [{"logits": one[None]} for one in logits], samples)
     assert found == pytest.approx(np.mean(logits.argmax(axis=-1) == labels))
     assert found > 0.8
 
 
 def test_top1_of_batches_answers_as_many_labels() -> None:
-    outputs = [{"y": np.array([[0.0, 1], [1, 0]])}, {"y": np.array([[0.0, 1]])}]
-    assert Top1(np.array([1, 1, 1, 0, 0]))(outputs, []) == pytest.approx(2 / 3)
+    assert scored([1, 1, 1], [[0.0, 1], [1, 0]], [[0.0, 1]]) == pytest.approx(2 / 3)
 
 
-def test_top1_needs_a_label_for_each_answer() -> None:
-    with pytest.raises(DataError, match="gives 2 answers and there are 1 labels"):
-        Top1(np.array([1]))([{"y": np.eye(2)}], [])
+def test_top1_takes_labels_as_they_are() -> None:
+    assert scored([3, 1, 4], [3, 2], [4]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("labels", "of_more"), [([1], False), ([1], True), ([1, 1, 1], False)])
+def test_top1_needs_a_label_for_each_answer(labels: list[int], of_more: bool) -> None:
+    with pytest.raises(DataError, match=rf"gives 2 answers for 1 samples and there are {len(labels)} labels, expected"):
+        scored(labels, [[0.0, 1], [1, 0]], of_more=of_more)
+
+
+def test_top1_of_the_first_samples_leaves_the_other_labels() -> None:
+    assert scored([0, 1, 1, 1], [[0.0, 1], [0, 1]], of_more=True) == 0.5
+    assert of_first_samples(Metric("m", max)).function is max
 
 
 @pytest.mark.parametrize("output", [np.float32(1), np.zeros((3, 0)), [1.0]])
 def test_top1_needs_scores(output: object) -> None:
-    with pytest.raises(DataError, match="holds no scores of classes"):
+    with pytest.raises(DataError, match="holds no scores or numbers of classes"):
         Top1(np.array([1]))([{"y": output}], [])
 
 
@@ -90,7 +101,9 @@ def quality(perceptron: ModelProto, samples_for, tmp_path: Path) -> Callable[[st
     """Return a function: the body of a metric's file to the score of a model on two samples."""
 
     def quality(body: str) -> float:
-        return score(load_metric(metric_file(tmp_path, body)), open_session(perceptron), samples_for(perceptron, 2))
+        session, samples = open_session(perceptron), samples_for(perceptron, 2)
+        outputs = [{"y": run(session, sample)[0]} for sample in samples]
+        return score(load_metric(metric_file(tmp_path, body)), outputs, samples)
 
     return quality
 
@@ -170,6 +183,6 @@ def test_a_text_that_names_nothing_is_told(text: str, sentence: str) -> None:
         load_metric(text)
 
 
-def test_samples_are_needed(perceptron: ModelProto) -> None:
+def test_samples_are_needed() -> None:
     with pytest.raises(DataError, match="there are no samples for metric 'm'"):
-        score(Metric("m", lambda outputs, samples: 1.0), open_session(perceptron), [])
+        score(Metric("m", lambda outputs, samples: 1.0), [], [])

@@ -1,0 +1,158 @@
+"""What a metric says of the float model and of another, and how much the other may have lost on all samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+from onnxq.judging.bounds import RISK, highest_mean
+from onnxq.judging.metrics import Metric, Named, Top1, score
+from onnxq.judging.views import Views
+from onnxq.samples.inputs import Sample
+
+# A function is called without each of so many groups of samples in turn.
+_GROUPS = 16
+# Sums of floats in another order differ by less.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a metric says of both models, on the same samples in their order.
+
+    Attributes:
+        name: of the metric.
+        reference: of the float model.
+        candidate: of the quantized model.
+        most_lost: upper 95 % confidence bound of the drop over all samples; infinite where it cannot be told.
+        least_shown: the least bound that so many samples can show, when the models differ on none.
+        doubt: why the bound cannot be told, in a sentence; empty where it can.
+    """
+
+    name: str
+    reference: float
+    candidate: float
+    most_lost: float = math.inf
+    least_shown: float = math.inf
+    doubt: str = ""
+
+    @property
+    def drop(self) -> float:
+        """How much less the quantized model's is."""
+        return self.reference - self.candidate
+
+    def is_trusted(self, allowed: float) -> bool:
+        """Whether the drop is at most what is allowed: its bound, unless so few samples could never show that."""
+        return (self.drop if self.least_shown > allowed else self.most_lost) <= allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """A metric, and what the float model answers, beside which others are scored.
+
+    Attributes:
+        metric: higher is better.
+        views: opens models so that all draw the same random numbers.
+        samples: in the order of the data.
+        outputs: the float model's, for each sample.
+        score: of the float model.
+    """
+
+    metric: Metric
+    views: Views
+    samples: tuple[Sample, ...]
+    outputs: tuple[Named, ...]
+    score: float
+
+    @classmethod
+    def of(cls, metric: Metric, reference: Path, samples: Iterable[Sample]) -> Scorer:
+        """Run the float model on samples, all outputs of which are held.
+
+        Raises:
+            DataError: there is no sample, a run fails, or the metric does.
+        """
+        views, given = Views.whole(reference), tuple(samples)
+        outputs = _answers(views, reference, given)
+        return cls(metric, views, given, outputs, score(metric, outputs, given))
+
+    def scores(self, candidate: Path, risk: float = RISK) -> Scores:
+        """Return the scores of a model, and a bound of what it has lost.
+
+        The bound leaves out parts of the samples, in both models alike, and asks for the drop of the rest (jackknife;
+        Efron, Annals of Statistics 1979): single samples for top-1 accuracy, one of 16 interleaved groups for a
+        function, which is called with what is left. Student's t distribution tells how far the drop can be trusted. As
+        for bounds of the SQNR, a sample that was not seen is counted besides that loses more than the worst that was.
+
+        Args:
+            candidate: file of the model.
+            risk: how often the bound may be wrong; see `risk_of_look`.
+
+        Raises:
+            DataError: a run fails, or the metric does.
+        """
+        outputs = _answers(self.views, candidate, self.samples)
+        drop = self.score - score(self.metric, outputs, self.samples)
+        found = Scores(self.metric.name, self.score, self.score - drop, doubt=self._doubt)
+        if self._doubt:
+            return found
+        groups = len(self._without)
+        lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
+        # Where no sample differs, one that loses all it can is what may come; a group dilutes it.
+        worst = self._most_of_a_sample * groups / len(self.samples)
+        most, least = (highest_mean(one, worst, risk) for one in (lost, np.zeros(groups)))
+        return replace(found, most_lost=most, least_shown=least)
+
+    @property
+    def _most_of_a_sample(self) -> float:
+        """How much a single sample can lose: the one answer that it is for, or else all of the score."""
+        return 1.0 if isinstance(self.metric.function, Top1) else abs(self.score)
+
+    @cached_property
+    def _doubt(self) -> str:
+        """Why samples cannot be left out; empty where they can."""
+        if len(self.samples) < 2:
+            return "one sample does not tell how much less others may score"
+        if isinstance(self.metric.function, Top1):
+            return ""
+        try:
+            turned = score(self.metric, self.outputs[::-1], self.samples[::-1])
+            _ = self._without
+        except DataError as error:
+            return f"how much less other samples may score cannot be told, for without some of them {error}"
+        if not math.isclose(turned, self.score, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+            return (
+                f"metric {self.metric.name!r} depends on the order of the samples, from {self.score:.4g} to "
+                f"{turned:.4g} when it is turned round, so how much less others may score cannot be told"
+            )
+        return ""
+
+    @cached_property
+    def _without(self) -> NDArray[np.float64]:
+        return self._scores_without(self.outputs)
+
+    def _scores_without(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
+        """Return the score of a model without each part of the samples in turn."""
+        if isinstance(self.metric.function, Top1):
+            counted = self.metric.function.by_sample(outputs)
+            right, answers = (counted.sum(0) - counted).T
+            return np.asarray(right / np.maximum(answers, 1))
+        count = min(_GROUPS, len(self.samples))
+        left = [[place for place in range(len(self.samples)) if place % count != group] for group in range(count)]
+        found = [
+            score(self.metric, [outputs[place] for place in places], [self.samples[place] for place in places])
+            for places in left
+        ]
+        return np.array(found)
+
+
+def _answers(views: Views, model: Path, samples: Sequence[Sample]) -> tuple[Named, ...]:
+    view = views.open(model)
+    found = (view.run(sample, index) for index, sample in enumerate(samples))
+    return tuple(dict(zip(views.names, one, strict=True)) for one in found)

@@ -1,0 +1,114 @@
+"""What a metric says of two models, and how much the second may have lost on other samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.errors import DataError
+from onnxq.judging.bounds import risk_of_look
+from onnxq.judging.metrics import Metric, Top1
+from onnxq.judging.scoring import Scorer, Scores
+
+Files = tuple[Path, Path]
+LABELS = np.arange(40) % 4
+CLASSES = [{"x": np.eye(4, dtype=np.float32)[[label]]} for label in LABELS]
+
+
+@pytest.fixture(scope="module")
+def files(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A model that returns its input, and one that takes every fourth class for the first."""
+    folder = tmp_path_factory.mktemp("scoring")
+    for name, added in (("float", [0, 0, 0, 0]), ("int8", [0.6, 0, 0, -0.6])):
+        text = "(float[1,4] x) => (float[1,4] y) { y = Add(x, b) }"
+        onnx.save(build(text, b=np.array([added], np.float32)), folder / f"{name}.onnx")
+    return folder / "float.onnx", folder / "int8.onnx"
+
+
+def accuracy(outputs: list, samples: list) -> float:
+    """What Top1 says, as a function of the user's that finds the labels in the samples."""
+    pairs = zip(outputs, samples, strict=True)
+    return float(np.mean([output["y"].argmax() == sample["x"].argmax() for output, sample in pairs]))
+
+
+METRICS = {"top1": Metric("top1", Top1(LABELS)), "function": Metric("function", accuracy)}
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_the_bound_lies_above_the_drop(metric: Metric, files: Files) -> None:
+    scorer = Scorer.of(metric, files[0], CLASSES)
+    scores = scorer.scores(files[1])
+    assert (scores.reference, scores.candidate, scores.doubt) == (1.0, 0.75, "")
+    assert 0.35 < scores.most_lost < 0.6
+    assert scorer.scores(files[1], risk_of_look(3)).most_lost > scores.most_lost
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_not_show(
+    metric: Metric, files: Files
+) -> None:
+    scores = Scorer.of(metric, files[0], CLASSES).scores(files[0])
+    assert scores.drop == 0
+    assert scores.most_lost == scores.least_shown == pytest.approx(3 / 40, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("scores", "allowed", "trusted"),
+    [
+        (Scores("m", 0.9, 0.9, 0.02, 0.01), 0.03, True),
+        (Scores("m", 0.9, 0.9, 0.05, 0.01), 0.03, False),
+        # So few samples could never show that little is lost, so what is seen decides.
+        (Scores("m", 0.9, 0.9, 0.05, 0.04), 0.0, True),
+        (Scores("m", 0.9, 0.8, 0.2, 0.04), 0.0, False),
+        (Scores("m", 0.9, 0.9, doubt="because"), 0.0, True),
+    ],
+)
+def test_a_drop_is_trusted_by_its_bound_where_that_can_be_told(scores: Scores, allowed: float, trusted: bool) -> None:
+    assert scores.is_trusted(allowed) is trusted
+
+
+def test_one_sample_tells_no_bound(files: Files) -> None:
+    scores = Scorer.of(Metric("top1", Top1(LABELS[:1])), files[0], CLASSES[:1]).scores(files[1])
+    assert scores.most_lost == math.inf
+    assert scores.doubt == "one sample does not tell how much less others may score"
+
+
+def first_ones(outputs: list, samples: list) -> float:
+    return float(np.mean([output["y"].argmax() == label for output, label in zip(outputs, LABELS, strict=False)]))
+
+
+def whole(outputs: list, samples: list) -> float:
+    if len(outputs) < len(CLASSES):
+        raise KeyError("sample 0")
+    return accuracy(outputs, samples)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (
+            first_ones,
+            "metric 'm' depends on the order of the samples, from 1 to 0 when it is turned round",
+        ),
+        (whole, "cannot be told, for without some of them metric 'm' failed: KeyError: 'sample 0'"),
+    ],
+)
+def test_metrics_that_cannot_leave_samples_out_tell_no_bound(
+    function: Callable[[list, list], float], sentence: str, files: Files
+) -> None:
+    scores = Scorer.of(Metric("m", function), files[0], CLASSES).scores(files[1])
+    assert sentence in scores.doubt
+    assert (scores.most_lost, scores.drop) == (math.inf, 0.25)
+
+
+def test_what_a_metric_makes_of_the_quantized_model_has_to_be_a_number_too(files: Files) -> None:
+    metric = Metric("m", lambda outputs, samples: accuracy(outputs, samples) // 1 or math.nan)
+    scorer = Scorer.of(metric, files[0], CLASSES)
+    with pytest.raises(DataError, match="returned nan, expected a finite number"):
+        scorer.scores(files[1])
