@@ -144,13 +144,13 @@ def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
     save_plan(first.plan, tmp_path / "plan.toml")
     plan = load_plan(tmp_path / "plan.toml")
     assert plan == first.plan
-    assert repr(parse_range(plan.ranges)) == first.ranges
+    assert repr(parse_range(plan.ranges)) == first.encoding.ranges
     again = quantize(
         MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "b.onnx", scheme=plan, budget=Budget(latency=0)
     ).report
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert again.plan == plan
-    assert again.measured == 0
+    assert again.search.measured == 0
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
