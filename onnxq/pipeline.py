@@ -154,7 +154,7 @@ def sensitivity(
                 "codes; ask about a smaller model of its kind"
             )
         seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
-        chooser = chooser_of(ready, seen, budget, known)
+        chooser = chooser_of(ready, seen, Goal(), budget, known)
         refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
         laboratory = chooser.with_evidence(refined.basis.evidence).laboratory(refined.basis.recipe)
         try:

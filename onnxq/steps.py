@@ -25,6 +25,7 @@ from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.doubts import doubts, unseen
 from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
 from onnxq.judging.views import Views
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
@@ -162,27 +163,28 @@ def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: 
 
     New node times are added to those that are known.
     """
-    chooser = chooser_of(model, seen, budget, known)
+    chooser = chooser_of(model, seen, goal, budget, known)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         chooser = chooser.with_evidence(basis.evidence)
-        return Refined(basis), chooser.follow(seen.plan, basis.recipe, goal)
+        return Refined(basis), chooser.follow(seen.plan, basis.recipe)
     try:
         first, last = (tried(model, budget), OFF) if budget.effort is None else tried(model, budget).split
         refined = chooser.refined(seen.plan, first_recipe(model), first)
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
-            return refined, chooser.follow(seen.plan, refined.basis.recipe, goal)
+            return refined, chooser.follow(seen.plan, refined.basis.recipe)
         refined = chooser.affordable(seen.plan, refined, goal)
         return refined, chooser.choose(seen.plan, refined.basis.recipe, budget.effort, goal, last)
     finally:
         known.save()
 
 
-def chooser_of(model: Prepared, seen: Evidenced, budget: Budget, known: CostCache) -> Chooser:
+def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
-    return Chooser(bench, model.files, seen.samples, seen.judged, seen.evidence, budget.latency, budget.progress, known)
+    judge = Judge.of(model.files.reference, seen.judged, budget.latency, goal.metric)
+    return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:

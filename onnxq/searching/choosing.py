@@ -13,12 +13,10 @@ from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
-from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.goal import Goal
-from onnxq.judging.hardest import hardest
-from onnxq.judging.metrics import Metric
-from onnxq.judging.scoring import Scorer, Scores
-from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
+from onnxq.judging.judge import Judge
+from onnxq.judging.scoring import Scores
+from onnxq.judging.verify import Verification
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.data import evenly
@@ -95,9 +93,8 @@ class Chooser:
         bench: plans and builds.
         files: the float model, and where the model is built.
         samples: those by which it is chosen.
-        judged: those by which what was chosen is judged.
+        judge: of what was chosen.
         evidence: of the plan's activations.
-        seconds: time to spend on comparing latency; 0 leaves it out.
         progress: told of each stage.
         costs: node times that were measured before, to which new ones are added.
     """
@@ -105,9 +102,8 @@ class Chooser:
     bench: Workbench
     files: Files
     samples: SampleSource
-    judged: SampleSource
+    judge: Judge
     evidence: Evidence
-    seconds: float
     progress: Progress
     costs: CostCache = field(default_factory=CostCache)
 
@@ -149,11 +145,11 @@ class Chooser:
             return refined
         return refined.without_migration(f"the model is {without / speed:.2f}x as fast without")
 
-    def follow(self, plan: Plan, recipe: Recipe, goal: Goal) -> Chosen:
+    def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        verification, scorer = self.built(outcome, recipe), self.scorer(goal.metric)
-        return Chosen(recipe, outcome, verification, scorer.scores(self.files.staged) if scorer else None)
+        verification = self.built(outcome, recipe)
+        return Chosen(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
 
     def choose(self, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
         """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
@@ -181,7 +177,7 @@ class Chooser:
     @property
     def measurable(self) -> bool:
         """Whether latency is asked for, and this machine's tells anything about the target's."""
-        return self.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
+        return self.judge.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
         """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one."""
@@ -192,7 +188,7 @@ class Chooser:
 
     def laboratory(self, recipe: Recipe) -> Laboratory:
         """Return what measures plans whose codes are chosen so."""
-        seconds, timed = min(self.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
+        seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
         reference, asked = self.files.reference, self._asked
         return Laboratory(self.trials, recipe, reference, timed, seconds, self.costs, self.progress, asked)
 
@@ -217,12 +213,8 @@ class Chooser:
         """
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
-        risk = risk_of_look(number if self.judged is not self.samples else number + outcome.measured)
-        return verify(self.files.reference, self.files.staged, self.judged, seconds=self.seconds, risk=risk)
-
-    def scorer(self, metric: Metric | None) -> Scorer | None:
-        """Return what a metric makes of the float model, beside which others are scored."""
-        return Scorer.of(metric, self.files.reference, self.judged) if metric is not None else None
+        apart = self.judge.samples is not self.samples
+        return self.judge.verified(self.files.staged, number if apart else number + outcome.measured)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +227,6 @@ class _Choice:
     effort: Effort
     goal: Goal
     last: Accuracy
-
-    @cached_property
-    def _scorer(self) -> Scorer | None:
-        return self.chooser.scorer(self.goal.metric)
 
     def by_metric(self) -> Chosen:
         """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
@@ -276,9 +264,7 @@ class _Choice:
 
     def _with_hardest(self, trials: Trials) -> Trials:
         chooser = self.chooser
-        judging = list(evenly(chooser.judged, COMPARED_SAMPLES))
-        places = hardest(chooser.files.reference, chooser.files.staged, judging, _JOINING)
-        return trials.joined(chooser.files.reference, [judging[place] for place in places])
+        return trials.joined(chooser.files.reference, chooser.judge.hardest(chooser.files.staged, _JOINING))
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
@@ -296,7 +282,7 @@ class _Choice:
             outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
             refined = chooser.refined(outcome.plan, self.recipe, self.last)
             verification = chooser.built(outcome, refined.basis.recipe, number)
-        scores = self._scorer.scores(chooser.files.staged, risk_of_look(number)) if self._scorer else None
+        scores = chooser.judge.scores(chooser.files.staged, number)
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
 
 

@@ -397,6 +397,52 @@ def test_a_bad_option_is_one_sentence_and_no_file(case: str, place: Place, onnxq
     assert place.files() == before
 
 
+METRICS = {
+    "it raises": ("raise KeyError('box')", r"metric '.*metric\.py:quality' failed: KeyError: 'box'"),
+    "it returns NaN": ("return float('nan')", r"returned nan, expected a finite number, higher for a better model"),
+    "it returns nothing": ("pass", r"returned None, expected a finite number"),
+    "it takes one list": ("", r"failed: TypeError"),
+}
+
+
+@pytest.mark.parametrize("case", METRICS)
+def test_a_metric_that_tells_no_number_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    body, message = METRICS[case]
+    arguments = "outputs, samples" if body else "outputs"
+    (place.root / "metric.py").write_text(f"def quality({arguments}):\n    {body or 'return 1'}\n")
+    before = place.files()
+    sentence = refused(onnxq(*quantize_arguments(place, "--metric", f"{place.root / 'metric.py'}:quality")))
+    assert re.search(message, sentence), sentence
+    assert {name: held for name, held in place.files().items() if "__pycache__" not in name} == before
+
+
+@pytest.mark.parametrize(("count", "limit", "told"), [(11, (), "11"), (13, (), "13"), (3, ("--limit", 1), "3")])
+def test_labels_that_are_not_as_many_as_the_samples_are_one_sentence(
+    count: int, limit: tuple[object, ...], told: str, place: Place, onnxq: Run
+) -> None:
+    # Each of the three samples holds four rows.
+    np.save(place.root / "labels.npy", np.zeros(count, np.int64))
+    before = place.files()
+    sentence = refused(onnxq(*quantize_arguments(place, "--metric", f"top1:{place.root / 'labels.npy'}", *limit)))
+    assert f"and there are {told} labels, expected one for each" in sentence
+    assert place.files() == before
+
+
+@pytest.mark.parametrize("limit", [(), ("--limit", 2)])
+def test_labels_of_all_samples_do_for_the_first_ones(limit: tuple[object, ...], place: Place, onnxq: Run) -> None:
+    np.save(place.root / "labels.npy", np.zeros(12, np.int64))
+    metric = ("--metric", f"top1:{place.root / 'labels.npy'}", "--max-drop", 1)
+    assert onnxq(*quantize_arguments(place, *metric, *limit)).code == 0
+
+
+def test_a_metric_that_depends_on_the_order_of_samples_is_told_in_the_table(place: Place, onnxq: Run) -> None:
+    (place.root / "metric.py").write_text("def quality(outputs, samples):\n    return float(outputs[0]['y'].sum())\n")
+    metric = ("--metric", f"{place.root / 'metric.py'}:quality", "--max-drop", 100)
+    ended = onnxq(*quantize_arguments(place, *metric))
+    assert ended.code == 0
+    assert "depends on the order of the samples" in " ".join(ended.stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

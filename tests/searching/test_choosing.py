@@ -26,6 +26,7 @@ from onnxq.judging import latency
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import Kernels, Verification
@@ -56,7 +57,7 @@ def chooser(tmp_path: Path) -> Chooser:
     float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
-    return Chooser(bench, files, samples, samples, Evidence(), 1.0, silent)
+    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
 
 
 def fidelity(outputs: list, samples: list) -> float:

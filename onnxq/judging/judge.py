@@ -1,0 +1,58 @@
+"""By what built models are judged: samples, a metric, and the time to spend on their speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxq.judging.bounds import risk_of_look
+from onnxq.judging.hardest import hardest
+from onnxq.judging.metrics import Metric
+from onnxq.judging.scoring import Scorer, Scores
+from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample, SampleSource
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """What judges the models that are built.
+
+    Attributes:
+        reference: file of the float model.
+        samples: those that models are judged by.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+        scorer: of the metric, where there is one.
+    """
+
+    reference: Path
+    samples: SampleSource
+    seconds: float
+    scorer: Scorer | None = None
+
+    @classmethod
+    def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
+        """Ask the metric about the float model first, so that whatever is wrong with it is told before a search.
+
+        Raises:
+            DataError: a run fails, or the metric does.
+        """
+        return cls(reference, samples, seconds, Scorer.of(metric, reference, samples) if metric is not None else None)
+
+    def verified(self, candidate: Path, look: int) -> Verification:
+        """Run a model beside the float model; see `verify`.
+
+        Args:
+            candidate: file of the model.
+            look: how many models these samples have judged, with this one.
+        """
+        return verify(self.reference, candidate, self.samples, seconds=self.seconds, risk=risk_of_look(look))
+
+    def scores(self, candidate: Path, look: int) -> Scores | None:
+        """Return what the metric says of a model, where there is one; see `verified`."""
+        return self.scorer.scores(candidate, risk_of_look(look)) if self.scorer is not None else None
+
+    def hardest(self, candidate: Path, most: int) -> list[Sample]:
+        """Return the samples that a model is least faithful to, at most so many."""
+        judging = list(evenly(self.samples, COMPARED_SAMPLES))
+        return [judging[place] for place in hardest(self.reference, candidate, judging, most)]

@@ -1,0 +1,53 @@
+"""What judges the models that are built."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.errors import DataError
+from onnxq.judging.judge import Judge
+from onnxq.judging.metrics import Metric, Top1
+
+SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
+
+
+@pytest.fixture
+def files(build: Build, tmp_path: Path) -> tuple[Path, Path]:
+    """A model that returns its input, and one that clips it at 1.5."""
+    for name, nodes in (("float", "y = Identity(x)"), ("clipped", "y = Min(x, most)")):
+        model = build(f"(float[1,4] x) => (float[1,4] y) {{ {nodes} }}", most=np.array([1.5], np.float32))
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    return tmp_path / "float.onnx", tmp_path / "clipped.onnx"
+
+
+def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[Path, Path]) -> None:
+    labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
+    judge = Judge.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(labels)))
+    bounds, lost = [], []
+    for look in (1, 2, 5):
+        (output,) = judge.verified(files[1], look).agreement.outputs
+        scores = judge.scores(files[1], look)
+        assert scores is not None
+        assert output.bound is not None
+        assert output.bound < output.decibels < math.inf
+        bounds.append(output.bound)
+        lost.append(scores.most_lost)
+    assert bounds == sorted(bounds, reverse=True)
+    assert lost == sorted(lost)
+    (worst,) = judge.hardest(files[1], 1)
+    assert worst["x"].max() == max(sample["x"].max() for sample in SAMPLES)
+
+
+def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:
+    assert Judge.of(files[0], SAMPLES, 0.0, None).scores(files[1], 1) is None
+
+
+def test_a_metric_that_cannot_be_told_is_refused_before_any_model_is_built(files: tuple[Path, Path]) -> None:
+    with pytest.raises(DataError, match="gives 8 answers for 8 samples and there are 9 labels"):
+        Judge.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(np.zeros(9, np.int64))))
