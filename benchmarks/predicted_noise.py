@@ -10,6 +10,7 @@ last Softmax. The last column is the median error after the first plan has said 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -72,7 +73,7 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         trials = Trials.of(bench, path, evenly(samples, SAMPLES), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
         board = Switchboard.of(trials, full, USUAL)
-        noises = measure_noises(board, len(trials.samples), seconds)
+        noises = measure_noises(board, len(trials.samples), math.ceil(seconds / trials.seconds))
         took = time.perf_counter() - start
         generator = np.random.default_rng(0)
         weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]

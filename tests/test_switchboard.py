@@ -54,7 +54,7 @@ def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: 
     save(prepare(load(MODELS / f"{name}.onnx")), path)
     trials = trials_of(path, [{"image": one[None]} for one in np.load(MODELS / "data" / "calib.npz")["image"][:4]])
     bench, full = trials.bench, trials.bench.plan({})
-    found = measure_noises(Switchboard.of(trials, full, Recipe()), 4, seconds=60.0)
+    found = measure_noises(Switchboard.of(trials, full, Recipe()), 4, runs=1000)
     generator = np.random.default_rng(0)
     static = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
     errors = []

@@ -277,13 +277,18 @@ class _Choice:
         refined = chooser.refined(outcome.plan, self.recipe, self.last)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         latency = verification.latency
-        if chooser.measurable and latency and verification.slower and outcome.plan.decodes:
+        if chooser.measurable and latency and outcome.plan.decodes and self._is_slower(verification):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
             refined = chooser.refined(outcome.plan, self.recipe, self.last)
             verification = chooser.built(outcome, refined.basis.recipe, number)
         scores = chooser.judge.scores(chooser.files.staged, number)
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
+
+    def _is_slower(self, verification: Verification) -> bool:
+        """Whether the model that is staged is slower than the float model, by what was found of it first."""
+        laboratory = self.chooser.laboratory(self.recipe)
+        return laboratory.found_slower(self.chooser.files.staged, verification.slower)
 
 
 def _aim(min_sqnr: float) -> float:

@@ -1,4 +1,4 @@
-"""Node times that were measured before: within a run, and from run to run in a file that the user names."""
+"""Times that were measured before: within a run, and from run to run in a file that the user names."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ class CostCache:
 
     Attributes:
         path: the file that keeps them; None keeps them for as long as this lives.
-        known: by key.
+        known: node times by key.
         added: those that were measured since the file was read.
+        speeds: how many times as fast as the float model models were, by key.
+        added_speeds: those that were measured since the file was read.
     """
 
     path: Path | None = None
     known: dict[str, NodeTimes] = field(default_factory=dict)
     added: dict[str, NodeTimes] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
+    added_speeds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def opened(cls, path: Path | None) -> CostCache:
@@ -52,13 +56,20 @@ class CostCache:
         if path is None:
             return cls()
         check_output(path, None)
-        return cls(path, _read(path) if path.exists() else {})
+        known, speeds = _read(path) if path.exists() else ({}, {})
+        return cls(path, known, speeds=speeds)
 
     def times(self, key: str, measure: Callable[[], NodeTimes]) -> NodeTimes:
         """Return what is known, or what is measured now."""
         if key not in self.known:
             self.known[key] = self.added[key] = measure()
         return self.known[key]
+
+    def speed(self, key: str, measured: float) -> float:
+        """Return the speed that was measured first, so that what is decided by it is decided alike the next time."""
+        if key not in self.speeds:
+            self.speeds[key] = self.added_speeds[key] = measured
+        return self.speeds[key]
 
     def save(self) -> None:
         """Add what was measured to what the file holds by now, which other runs may have written meanwhile.
@@ -67,13 +78,14 @@ class CostCache:
             DataError: something else was written to the file.
             OutputError: the file cannot be written.
         """
-        if self.path is None or not self.added:
+        if self.path is None or not (self.added or self.added_speeds):
             return
         with locked(self.path.parent):
-            before = _read(self.path) if self.path.exists() else {}
+            before, speeds = _read(self.path) if self.path.exists() else ({}, {})
             kept = {key: times for key, times in before.items() if key not in self.added}
-            _write({**kept, **self.added}, self.path)
+            _write({**kept, **self.added}, {**speeds, **self.added_speeds}, self.path)
         self.added.clear()
+        self.added_speeds.clear()
 
 
 def cost_key(model: str, samples: Iterable[str], effect: object) -> str:
@@ -101,7 +113,7 @@ def _processor() -> str:
     )
 
 
-def _read(path: Path) -> dict[str, NodeTimes]:
+def _read(path: Path) -> tuple[dict[str, NodeTimes], dict[str, float]]:
     try:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -112,10 +124,10 @@ def _read(path: Path) -> dict[str, NodeTimes]:
         ) from error
 
 
-def _parsed(document: Mapping[str, Any]) -> dict[str, NodeTimes]:
+def _parsed(document: Mapping[str, Any]) -> tuple[dict[str, NodeTimes], dict[str, float]]:
     if document["format"] != _FORMAT:
         raise ValueError(f"format {document['format']!r}")
-    return {
+    times = {
         key: NodeTimes(
             _numbers(entry["nodes"]),
             _numbers(entry["borders"]),
@@ -124,6 +136,8 @@ def _parsed(document: Mapping[str, Any]) -> dict[str, NodeTimes]:
         )
         for key, entry in document["times"].items()
     }
+    # Files of earlier versions have none.
+    return times, _numbers(document.get("speeds", {}))
 
 
 def _numbers(found: Mapping[str, float]) -> dict[str, float]:
@@ -146,8 +160,9 @@ def _newest(known: Mapping[str, NodeTimes]) -> list[str]:
     return kept[::-1]
 
 
-def _write(known: Mapping[str, NodeTimes], path: Path) -> None:
-    text = f'{{"format": {json.dumps(_FORMAT)}, "times": {{{", ".join(_newest(known))}}}}}'
+def _write(known: Mapping[str, NodeTimes], speeds: Mapping[str, float], path: Path) -> None:
+    newest = json.dumps(dict(list(speeds.items())[-_MOST_ENTRIES:]))
+    text = f'{{"format": {json.dumps(_FORMAT)}, "times": {{{", ".join(_newest(known))}}}, "speeds": {newest}}}'
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -149,8 +149,8 @@ class _Search:
         rest = max(self.deadline - time.monotonic(), 0.0)
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
         asked = {offer: nodes for offer, nodes in asked.items() if nodes}
-        seconds = min(self.effort.noise * self.laboratory.process, rest / 2)
-        return measure_noise(self.laboratory, self._full, self._stores, asked, seconds)
+        runs = math.ceil(min(self.effort.noise * self.laboratory.process, rest / 2) / self.laboratory.run)
+        return measure_noise(self.laboratory, self._full, self._stores, asked, runs)
 
     def _measured(self, one: Candidate) -> Candidate:
         """Measure how faithful a candidate is."""

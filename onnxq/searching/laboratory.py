@@ -36,6 +36,7 @@ _ROUNDS = 3
 _ENOUGH = 10
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
+_SHORTEST_RUN = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class Laboratory:
         self.progress("search", self.measured, 0)
         return found
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
         key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key
 
@@ -87,13 +88,18 @@ class Laboratory:
 
         if key not in self.asked:
             board = Switchboard.of(self.trials, plan, self.recipe, nodes)
-            self.asked[key] = measure_noises(board, len(self.trials.samples), seconds, told)
+            self.asked[key] = measure_noises(board, len(self.trials.samples), runs, told)
         return self.asked[key]
+
+    @property
+    def run(self) -> float:
+        """Seconds of a run of the float model by its profile, so that they are the same where node times are known."""
+        return max(self.times(None).total / 1e9 or self.trials.seconds, _SHORTEST_RUN)
 
     @property
     def process(self) -> float:
         """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
-        return _STARTUP + len(self.trials.samples) * self.trials.seconds
+        return _STARTUP + len(self.trials.samples) * self.run
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
@@ -109,11 +115,21 @@ class Laboratory:
         return self.speeds_of([self.trials.candidate(plan, self.recipe) for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
-        """Return how many times as fast as the float model some models run, all by turns."""
-        given = (self.reference, *models)
-        seconds = len(models) * self.seconds
-        found = measure_latencies(given, self.timed, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH)
-        return [latency.speed for latency in found]
+        """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
+        keys = [self._key(model, "speed") for model in models]
+        asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
+        seconds = len(asked) * self.seconds
+        given = (self.reference, *asked)
+        found = measure_latencies(given, self.timed, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH) if asked else []
+        measured = {model: latency.speed for model, latency in zip(asked, found, strict=True)}
+        return [self.costs.speed(key, measured.get(model, 0.0)) for model, key in zip(models, keys, strict=True)]
+
+    def found_slower(self, model: Path, now: bool) -> bool:
+        """Return whether a model was found to be slower than the float model: before, where that is known, or now."""
+        return self.costs.speed(self._key(model, "slower"), 0.0 if now else 1.0) == 0
+
+    def _key(self, model: Path, asked: str) -> str:
+        return cost_key(model_digest(model), self._measured_on[1], asked)
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench

@@ -30,8 +30,13 @@ class Measures(Protocol):
         """Return the SQNR in decibels that the worst output can be trusted to have."""
         ...
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
+        ...
+
+    @property
+    def run(self) -> float:
+        """Seconds of a run of the float model, the same where node times are known."""
         ...
 
     @property
@@ -57,8 +62,8 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        noise: time for measuring what codes add in noise, in units of the time in which a process runs the float model
-            over the samples; shared by what nodes can be.
+        noise: runs for measuring what codes add in noise: as many as the float model makes in so many times the time in
+            which a process runs it over the samples; shared by what nodes can be.
         tried: plans whose models are built to find the fastest that is faithful.
         grown: of these, how many may be tried to let more nodes be integers after all.
         timed: plans of the frontier that are timed beside the float model.
@@ -77,8 +82,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=3.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise=240.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(noise=2.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
+        "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,9 +25,9 @@ Ratios = NDArray[np.float64]
 LARGEST_NOISE = 1e10
 # Part of the questions that goes to groups of one size.
 _FIRST_LOOK = 4 / 5
-# Part of the time that goes to the first look, at one sample; the rest is for the noisiest on the others.
+# Part of the runs that goes to the first look, at one sample; the rest is for the noisiest on the others.
 _FIRST_PART = 0.6
-# Questions without which nothing is known, however long they take.
+# Questions without which nothing is known, however few runs are to be made.
 _FEWEST = 16
 # Together the sources that are not looked at again hold at most this part of the noise.
 _QUIET = 0.05
@@ -105,29 +104,29 @@ def decibels(ratio: float) -> float:
 
 
 def measure_noises(
-    board: Questions, samples: int, seconds: float, told: Callable[[int, int], None] = lambda done, total: None
+    board: Questions, samples: int, runs: int, told: Callable[[int, int], None] = lambda done, total: None
 ) -> Noises:
     """Measure what each source adds in noise, the noisiest on all samples.
 
-    The first look is at one sample, the one whose noise with all codes is the median: each source alone where time
-    allows, else groups of neighbours, of which the noisiest are split. Those that together hold 95 % of the noise are
-    then measured on the other samples too, noisiest first. What was seen on one sample counts for all as a share of
-    what all sources do together, which is measured on every sample.
+    The first look is at one sample, the one whose noise with all codes is the median: each source alone where there
+    are runs enough, else groups of neighbours, of which the noisiest are split. Those that together hold 95 % of the
+    noise are then measured on the other samples too, noisiest first. What was seen on one sample counts for all as a
+    share of what all sources do together, which is measured on every sample.
 
     Args:
         board: answers questions.
         samples: how many it has.
-        seconds: time to spend.
+        runs: how often to run a sample: unlike seconds, they are the same the next time. 0 asks nothing but what all
+            sources do together.
         told: called with how many questions were answered, and how many there may be.
 
     Returns:
         The noises of all sources.
     """
-    start, sources, everything = time.monotonic(), board.sources, tuple(range(samples))
+    sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
         return Noises()
     by_sample = _finite(board.noise(sources, everything))
-    each = max((time.monotonic() - start) / samples, 1e-6)
     joint = by_sample.sum(0)
     place = int(np.argsort(by_sample.max(1), kind="stable")[(samples - 1) // 2])
     asked = 0
@@ -142,8 +141,7 @@ def measure_noises(
             alone[group[0]] = found
         return found
 
-    rest = max(seconds - (time.monotonic() - start), 0.0)
-    most = min(max(int(_FIRST_PART * rest / each), _FEWEST), len(sources)) if seconds > 0 else 0
+    most = min(max(int(_FIRST_PART * (runs - samples)), _FEWEST), len(sources)) if runs > 0 else 0
     whole = _finite(board.noise(sources, [place])).sum(0)
     ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET / 4)
     # The outputs' signals and how noisy the sample is are not those of all.
@@ -153,7 +151,7 @@ def measure_noises(
     others = [other for other in everything if other != place]
     loudest = _loudest(found, joint)
     for number, source in enumerate(loudest, 1):
-        if not others or time.monotonic() - start + each * samples > seconds:
+        if not others or asked + (number + 1) * samples > runs:
             break
         told(asked + number, asked + len(loudest))
         seen = _finite(board.noise({source}, everything))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -77,23 +78,26 @@ def measure_noise(
     full: Plan,
     stores: Mapping[str, Demotion],
     asked: Mapping[Offer, Set[str]],
-    seconds: float,
+    runs: int,
 ) -> Noise:
-    """Measure what codes add in noise, in the time that there is for each.
+    """Measure what codes add in noise, with as many runs as there are for each.
 
     Args:
         laboratory: builds and measures.
         full: what the scheme wants.
         stores: demotions that leave no node an integer kernel.
         asked: the nodes that are asked about as what they are offered; all are asked about as what the scheme wants.
-        seconds: time to spend.
+        runs: how often to run a sample, see `measure_noises`.
     """
     # What the scheme wants dynamic can always be stored.
     dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]
     static = laboratory.plan({node: stores[node] for node in dynamic})
     own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
-    each = seconds / max(own + sum(map(len, asked.values())), 1)
+    each = runs / max(own + sum(map(len, asked.values())), 1)
     return Noise(
-        laboratory.noises(static, None, own * each),
-        {offer.alternative: laboratory.noises(offer.plan, nodes, len(nodes) * each) for offer, nodes in asked.items()},
+        laboratory.noises(static, None, math.ceil(own * each)),
+        {
+            offer.alternative: laboratory.noises(offer.plan, nodes, math.ceil(len(nodes) * each))
+            for offer, nodes in asked.items()
+        },
     )

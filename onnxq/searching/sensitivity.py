@@ -30,6 +30,8 @@ ORDERS = ("graph", "noise", "time", "name")
 
 # Part of the time after which no more ways to run nodes are profiled.
 _PROFILED = 1 / 4
+# Seconds of a run at least, as far as clocks tell.
+_SHORTEST_RUN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) 
         offers = (one for one in offers_of(laboratory, full, target, stores) if laboratory.expresses(one.plan))
         costs = Costs(graph, target, full, UNTIMED, UNTIMED, tuple(offers))
     rest = max(seconds - (time.monotonic() - start), 0.0)
-    noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, rest)
+    runs = math.ceil(rest / max(trials.seconds, _SHORTEST_RUN))
+    noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, runs)
     return Sensitivity(
         full.scheme,
         full.target,

@@ -108,7 +108,7 @@ def test_what_something_else_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
 def test_a_search_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     write = cost_cache._write
-    monkeypatch.setattr(cost_cache, "_write", lambda known, path: (written.append(len(known)), write(known, path)))
+    monkeypatch.setattr(cost_cache, "_write", lambda known, *rest: (written.append(len(known)), write(known, *rest)))
     quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), budget=Budget(latency=0.01, costs=tmp_path / "costs.json"))
     assert len(written) == 1
     assert written[0] > 1
@@ -146,7 +146,7 @@ def test_places_that_cannot_hold_a_file_are_told_in_a_sentence(tmp_path: Path) -
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(OutputError, match="taken cannot be written"):
-        cost_cache._write({"key": TIMES}, tmp_path / "taken")
+        cost_cache._write({"key": TIMES}, {}, tmp_path / "taken")
     assert [found.name for found in tmp_path.iterdir()] == ["taken"]
 
 
@@ -174,9 +174,24 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
     known = len(json.loads(path.read_text())["times"])
     assert first == known >= 2
     quantize(MODELS / "resnet.onnx", data, **options)
-    # Which plans are looked into depends on timing, but none is profiled twice.
-    assert "prepared.onnx" not in profiled[first:]
-    assert len(profiled) - first == len(json.loads(path.read_text())["times"]) - known
+    assert len(profiled) == first
+    assert len(json.loads(path.read_text())["times"]) == known
+
+
+@pytest.mark.parametrize("goal", [0.0, 30.0])
+def test_with_known_costs_a_second_search_writes_the_same_bytes(goal: float, tmp_path: Path) -> None:
+    budget = Budget(latency=0.05, costs=tmp_path / "costs.json")
+    data, outputs = Data(CALIB, limit=16), [tmp_path / "first.onnx", tmp_path / "again.onnx"]
+    plans = [quantize(MODELS / "mobilenet.onnx", data, path, goal=goal, budget=budget).report.plan for path in outputs]
+    assert plans[0] == plans[1]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
+def test_the_speed_that_was_measured_first_stays(tmp_path: Path) -> None:
+    first = CostCache.opened(tmp_path / "costs.json")
+    assert [first.speed("a", 2.0), first.speed("a", 3.0)] == [2.0, 2.0]
+    first.save()
+    assert CostCache.opened(tmp_path / "costs.json").speed("a", 1.0) == 2.0
 
 
 def test_a_file_of_something_else_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ class Table:
         return make_plan(self.graph, preset_named(self.scheme), target_named("onnxruntime-cpu"), demotions)
 
     @property
+    def run(self) -> float:
+        return 0.1
+
+    @property
     def process(self) -> float:
         return 1.0
 
@@ -81,7 +85,7 @@ class Table:
             return self.stored.get(decision.node, 0.0)
         return self.alternatives.get(kind(decision), (0.0, 0.0))[1]
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, seconds: float) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
         ratios = {
             Source(one.node, is_node=True): np.array([self.coded(one)])
             for one in plan.decisions

@@ -79,7 +79,7 @@ def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None
 
 def test_the_noisiest_are_measured_on_all_samples() -> None:
     board = Board({"t3": 1.0, "t20": 0.5}, rest=1e-4)
-    found = measure_noises(board, 3, seconds=60.0)
+    found = measure_noises(board, 3, runs=1000)
     assert board.asked == [32, 32, *[1] * 32, 1, 1]
     assert found.tensors["t3"] == pytest.approx(1.0)
     assert found.nodes == {}
@@ -90,19 +90,19 @@ def test_the_noisiest_are_measured_on_all_samples() -> None:
 
 
 def test_without_time_all_sources_share_what_they_do_together() -> None:
-    found = measure_noises(Board({"t3": 1.0}), 2, seconds=0.0)
+    found = measure_noises(Board({"t3": 1.0}), 2, runs=0)
     assert found.alone == frozenset()
     assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
 
 
 def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
-    found = measure_noises(Board({"t3": math.nan, "t4": math.inf}), 2, seconds=60.0)
+    found = measure_noises(Board({"t3": math.nan, "t4": math.inf}), 2, runs=1000)
     assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NOISE
     assert found.of(UNITS) == LARGEST_NOISE
 
 
 def test_no_sources_or_samples_have_no_noise() -> None:
-    assert measure_noises(Board({}), 0, seconds=1.0).ratios == {}
+    assert measure_noises(Board({}), 0, runs=10).ratios == {}
     assert Noises().of(UNITS) == 0.0
     assert decibels(0.001) == pytest.approx(30.0)
 
@@ -115,7 +115,7 @@ def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
 
 def test_progress_says_how_many_questions_there_are() -> None:
     told: list[tuple[int, int]] = []
-    measure_noises(Board({"t3": 1.0}, rest=1e-5), 2, 60.0, lambda done, total: told.append((done, total)))
+    measure_noises(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: told.append((done, total)))
     assert told[0] == (1, 32)
     assert told[-1] == (33, 33)
     assert all(done <= total for done, total in told)
