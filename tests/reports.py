@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from onnxq.accuracy.refining import Gain
 from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.gate import Judged
 from onnxq.judging.verify import Kernels, Latency
+from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
-from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.report.machine import Machine, Stage
+from onnxq.report.observed import TensorValues, WeightChannels
+from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.search import NodeNoise
+from onnxq.searching.regions import NodeTime, Region
+from onnxq.searching.search import NodeNoise, Point
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(
@@ -34,6 +40,45 @@ REPORT = Report(
     ),
     encoding=Encoding("MinMax()"),
     run=Run(seconds=0.5),
+)
+
+
+FULL = replace(
+    REPORT,
+    files=replace(REPORT.files, output="model.int8.onnx", model_digest="ab12", output_digest="cd34"),
+    samples=Samples(3, Judged(3, 0, 2), ("the samples are few",)),
+    fidelity=Fidelity(
+        Agreement(3, (OutputAgreement("y", 31.25, 0.98, 0.5, same_shapes=True, finite=True, compared=50),)),
+    ),
+    performance=Performance(
+        REPORT.performance.kernels,
+        Latency(reference=2.0, candidate=1.0, threads=1, runs=5, rounds=6, interval=(1.9, 2.1)),
+        (Region("a", 1, Mode.STATIC, 2.0, 1.0),),
+        (NodeTime("a", 2.0, 1.0), NodeTime("b", 0.5, 0.5)),
+    ),
+    search=Search(
+        4,
+        (NodeNoise("a", Mode.STATIC, 33.5), NodeNoise("b", Mode.STATIC, 40.0)),
+        (
+            Point(1, 0, 1.5, 31.25, 2.0, chosen=True),
+            Point(0, 1, 1.75, None, None, predicted=36.0),
+            Point(0, 0, 2.5, math.inf, 1.0, is_float=True),
+        ),
+    ),
+    encoding=Encoding(
+        "MinMax()",
+        gains=(Gain("ranges", 30.0, 31.5, "percentile", 2.0), Gain("bias", 31.5, 31.5, "", 1.0, "no less noise")),
+        delivered=(Delivery(8, 2, 1, (("why", 1),)),),
+        tensors=(TensorValues("x", -1.0, 3.0, (0.0, 1.0), 0.25, (1, 0, 5)),),
+        weights=(WeightChannels("a", "w", 8, (0.1, 0.2, 0.3, 0.4, 0.5)),),
+    ),
+    run=Run(
+        0.5,
+        (AppliedPass("Scale", {"factor": "2.0"}, 0.1, 1, ("a",)),),
+        (Stage("prepare", 0.25, 1 << 20), Stage("calibrate", 0.25, 1 << 21)),
+        Machine("x86_64", 2, "Linux 6", {"onnxq": "0.2", "python": "3.11"}),
+        "onnxq quantize model.onnx --calib data",
+    ),
 )
 
 

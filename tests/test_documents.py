@@ -15,6 +15,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from conftest import Build
+from reports import FULL
 
 import onnxq
 from onnxq.cli.main import cli
@@ -90,6 +91,7 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
         (tmp_path / name).mkdir()
         for index, image in enumerate(images):
             np.savez(tmp_path / name / f"{index}.npz", image=image)
+    FULL.save(tmp_path / "report.json")
     for name, document in (("my_passes.py", "README.md"), ("my_rules.py", "rewriting.md")):
         (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,7 @@ from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
 from onnxq.cli.portability import portability
 from onnxq.cli.quantize import plan, quantize
+from onnxq.cli.report import report
 from onnxq.cli.run import run
 from onnxq.cli.sensitivity import sensitivity
 
@@ -54,6 +55,7 @@ for _command in (
     plan,
     portability,
     quantize,
+    report,
     run,
     sensitivity,
     stats,

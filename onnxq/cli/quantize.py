@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.groups import OUTPUT, WHAT, GroupedCommand, option
+from onnxq.cli.kept import Kept, kept_options, with_command
 from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
 from onnxq.cli.wanted import (
     NO_SAMPLES,
@@ -55,7 +56,7 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     type=FILE,
     help="File to write.  [default: MODEL.PRESET.onnx in the current folder]",
 )
-@option("--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too.")
+@kept_options
 @option("--plan-out", group=OUTPUT, type=FILE, help="Write the plan that was carried out as TOML.")
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 @option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print the report as JSON instead of the written file.")
@@ -69,7 +70,7 @@ def quantize(
     plan_file: Path | None,
     goal: Callable[[], Goal],
     budget: Budget,
-    report: Path | None,
+    kept: Kept,
     plan_out: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -103,15 +104,17 @@ def quantize(
     if plan_file is not None:
         asked = replace(asked, scheme=load_plan(plan_file))
     output = output or Path(f"{model.stem}.{_name(asked)}.onnx")
-    _check_files(model, output, {"--report": report, "--plan-out": plan_out, "--costs": budget.costs})
+    _check_files(model, output, {**kept.files, "--plan-out": plan_out, "--costs": budget.costs})
     try:
         done = _quantized(model, output, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
-        _keep(refused.report, report, plan_out)
+        refused.report = with_command(refused.report)
+        _keep(refused.report, kept, plan_out)
         raise
-    _keep(done.report, report, plan_out)
-    _show(done.report, quiet=quiet, verbose=verbose)
-    click.echo(done.report.to_json() if as_json else done.report.output)
+    report = with_command(done.report)
+    _keep(report, kept, plan_out)
+    _show(report, quiet=quiet, verbose=verbose)
+    click.echo(report.to_json() if as_json else report.output)
 
 
 @click.command(cls=GroupedCommand, short_help="Search for a plan and write it, but no model.", epilog=EXIT_CODES)
@@ -125,7 +128,7 @@ def quantize(
 @option(
     "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.plan.toml in the current folder]"
 )
-@option("--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too.")
+@kept_options
 @option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print the report as JSON instead of the written file.")
 @option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions.")
 @option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables.")
@@ -136,7 +139,7 @@ def plan(
     asked: Asked,
     goal: Callable[[], Goal],
     budget: Budget,
-    report: Path | None,
+    kept: Kept,
     as_json: bool,
     verbose: bool,
     quiet: bool,
@@ -150,15 +153,17 @@ def plan(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     output = output or Path(f"{model.stem}.plan.toml")
-    _check_files(model, output, {"--report": report, "--costs": budget.costs})
+    _check_files(model, output, {**kept.files, "--costs": budget.costs})
     try:
         done = _quantized(model, None, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
-        _keep(refused.report, report, None)
+        refused.report = with_command(refused.report)
+        _keep(refused.report, kept, None)
         raise
-    _keep(done.report, report, output)
-    _show(done.report, quiet=quiet, verbose=verbose)
-    click.echo(done.report.to_json() if as_json else output)
+    report = with_command(done.report)
+    _keep(report, kept, output)
+    _show(report, quiet=quiet, verbose=verbose)
+    click.echo(report.to_json() if as_json else output)
 
 
 def _name(asked: Asked) -> str:
@@ -209,14 +214,13 @@ def _quantized(
         )
 
 
-def _keep(found: Report, report: Path | None, plan_out: Path | None) -> None:
+def _keep(report: Report, kept: Kept, plan_out: Path | None) -> None:
     """Write what was asked to be kept of a quantization, most of all of one that was refused."""
     from onnxq.planning.plan_file import save_plan
 
-    if report is not None:
-        found.save(report)
+    kept.write(report)
     if plan_out is not None:
-        save_plan(found.plan, plan_out)
+        save_plan(report.plan, plan_out)
 
 
 def _show(found: Report, *, quiet: bool, verbose: bool) -> None:

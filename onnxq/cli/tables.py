@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from onnxq.cli import terminal
-from onnxq.cli.figures import decibels, duration, milliseconds, threads
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.latency_comparison import Bench
 from onnxq.judging.layers import Layers
 from onnxq.judging.portability import Port
+from onnxq.report.figures import decibels, duration, milliseconds, threads
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
 

@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 
 from onnxq import progress as progress_module
-from onnxq.cli.figures import decibels, duration, size, threads
 from onnxq.inspection import Inspection
 from onnxq.judging.gate import Judged
 from onnxq.optimization import Optimized
 from onnxq.planning.delivery import missing
 from onnxq.report import Report
+from onnxq.report.figures import decibels, duration, size, threads
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 from onnxq.targets import DEFAULT_TARGET

@@ -72,10 +72,12 @@ class Fidelity:
     Attributes:
         agreement: of the outputs.
         scores: what the user's metric says of both models, where there is one.
+        refusal: why the model was refused, in a sentence; empty where it was not.
     """
 
     agreement: Agreement
     scores: Scores | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True)

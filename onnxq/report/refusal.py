@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from onnxq.errors import ModelError, OnnxqError
@@ -16,12 +17,13 @@ class FidelityError(OnnxqError):
     """The quantized model was verified and is below the wanted fidelity; nothing was written.
 
     Attributes:
-        report: what was decided and measured.
+        report: what was decided and measured, with the refusal; it names no output, since none was written.
     """
 
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
-        self.report = report
+        fidelity = replace(report.fidelity, refusal=str(self))
+        self.report = replace(report, files=replace(report.files, output=None), fidelity=fidelity)
 
     def __reduce__(self) -> tuple[type[FidelityError], tuple[str, Report]]:
         return type(self), (str(self), self.report)

@@ -123,7 +123,12 @@ def test_a_classifier_whose_labels_differ_too_often_is_refused(
 
 def test_a_refusal_can_be_sent_to_another_process() -> None:
     sent = pickle.loads(pickle.dumps(FidelityError("too noisy", REPORT)))
-    assert (str(sent), sent.report) == ("too noisy", REPORT)
+    assert (str(sent), sent.report) == ("too noisy", changed(REPORT, fidelity={"refusal": "too noisy"}))
+
+
+def test_a_refused_report_names_no_file_that_was_not_written() -> None:
+    report = FidelityError("too noisy", changed(REPORT, files={"output": "out.onnx"})).report
+    assert (report.output, report.fidelity.refusal) == (None, "too noisy")
 
 
 @pytest.mark.parametrize("change", [{"finite": False}, {"same_shapes": False}])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.cli.figures import decibels, duration, milliseconds, size, threads
+from onnxq.report.figures import decibels, duration, milliseconds, size, threads
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""What a command keeps of a quantization beside the model, most of all of one that was refused."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.cli.groups import OUTPUT, option
+from onnxq.cli.options import FILE
+
+if TYPE_CHECKING:
+    from onnxq.report import Report
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Files that are written beside the model.
+
+    Attributes:
+        report: the JSON.
+        html: the page.
+        overlay: after which node data for Model Explorer is named.
+    """
+
+    report: Path | None = None
+    html: Path | None = None
+    overlay: Path | None = None
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """The files by the options that name them."""
+        return {"--report": self.report, "--html": self.html, "--overlay": self.overlay}
+
+    def write(self, report: Report) -> None:
+        """Write what was asked for.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        if self.report is not None:
+            report.save(self.report)
+        if self.html is not None:
+            from onnxq.report.page import save_html
+
+            save_html(report, self.html)
+        if self.overlay is not None:
+            from onnxq.report.overlay import save_overlays
+
+            save_overlays(report, self.overlay)
+
+
+def kept_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the files that are kept to a command, which takes them as one argument ``kept``."""
+
+    @functools.wraps(command)
+    def with_kept(*args: Any, **kwargs: Any) -> None:
+        command(*args, kept=Kept(*(kwargs.pop(name) for name in ("report", "html", "overlay"))), **kwargs)
+
+    overlay = option(
+        "--overlay",
+        group=OUTPUT,
+        type=FILE,
+        help="Write mode, time and noise of nodes for Model Explorer, as FILE with .mode, .time and .noise.",
+    )
+    html = option("--html", group=OUTPUT, type=FILE, help="Write a page that shows all of it, of a refused result too.")
+    report = option(
+        "--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too."
+    )
+    return report(html(overlay(with_kept)))
+
+
+def with_command(report: Report) -> Report:
+    """Return a report that says which command line it comes from."""
+    command = shlex.join(["onnxq", *sys.argv[1:]])
+    return replace(report, run=replace(report.run, command=command))

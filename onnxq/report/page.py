@@ -1,0 +1,260 @@
+"""A report as one page of HTML that holds all it shows: no network, no library in the browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path, PurePath
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from onnxq.accuracy.refining import Gain
+from onnxq.errors import OutputError
+from onnxq.planning.delivery import missing
+from onnxq.report.charts import frontier_chart, noise_chart
+from onnxq.report.figures import decibels, duration, milliseconds, size, threads
+from onnxq.report.report import Report
+from onnxq.report.verdict import judges, suggestions, verdict
+from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
+from onnxq.scheme import Mode
+
+# Characters that end a script element or a line of JavaScript, whatever string they stand in.
+_UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})
+# Decibels over which the colour of noise fades.
+_FADE = 40.0
+_SECTIONS = (
+    ("outputs", "Outputs"),
+    ("plans", "Plans"),
+    ("network", "Network"),
+    ("nodes", "Nodes"),
+    ("noise", "Noise"),
+    ("values", "Values"),
+    ("weights", "Weights"),
+    ("accuracy", "Accuracy"),
+    ("left", "Not integer"),
+    ("again", "Reproduction"),
+)
+
+
+def to_html(report: Report) -> str:
+    """Return a report as a page of HTML that loads nothing else.
+
+    All names are escaped: those of a hostile model are shown as they are and run nothing.
+    """
+    nodes = node_views(report)
+    script = _resource("page.js")
+    shown: dict[str, Any] = {
+        "report": report,
+        "verdict": verdict(report),
+        "refusal": report.fidelity.refusal,
+        "suggestions": suggestions(report),
+        "missing": missing(report.encoding.delivered),
+        "judges": judges(report),
+        "model_name": PurePath(report.files.model).name or "model",
+        "output_name": PurePath(report.output or "").name,
+        "tiles": _tiles(report),
+        "frontier": frontier_chart(report.search.frontier),
+        "noise": noise_chart(noise_along(nodes), len(nodes)),
+        "links": _blocks(chain(nodes), nodes),
+        "timed": any(node.milliseconds is not None for node in nodes),
+        "noisy": any(node.noise is not None for node in nodes),
+        "modes": [(mode, count) for mode in Mode if (count := report.plan.count(mode))],
+        "node_count": len(nodes),
+        "causes": causes(nodes, report),
+        "facts": _facts(report),
+        "version": report.run.machine.versions.get("onnxq", "") if report.run.machine else "",
+        "data": script_json(_data(report, nodes)),
+        "style": Markup(_resource("page.css")),
+        "script": Markup(script),
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "bought": _bought,
+        "decibels": decibels,
+        "milliseconds": milliseconds,
+        "size": size,
+    }
+    shown["sections"] = [one for one in _SECTIONS if _is_shown(one[0], shown)]
+    return environment().get_template("report.html.j2").render(shown)
+
+
+def save_html(report: Report, path: str | Path) -> None:
+    """Write a report as a page of HTML.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(to_html(report), encoding="utf-8")
+    except OSError as reason:
+        raise OutputError(f"page {path} cannot be written: {reason.strerror}") from reason
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return what fills templates: everything is escaped, and a name that is missing is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("onnxq.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def script_json(value: object) -> Markup:
+    """Return plain values as JSON that stands safely in a script element.
+
+    >>> str(script_json(["</script>"])).isascii(), "<" in script_json(["</script>"])
+    (True, False)
+    """
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE))
+
+
+def _resource(name: str) -> str:
+    return files("onnxq.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
+    report: Report = shown["report"]
+    sometimes = {
+        "plans": report.search.frontier,
+        "noise": shown["noise"],
+        "values": report.encoding.tensors,
+        "weights": report.encoding.weights,
+        "accuracy": report.encoding.gains,
+        "left": shown["causes"],
+    }
+    return bool(sometimes.get(section, True))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that is seen first.
+
+    Attributes:
+        title: what it is.
+        figure: its value.
+        note: what it is made of.
+    """
+
+    title: str
+    figure: str
+    note: str
+
+
+def _tiles(report: Report) -> tuple[Tile, ...]:
+    files_, latency, scores = report.files, report.latency, report.fidelity.scores
+    tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
+    if latency is not None:
+        low, high = latency.interval
+        sure = f"{low:.2f} to {high:.2f} with 95 % confidence; " if math.isfinite(high) else ""
+        times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
+        tiles.append(Tile("Speed", f"{latency.speed:.2f}x", sure + times))
+    worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
+    if worst is not None:
+        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {judges(report)}"))
+    if scores is not None:
+        tiles.append(Tile(scores.name, f"{scores.candidate:.4g}", f"{scores.reference:.4g} in float"))
+    counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := report.plan.count(mode)))
+    tiles.append(Tile("Integer kernels", str(report.performance.kernels.integer), counts))
+    return tuple(tiles)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A region as the chain draws it.
+
+    Attributes:
+        link: the region.
+        grow: how wide it is.
+        time: of its nodes on the average, 0 to 1.
+        noise: of its noisiest node, 0 to 1.
+        told: what it says.
+    """
+
+    link: Link
+    grow: float
+    time: float
+    noise: float
+    told: str
+
+    @property
+    def mode(self) -> str:
+        """Of most of its nodes."""
+        return str(self.link.mode)
+
+    @property
+    def first(self) -> int:
+        """Index of its first node."""
+        return self.link.first
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return self.link.nodes
+
+
+def _blocks(links: Sequence[Link], nodes: Sequence[NodeView]) -> tuple[Block, ...]:
+    timed = any(link.milliseconds is not None for link in links)
+    longest = max(((link.milliseconds or 0.0) / link.nodes for link in links), default=0.0) or 1.0
+    noises = [link.noise for link in links if link.noise is not None and math.isfinite(link.noise)]
+    quietest = min(noises, default=0.0) + _FADE
+
+    def block(link: Link) -> Block:
+        grow = (link.milliseconds or 0.0) * 1e3 if timed else link.nodes
+        noise = 0.0 if link.noise is None else min(max((quietest - link.noise) / _FADE, 0.0), 1.0)
+        time = (link.milliseconds or 0.0) / link.nodes / longest
+        nodes_ = f"{link.nodes} {'node' if link.nodes == 1 else 'nodes'}"
+        told = f"{link.mode}: {nodes_} from {nodes[link.first].name}"
+        told += f", {milliseconds(link.milliseconds)}" if link.milliseconds is not None else ""
+        told += f", noisiest alone {decibels(link.noise)}" if link.noise is not None else ""
+        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(noise, 3), told)
+
+    return tuple(map(block, links))
+
+
+def _bought(gain: Gain) -> str:
+    change = gain.after - gain.before
+    return f"{change:+.1f} dB" if gain.kept and math.isfinite(change) else "-"
+
+
+def _facts(report: Report) -> tuple[tuple[str, str], ...]:
+    machine, plan, kept = report.run.machine, report.plan, report.files
+    facts = [
+        ("Float model", kept.model),
+        ("SHA-256 of it", kept.model_digest),
+        ("Quantized model", kept.output or "none was written"),
+        ("SHA-256 of it", kept.output_digest if kept.output else ""),
+        ("Scheme and target", f"{plan.scheme} for {plan.target}"),
+        ("Ranges", report.encoding.ranges),
+        ("Samples", f"{report.samples.calibrated} calibrated; judged by {judges(report)}"),
+        ("Time", f"{report.run.seconds:.1f} s"),
+    ]
+    if machine is not None:
+        facts.append(("Machine", f"{machine.processor}, {machine.cores} cores, {machine.system}"))
+        facts.append(("Versions", ", ".join(f"{name} {number}" for name, number in machine.versions.items())))
+    return tuple((name, fact) for name, fact in facts if fact)
+
+
+def _data(report: Report, nodes: Sequence[NodeView]) -> dict[str, object]:
+    """Return what the script draws: long lists in as few bytes as they are."""
+    tensors = [
+        [one.tensor, *(_short(value) for value in (one.low, one.high, *one.range, one.clipped)), list(one.counts)]
+        for one in report.encoding.tensors
+    ]
+    weights = [
+        [one.tensor, one.node, one.channels, [_short(value) for value in one.maxima]] for one in report.encoding.weights
+    ]
+    return {"words": shared_words(nodes), "nodes": list(node_rows(nodes)), "tensors": tensors, "weights": weights}
+
+
+def _short(value: float) -> float:
+    """Return a number in four digits, and zero for what is none."""
+    return float(f"{value:.4g}") if math.isfinite(value) else 0.0

@@ -1,0 +1,48 @@
+"""Node data is as Model Explorer documents it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from reports import FULL, REPORT, changed
+
+from onnxq.errors import OutputError
+from onnxq.report.overlay import overlays, save_overlays
+
+# Fields of GraphNodeData, NodeDataResult and GradientItem in model_explorer/node_data_builder.py.
+GRAPH = {"results", "name", "thresholds", "gradient"}
+RESULT = {"value", "bgColor", "textColor"}
+GRADIENT = {"stop", "bgColor", "textColor"}
+
+
+def test_every_measure_is_node_data_by_node() -> None:
+    found = overlays(FULL)
+    assert list(found) == ["mode", "time", "noise"]
+    for graph in found.values():
+        assert set(graph) <= GRAPH
+        assert all(set(result) <= RESULT for result in graph["results"].values())
+        assert [set(stop) <= GRADIENT and stop["stop"] for stop in graph.get("gradient", [])] in ([], [False, 1])
+    assert found["mode"]["results"]["a"]["value"] == "static"
+    assert found["time"]["results"] == {"a": {"value": 1.0}, "b": {"value": 0.5}}
+    assert found["noise"]["results"]["a"] == {"value": 33.5}
+
+
+def test_what_was_not_measured_has_no_file(tmp_path: Path) -> None:
+    assert save_overlays(REPORT, tmp_path / "overlay.json") == (tmp_path / "overlay.mode.json",)
+    assert json.loads((tmp_path / "overlay.mode.json").read_text())["results"]["b"]["value"] == "float"
+
+
+def test_the_package_reads_them() -> None:
+    builder = pytest.importorskip("model_explorer.node_data_builder")
+    for graph in overlays(changed(FULL)).values():
+        results = {name: builder.NodeDataResult(**one) for name, one in graph["results"].items()}
+        gradient = [builder.GradientItem(**one) for one in graph.get("gradient", [])]
+        built = builder.GraphNodeData(results=results, name=graph["name"], gradient=gradient)
+        assert json.loads(built.to_json_string())["results"] == graph["results"]
+
+
+def test_overlays_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^overlay .* cannot be written: "):
+        save_overlays(FULL, tmp_path / "no" / "overlay.json")
