@@ -52,12 +52,16 @@ if TYPE_CHECKING:
     from onnxq.report import FidelityError, Report, load_report
     from onnxq.rewriting import Verify, run_passes
     from onnxq.samples.images import ImageOptions
+    from onnxq.samples.sources.audio import Audio
+    from onnxq.samples.sources.source import Source
+    from onnxq.samples.sources.text import Text
     from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
     from onnxq.searching.sensitivity import Sensitivity
 
 __all__ = [
     "PRESETS",
+    "Audio",
     "Auto",
     "Budget",
     "Call",
@@ -100,7 +104,9 @@ __all__ = [
     "Scheme",
     "SchemeError",
     "Sensitivity",
+    "Source",
     "Spec",
+    "Text",
     "Verify",
     "bench",
     "calibrate",
@@ -211,6 +217,9 @@ _HOMES = {
         "run_passes",
     ),
     "onnxq.samples.images": ("ImageOptions",),
+    "onnxq.samples.sources.audio": ("Audio",),
+    "onnxq.samples.sources.source": ("Source",),
+    "onnxq.samples.sources.text": ("Text",),
     "onnxq.scheme": (
         "Granularity",
         "Mode",

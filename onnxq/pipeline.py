@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.budget import Budget
-from onnxq.data import Data, Source
+from onnxq.data import Data, SamplesLike
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -57,7 +57,7 @@ class Quantized:
 
 def quantize(
     model: Model,
-    data: Source | Data,
+    data: SamplesLike | Data,
     output: str | Path | None = None,
     *,
     scheme: str | Scheme | Plan = "int8",
@@ -112,7 +112,7 @@ def quantize(
 
 def sensitivity(
     model: Model,
-    data: Source | Data,
+    data: SamplesLike | Data,
     *,
     scheme: str | Scheme = "int8",
     target: str = DEFAULT_TARGET,
@@ -165,7 +165,7 @@ def sensitivity(
 
 def calibrate(
     model: Model,
-    data: Source | Data,
+    data: SamplesLike | Data,
     *,
     scheme: str | Scheme = "int8",
     target: str = DEFAULT_TARGET,

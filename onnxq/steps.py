@@ -138,11 +138,12 @@ def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Wor
 def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:
     """Calibrate what the plan needs for any of these range methods, or take the statistics that were given."""
     bench, notice = model.bench, (budget.collection or Collection()).notice
-    whole = bench.samples(data.calibration, data, notice)
     # A metric counts on the order of all samples, as do its labels.
+    in_order = goal.metric is not None
+    whole = bench.samples(data.calibration, data, notice, in_order=in_order)
     samples, judged = split(whole) if data.validation is None and goal.metric is None else (whole, whole)
     if data.validation is not None:
-        judged = bench.samples(data.validation, data, notice)
+        judged = bench.samples(data.validation, data, notice, in_order=in_order)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = doubts(model.files.reference, whole)

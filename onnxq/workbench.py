@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
-from onnxq.data import Data, Source
+from onnxq.data import Data, SamplesLike
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import Codes, encode
 from onnxq.encoding.migration import carriers_of_divided
@@ -147,16 +147,20 @@ class Workbench:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
         return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
-    def samples(self, source: Source, data: Data, notice: Notice) -> SampleSource:
+    def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs are completed with what the float model leaves behind.
 
         Args:
-            source: the samples.
+            given: the samples.
             data: how they are read.
             notice: told what is worth knowing of how chained inputs start.
+            in_order: whether what judges them counts on their order.
         """
         inputs = with_optional(model_inputs(skeleton(self.graph)), data.chain)
-        samples = open_samples(source, inputs, images=data.images, limit=data.limit)
+        ordered = in_order or bool(data.chain)
+        samples = open_samples(
+            given, inputs, images=data.images, limit=data.limit, source=data.source, in_order=ordered
+        )
         return ChainedSamples(samples, self.prepared, data.chain, notice) if data.chain else samples
 
     def calibrate(

@@ -11,9 +11,9 @@ from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
-from onnxq.samples.data import even_places
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import Selection
+from onnxq.samples.stretches import even_places
 from onnxq.trials import Trials
 
 Groups = tuple[int, ...]

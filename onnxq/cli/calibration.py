@@ -18,6 +18,7 @@ from onnxq.cli.options import (
     json_option,
     limit_option,
     pass_option,
+    source_option,
 )
 from onnxq.cli.wanted import chosen_scheme
 
@@ -37,6 +38,7 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @click.option("--target", metavar="NAME", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
 @pass_option("A pass of yours, as quantize is given")
 @limit_option
+@source_option
 @click.option(
     "--range",
     "range_method",
@@ -54,6 +56,7 @@ def calibrate(
     target: str,
     passes: tuple[str, ...],
     limit: int | None,
+    source: str | None,
     range_method: str | None,
     collection: Collection | None,
     chain: dict[str, str],
@@ -78,7 +81,7 @@ def calibrate(
     with terminal.progress_bars() as progress:
         statistics = pipeline.calibrate(
             model,
-            Data(calib, limit=limit, images=images, chain=chain),
+            Data(calib, limit=limit, images=images, chain=chain, source=source),
             scheme=replace(scheme, ranges=range_method) if range_method is not None else scheme,
             target=target,
             prepare=passes,

@@ -6,13 +6,14 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxq.cli.groups import ENGINE, option
+from onnxq.cli.groups import DATA, ENGINE, option
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -44,6 +45,15 @@ engine_option = click.option(
     default="onnxruntime",
     show_default=True,
     help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+)
+
+
+source_option = option(
+    "--source",
+    group=DATA,
+    metavar="NAME[:OPTION=VALUE]",
+    help="What reads the samples, such as audio:rate=8000 or text:tokenizer=tokenizer.json; see docs/samples.md.  "
+    "[default: what the files are]",
 )
 
 
@@ -83,14 +93,21 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_images(*args: Any, **kwargs: Any) -> None:
-        from onnxq.samples.images import ImageOptions
+        from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
 
         given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
         chosen = {name: value for name, value in given.items() if value is not None}
-        command(*args, images=ImageOptions(**chosen), **kwargs)
+        preset = IMAGE_PRESETS.get(kwargs.pop("image_preset"), ImageOptions())
+        command(*args, images=replace(preset, **chosen), **kwargs)
 
     wrapped: Callable[..., None] = with_images
     for one in (
+        option(
+            "--image-preset",
+            group="Images",
+            type=click.Choice(["imagenet", "clip", "inception"]),
+            help="How models of a kind were trained to see images; the options below go before.",
+        ),
         option(
             "--image-resize",
             group="Images",
@@ -173,7 +190,7 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
     for one in (
         option(
             "--chain",
-            group="Data",
+            group=DATA,
             multiple=True,
             metavar="OUTPUT=INPUT",
             help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.groups import DATA, EFFORT, FIDELITY, PRESET, RANGE, SPEED, TARGET, WHAT, option
-from onnxq.cli.options import FILE, FiniteRange
+from onnxq.cli.options import FILE, FiniteRange, source_option
 
 if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
@@ -80,15 +80,18 @@ def data_options(command: Command) -> Command:
     def with_data(*args: Any, **kwargs: Any) -> None:
         from onnxq.data import Data
 
-        names = ("calib", "validation", "limit", "images", "chain")
-        calib, validation, limit, images, chain = (kwargs.pop(name) for name in names)
-        data = Data(calib, validation, limit, images, chain) if calib is not None else None
+        names = ("calib", "validation", "limit", "images", "chain", "source")
+        calib, validation, limit, images, chain, source = (kwargs.pop(name) for name in names)
+        data = Data(calib, validation, limit, images, chain, source=source) if calib is not None else None
         command(*args, data=data, **kwargs)
 
     return _with(
         with_data,
         option(
-            "--calib", group=DATA, type=FILE, help="Samples: a folder or file of .npz, .npy, images, or ONNX test data."
+            "--calib",
+            group=DATA,
+            type=FILE,
+            help="Samples: a folder or file of .npz, .npy, images, ONNX test data, or what --source reads.",
         ),
         option(
             "--validation",
@@ -98,8 +101,13 @@ def data_options(command: Command) -> Command:
             "nothing else uses then; all of fewer than 8, or for a metric]",
         ),
         option(
-            "--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
+            "--limit",
+            group=DATA,
+            type=click.IntRange(min=1),
+            metavar="COUNT",
+            help="Use at most this many samples, from all over; the first ones for --chain and --metric.",
         ),
+        source_option,
     )
 
 

@@ -79,7 +79,7 @@ def bench(
         threads: threads inside an operator; None takes all cores.
         seconds: time to spend, loading aside.
         images: how image files become arrays.
-        limit: use only the first samples.
+        limit: most samples to choose from.
         engine: what runs both; None stands for onnxruntime in this process.
 
     Returns:

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from onnxq.errors import DataError, nearest
 from onnxq.samples.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.samples.images import IMAGE_SUFFIXES, ImageOptions, read_image
-from onnxq.samples.inputs import Input, Sample, Shape, check_signature, required
+from onnxq.samples.inputs import Input, Sample, check_signature, required
+from onnxq.samples.stacks import as_sample, sample_shape, stack_size
 from onnxq.samples.stores import Location
 
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
 _WHOLE = frozenset({".npz"}) | _ONE_ARRAY
+_READ = _WHOLE | {".pb"}
 _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
@@ -44,20 +43,20 @@ class Part:
     stacked: bool = True
 
 
-def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Part]:
-    """Yield the parts below `source` in natural order of names; `onnxq.samples.data.open_samples` says which.
+def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Callable[[], Part]]:
+    """Yield what opens the parts below `source`, in natural order of names; `open_samples` says which there are.
 
     Raises:
-        DataError: A path cannot be listed, or a file does not fit the inputs.
+        DataError: A path cannot be listed. Those that are yielded raise it where a file does not fit the inputs.
     """
     if not source.is_dir():
-        yield _file(source, inputs, images)
+        yield partial(_file, source, inputs, images)
         return
     pending, visited = [source], set[Path]()
     while pending:
         path = pending.pop()
         if not path.is_dir():
-            yield _file(path, inputs, images)
+            yield partial(_file, path, inputs, images)
             continue
         real = path.resolve()
         # A link back to a parent would otherwise repeat its samples for ever.
@@ -67,9 +66,14 @@ def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Ite
         entries = _entries(path)
         sample = _sample_folder(path, entries, inputs, images)
         if sample:
-            yield sample
+            yield partial(_as_it_is, sample)
         else:
             pending.extend(e for e in reversed(entries) if e.is_dir() or (e.is_file() and _suffix(e) in _WHOLE))
+
+
+def is_read(file: Location) -> bool:
+    """Return whether a file is one of those that are read without a source."""
+    return _suffix(file) in _READ
 
 
 def suffixes(folder: Location) -> str:
@@ -78,9 +82,13 @@ def suffixes(folder: Location) -> str:
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
-def spooled_part(path: Location, index: int, inputs: Sequence[Input]) -> Part:
-    """Return the part that is one sample of an iterable, which has been written to an ``.npz`` file as it came."""
-    return _one(f"samples, sample {index}", "samples", partial(_read_npz, path, inputs))
+def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input]) -> Part:
+    """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
+    return _one(where, sequence, partial(_read_npz, path, inputs))
+
+
+def _as_it_is(part: Part) -> Part:
+    return part
 
 
 def _one(where: str, sequence: str, alone: Callable[[], Sample]) -> Part:
@@ -115,7 +123,7 @@ def _file(path: Location, inputs: Sequence[Input], images: ImageOptions) -> Part
     suffix = _suffix(path)
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs)
-    if suffix not in _ONE_ARRAY | {".pb"}:
+    if suffix not in _READ:
         raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
     needed = required(inputs)
     if len(needed) > 1:
@@ -168,7 +176,7 @@ def _read_rows(
     arrays: Mapping[str, StoredArray], wanted: Mapping[str, Input], indices: Sequence[int]
 ) -> Iterator[Sample]:
     for rows in zip(*(array.rows(indices) for array in arrays.values()), strict=True):
-        yield {name: _as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
+        yield {name: as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
 
 
 def _read_tensors(folder: Location, tensors: Mapping[int, Location], inputs: Sequence[Input]) -> Sample:
@@ -198,10 +206,10 @@ def _read_arrays(
 
 def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> Part:
     typed = _with_extended_types(arrays, inputs)
-    count = _stack_size({name: array.shape for name, array in typed.items()}, inputs)
+    count = stack_size({name: array.shape for name, array in typed.items()}, inputs)
     wanted = {entry.name: entry for entry in inputs}
     check_signature(
-        {name: (array.dtype, _sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
+        {name: (array.dtype, sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
         inputs,
         str(path),
     )
@@ -224,27 +232,12 @@ def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Inp
     }
 
 
-def _stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
-    """Return how many samples are stacked in arrays of these shapes, or None for a single sample."""
-    given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
-    if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
-        return None
-    pairs = [(shapes[entry.name], entry) for entry in given]
-    leading = {shape[0] if shape else None for shape, _ in pairs}
-    if len(leading) != 1 or None in leading:
-        return None
-    size = leading.pop()
-    if all(len(shape) == len(entry.shape or ()) + 1 for shape, entry in pairs):
-        return size
-    batched = all(len(shape) == len(entry.shape or ()) and entry.batched for shape, entry in pairs)
-    return size if batched and size != 1 else None
-
-
-def _sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:
-    if count is None or entry is None or entry.shape is None:
-        return shape
-    return shape[1:] if len(shape) > len(entry.shape) else (1, *shape[1:])
-
-
-def _as_sample(row: NDArray[Any], entry: Input) -> NDArray[Any]:
-    return row if entry.shape is None or row.ndim == len(entry.shape) else row[None]
+def files_below(place: Location) -> Iterator[Location]:
+    """Yield the files of a folder in natural order of names, those of its folders too, or a file itself."""
+    if not place.is_dir():
+        yield place
+        return
+    for entry in _entries(place):
+        # A link back to a parent would otherwise repeat its files for ever.
+        if not (isinstance(entry, Path) and entry.is_symlink() and entry.is_dir()):
+            yield from files_below(entry)

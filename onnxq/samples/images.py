@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,12 +14,12 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError
 from onnxq.samples.inputs import Input, is_floating
-from onnxq.samples.stores import Location
+from onnxq.samples.stores import EnclosedFile, Location
 
 if TYPE_CHECKING:
     from PIL import Image
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp"})
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"})
 _MODES = {"RGB": "RGB", "BGR": "RGB", "GRAY": "L"}
 
 
@@ -81,11 +83,25 @@ class ImageOptions:
             )
 
 
+# What torchvision's ImageClassification transform of most ImageNet weights does, OpenAI's CLIP, and Inception's
+# preprocessing in TensorFlow's models, which cuts 87.5 % out.
+IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
+    {
+        "imagenet": ImageOptions(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop", resize=256),
+        "clip": ImageOptions(
+            mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), fit="crop"
+        ),
+        "inception": ImageOptions(mean=(0.5,), std=(0.5,), fit="crop", resize=342),
+    }
+)
+"""How models of a kind were trained to see images, by name."""
+
+
 def _listed(numbers: tuple[float, ...]) -> str:
     return ",".join(f"{number:g}" for number in numbers) or "empty"
 
 
-def read_image(path: Location, entry: Input, options: ImageOptions) -> NDArray[Any]:
+def read_image(path: Location | EnclosedFile, entry: Input, options: ImageOptions) -> NDArray[Any]:
     """Decode one image into an array for `entry`, with a batch axis of 1.
 
     Raises:
@@ -116,7 +132,7 @@ def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]
     return layout, (height, width)
 
 
-def _decode(path: Location, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
+def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
     """Return uint8 pixels of shape (height, width, 3), or (height, width) for gray."""
     try:
         from PIL import Image, ImageOps
@@ -144,7 +160,7 @@ def _decode(path: Location, size: tuple[int, int], options: ImageOptions) -> NDA
 
 
 def _centre(
-    path: Location, pixels: tuple[int, int], size: tuple[int, int], shorter: int
+    path: Location | EnclosedFile, pixels: tuple[int, int], size: tuple[int, int], shorter: int
 ) -> tuple[float, float, float, float]:
     """Return the box, in pixels of the file, that becomes the centre of the resized image; both sizes (width, height).
 
@@ -167,7 +183,7 @@ def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
     return start * factor, min((start + wanted) * factor, pixels)
 
 
-def _check_depth(path: Location, image: Image.Image) -> None:
+def _check_depth(path: Location | EnclosedFile, image: Image.Image) -> None:
     if image.mode.startswith(("I", "F")):
         raise DataError(
             f"{path} has more than 8 bits a channel (mode {image.mode}); save it with 8 or use .npz samples"

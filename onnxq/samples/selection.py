@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnxq.samples.data import even_places
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.stretches import Stretch, picked, stretches
+from onnxq.samples.stretches import Stretch, even_places, picked, stretches
 
 # Of fewer, none can be spared for judging alone.
 _FEWEST = 8

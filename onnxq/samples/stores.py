@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from errno import ENOENT
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
@@ -115,6 +116,28 @@ class StorePath:
     def __getstate__(self) -> dict[str, str]:
         # Connections stay where they are; whoever is sent a path opens its own.
         return {"url": self.url}
+
+
+@dataclass(frozen=True)
+class EnclosedFile:
+    """A file inside another one, which has been read.
+
+    Attributes:
+        enclosing: the other file.
+        name: its path in there.
+        content: all bytes.
+    """
+
+    enclosing: str
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return f"{self.enclosing}: {self.name}"
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Open the content for reading bytes."""
+        return BytesIO(self.content)
 
 
 Location: TypeAlias = Path | StorePath

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError
@@ -71,7 +72,7 @@ class Stretch:
 
 
 @runtime_checkable
-class Source(Protocol):
+class IndexedSamples(Protocol):
     """Samples that can be asked for by index, of which nothing else is then read."""
 
     def __len__(self) -> int:
@@ -94,7 +95,7 @@ def held(indices: Sequence[int], samples: Sequence[Sample]) -> Stretch:
 
 def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[Stretch]:
     """Yield the samples with these indices, which rise, in stretches; a stream is read on the way."""
-    if isinstance(source, Source):
+    if isinstance(source, IndexedSamples):
         yield from source.stretches(indices)
         return
     for index, sample in zip(indices, picked(source, indices), strict=True):
@@ -110,7 +111,7 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
     >>> list(picked(range(10), [2, 5]))
     [2, 5]
     """
-    if isinstance(items, Source):
+    if isinstance(items, IndexedSamples):
         for stretch in items.stretches(indices):
             yield from stretch
     # A subclass may iterate as it likes.
@@ -125,6 +126,15 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
                 raise DataError(f"The samples end before sample {index}, expected it; keep them as they were counted")
             yield found[0]
             last = index
+
+
+def even_places(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` places, evenly spaced.
+
+    >>> even_places(10, 4)
+    [0, 3, 6, 9]
+    """
+    return [int(index) for index in np.linspace(0, count - 1, min(count, most)).round()]
 
 
 def _read_held(samples: Mapping[int, Sample], positions: Sequence[int]) -> Iterator[Sample]:

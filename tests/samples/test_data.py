@@ -44,9 +44,25 @@ def test_a_list_of_dicts_is_used_as_it_is() -> None:
     assert firsts(samples) == firsts(samples) == [0, 2, 4]
 
 
-def test_limit_takes_the_first_samples() -> None:
-    samples = open_samples(dicts(3), SINGLE, limit=2)
-    assert (len(samples), firsts(samples)) == (2, [0, 2])
+@pytest.mark.parametrize("given", [dicts(7), rows(7)], ids=["a list", "an array"])
+def test_a_limit_takes_samples_from_all_over_or_in_order_the_first(given: object) -> None:
+    assert firsts(open_samples(given, SINGLE, limit=3)) == [0, 6, 12]
+    assert firsts(open_samples(given, SINGLE, limit=3, in_order=True)) == [0, 2, 4]
+
+
+def test_a_limit_spreads_over_files_and_what_they_hold(tmp_path: Path) -> None:
+    for number in range(4):
+        np.savez(tmp_path / f"{number}.npz", x=rows(5) + 100 * number)
+    assert firsts(open_samples(tmp_path, SINGLE, limit=2)) == [0, 308]
+    assert firsts(open_samples(tmp_path, SINGLE, limit=7)) == [0, 6, 102, 200, 206, 302, 308]
+    assert firsts(open_samples(tmp_path, SINGLE, limit=7, in_order=True)) == [0, 2, 4, 6, 8, 100, 102]
+
+
+def test_a_limited_stack_is_read_at_any_place(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", rows(10))
+    samples = open_samples(tmp_path, SINGLE, limit=4)
+    assert [float(samples[place]["x"][0, 0]) for place in range(4)] == firsts(samples) == [0, 6, 12, 18]
+    assert len(list(samples.sequences())) == 4
 
 
 def test_a_re_iterable_without_length_is_counted() -> None:
@@ -139,7 +155,7 @@ def test_evenly_is_the_same_for_samples_lists_and_streams(count: int, most: int)
 
 def test_evenly_keeps_within_the_limit(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", rows(10))
-    assert firsts(evenly(open_samples(tmp_path, SINGLE, limit=4), 2)) == [0, 6]
+    assert firsts(evenly(open_samples(tmp_path, SINGLE, limit=4), 2)) == [0, 18]
 
 
 def test_a_one_shot_iterator_can_be_iterated_again_and_leaves_nothing(
@@ -199,9 +215,10 @@ def test_a_source_that_is_no_stream_of_dicts_is_an_error(source: object) -> None
         open_samples(source, SINGLE)  # type: ignore[arg-type]
 
 
-def test_an_iterable_of_arrays_is_told_to_yield_dicts() -> None:
-    with pytest.raises(DataError, match="sample 0 is ndarray, expected a dict"):
-        list(open_samples(rows(2), SINGLE))  # type: ignore[arg-type]
+def test_an_iterable_of_arrays_feeds_the_one_input() -> None:
+    assert firsts(open_samples(rows(2), SINGLE)) == [0, 2]
+    with pytest.raises(DataError, match=r"row 0 has 1 values, expected one for each of 'x' .*, 'n' int64"):
+        open_samples(rows(2), PAIR)
 
 
 def test_a_limit_below_one_is_an_error() -> None:
@@ -290,9 +307,10 @@ def test_a_bad_value_in_a_stack_names_file_and_position(tmp_path: Path) -> None:
 
 
 def test_the_limit_opens_no_more_files_than_it_needs(tmp_path: Path) -> None:
-    np.savez(tmp_path / "0.npz", x=rows(3))
+    for name in ("0", "2"):
+        np.savez(tmp_path / f"{name}.npz", x=rows(3))
     (tmp_path / "1.npz").write_bytes(b"damaged")
-    assert firsts(open_samples(tmp_path, SINGLE, limit=2)) == [0, 2]
+    assert firsts(open_samples(tmp_path, SINGLE, limit=2)) == [0, 4]
     with pytest.raises(DataError, match=r"1.npz cannot be read"):
         open_samples(tmp_path, SINGLE)
 

@@ -1,0 +1,38 @@
+"""DataFrames and Parquet files give their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.errors import DataError
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import Input
+
+pandas = pytest.importorskip("pandas")
+X = Input("x", np.dtype(np.float32), ("N", 2))
+NAMED = pytest.param({"x": [[float(row), 1.0] for row in range(9)], "label": [0] * 9}, id="a column of lists")
+NUMBERS = pytest.param({"a": np.arange(9.0), "b": np.ones(9)}, id="columns of numbers")
+
+
+@pytest.mark.parametrize("columns", [NAMED, NUMBERS])
+@pytest.mark.parametrize("stored", [False, True], ids=["frame", "parquet"])
+def test_rows_are_samples_and_a_limit_spreads_over_them(
+    columns: dict[str, object], stored: bool, tmp_path: Path
+) -> None:
+    given = frame = pandas.DataFrame(columns)
+    if stored:
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(given := tmp_path / "a.parquet")
+    for limit, firsts in ((None, list(range(9))), (3, [0, 4, 8])):
+        samples = open_samples(given, [X], limit=limit)
+        assert [sample["x"].tolist() for sample in samples] == [[[float(first), 1.0]] for first in firsts]
+
+
+def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR0")
+    with pytest.raises(DataError, match=r"a.parquet cannot be read as Parquet"):
+        open_samples(tmp_path, [X])
