@@ -23,6 +23,7 @@ from onnxq.engines.table import ENTRY_POINTS as ENGINES
 from onnxq.evidence.kinds import ENTRY_POINTS as STATISTICS
 from onnxq.evidence.range_table import ENTRY_POINTS as RANGES
 from onnxq.named_passes import ENTRY_POINTS as PASSES
+from onnxq.samples.sources.table import ENTRY_POINTS as SOURCES
 from onnxq.scheme_file import load_scheme
 
 ROOT = Path(__file__).parents[1]
@@ -163,7 +164,7 @@ def test_toml_is_a_scheme_or_names_a_group_of_entry_points(block: Block, tmp_pat
     found = tomllib.loads(block.text)
     if "project" in found:
         groups = found["project"]["entry-points"]
-        assert set(groups) <= {ENGINES, RANGES, PASSES, STATISTICS}
+        assert set(groups) <= {ENGINES, RANGES, PASSES, SOURCES, STATISTICS}
         assert all(re.fullmatch(r"\w+:\w+", value) for names in groups.values() for value in names.values())
         return
     (tmp_path / "scheme.toml").write_text(block.text)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from onnxq.cli.options import collection_options, image_options
 from onnxq.execution.resume import Collection
 from onnxq.execution.workers import Cluster, Processes
-from onnxq.samples.images import ImageOptions
+from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
 
 TAKEN: list[dict[str, Any]] = []
 
@@ -89,3 +89,10 @@ def test_a_wrong_value_is_told_why(arguments: list[str], message: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_a_preset_of_images_is_one_that_there_is_and_other_options_go_before() -> None:
+    (option,) = (option for option in command.params if option.name == "image_preset")
+    assert list(option.type.choices) == list(IMAGE_PRESETS)  # type: ignore[attr-defined]
+    invoke("--image-preset", "imagenet", "--image-resize", "384")
+    assert TAKEN[0]["images"] == dataclasses.replace(IMAGE_PRESETS["imagenet"], resize=384)

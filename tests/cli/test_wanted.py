@@ -46,12 +46,13 @@ def test_what_is_left_out_has_its_usual_value() -> None:
 def test_what_is_given_is_in_the_values() -> None:
     found = packed(
         *("--calib", "c", "--validation", "v", "--limit", 3, "--chain", "stateN=state", "--image-size", "8x8"),
+        *("--source", "audio:rate=8000"),
         *("--preset", "int4-block32", "--range", "mse", "--emit", "ort", "--strip-metadata", "-p", "NameNodes"),
         *("--min-sqnr", 12, "--force", "--exact", "--search", "off", "--seconds", 0, "--costs", "t.json"),
     )
     data, scheme, budget = found["data"], found["asked"].rules, found["budget"]
     assert (data.calibration, data.validation, data.limit) == (Path("c"), Path("v"), 3)
-    assert (dict(data.chain), data.images.size) == ({"stateN": "state"}, (8, 8))
+    assert (dict(data.chain), data.images.size, data.source) == ({"stateN": "state"}, (8, 8), "audio:rate=8000")
     assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
     assert found["asked"].prepare == ("NameNodes", "StripMetadata")
     assert found["goal"]() == Goal(12, force=True, exact=True)

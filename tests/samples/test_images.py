@@ -10,6 +10,7 @@ from PIL import Image
 
 from onnxq.errors import DataError
 from onnxq.samples.data import ImageOptions, Input, open_samples
+from onnxq.samples.images import IMAGE_PRESETS
 
 FLOAT = np.dtype(np.float32)
 NCHW = Input("x", FLOAT, ("N", 3, 2, 4))
@@ -168,3 +169,20 @@ def test_sixteen_bit_images_are_refused(tmp_path: Path) -> None:
 def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=f"^--image-{next(iter(options))} is"):
         ImageOptions(**options)
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".tiff", ".tif", ".bmp"])
+def test_other_formats_are_read(suffix: str, tmp_path: Path) -> None:
+    Image.new("RGB", (4, 2), RED).save(tmp_path / f"red{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
+    assert pixel(tmp_path / f"red{suffix}", NCHW, ImageOptions())[1] == [1, 0, 0.2]
+
+
+def test_presets_see_the_centre_as_validation_did(tmp_path: Path) -> None:
+    wide = Image.new("RGB", (400, 300), RED)
+    wide.paste((0, 0, 0), (0, 0, 40, 300))
+    wide.save(tmp_path / "wide.png")
+    entry = Input("x", FLOAT, (1, 3, 224, 224))
+    ((sample,),) = ([*open_samples(tmp_path, [entry], images=IMAGE_PRESETS["imagenet"])],)
+    expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
+    assert np.allclose(sample["x"][0, :, 0, 0], expected, atol=1e-5)
+    assert np.ptp(sample["x"], axis=(2, 3)).max() < 1e-5
