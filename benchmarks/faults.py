@@ -167,7 +167,10 @@ def kill_often(place: Place, kills: int, chance: random.Random) -> dict[str, int
             onnxruntime.InferenceSession(place.output, providers=["CPUExecutionProvider"])
     check(subprocess.run(place.command(), capture_output=True, env=place.environment(), check=False))
     counts["files left after the next run"] = len(place.left_over())
-    counts["temporary files left after the next run"] = len(temporaries(place))
+    counts["temporary files left after the next run"] = 0
+    for name in temporaries(place):
+        counts["temporary files left after the next run"] += 1
+        counts[f"left: {name}"] += 1
     return dict(counts)
 
 
