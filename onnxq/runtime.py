@@ -39,7 +39,8 @@ _LARGE = 1 << 30
 # A model whose weights are external is no larger than this itself.
 _LARGEST_GRAPH = 1 << 28
 _LARGEST_FOLDED = 1 << 20
-_NOT_WRITTEN = "Protobuf serialization failed"
+# What the runtime says where it has no room for the graph, and for weights beside it.
+_NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
 _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
@@ -117,7 +118,7 @@ def open_session(
             str(source) if isinstance(source, Path) else source, options, providers=["CPUExecutionProvider"]
         )
     except _runtime_errors() as error:
-        if optimized_copy is not None and _NOT_WRITTEN in str(error):
+        if optimized_copy is not None and any(told in str(error) for told in _NOT_WRITTEN):
             raise OutputError(
                 f"the optimised model cannot be written to {optimized_copy.parent}, which has no room or 2 GiB do not "
                 "hold it; make room there"

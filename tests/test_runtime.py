@@ -177,6 +177,13 @@ def test_an_optimised_copy_without_room_is_told(build) -> None:
         open_session(model, optimized_copy=Path("/dev/full"))
 
 
+def test_weights_of_an_optimised_copy_without_room_are_told(build, tmp_path: Path) -> None:
+    model = build("(float[2,256] x) => (float[2,256] y) { y = MatMul(x, w) }", w=(256, 256))
+    (tmp_path / "copy.onnx.data").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to .*, which has no room"):
+        open_session(model, optimized_copy=tmp_path / "copy.onnx")
+
+
 def test_sessions_that_share_memory_give_the_same_outputs(
     perceptron: ModelProto, sample: dict[str, np.ndarray]
 ) -> None:
