@@ -12,6 +12,7 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution.resume import Collection
+from onnxq.explanation import Explanation, explain_plan
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.modelfile.publish import staging
@@ -221,3 +222,33 @@ def plan(
         found = bench.plan({})
         check_plan(found, bench.graph)
         return replace(found, emit=bench.emit, preparation=bench.preparation)
+
+
+def explain(
+    model: Model,
+    node: str,
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
+) -> Explanation:
+    """Say what quantize() would try first with one node, and why, without calibrating or measuring anything.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        node: its name in the plan, or in the model: then it is told what the node does that it became part of.
+        scheme: a preset's name or a Scheme.
+        target: a name of TARGETS.
+        prepare: passes of your own, see quantize().
+
+    Raises:
+        ModelError: there is no such node; the message suggests the nearest one.
+    """
+    wanted = Wanted.of(scheme, target, prepare)
+    graph = rewritten(model, prepare)
+    with staging(None) as folder:
+        bench = opened(graph, wanted, folder, measured=target == DEFAULT_TARGET)
+        found = bench.plan({})
+        check_plan(found, bench.graph)
+        became = (name for name, origins in bench.origins.items() if node in dict(origins))
+        return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))

@@ -51,7 +51,7 @@ ROOMS = (
     ("accuracy", "switchboard"),
     ("searching",),
     ("budget", "report", "wanted"),
-    ("steps",),
+    ("explanation", "steps"),
     ("reporting",),
     ("pipeline",),
     ("cli",),

@@ -75,6 +75,24 @@ class Named(click.ParamType[str]):
         return [CompletionItem(name, help=told or None) for name, told in self.rows() if name.startswith(incomplete)]
 
 
+class NodeName(click.ParamType[str]):
+    """The type of an argument that names a node of the model before it, which the shell completes."""
+
+    name = "node"
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the nodes of the model that begin so; none where it cannot be read."""
+        from onnxq.errors import OnnxqError
+        from onnxq.graph import nodes
+        from onnxq.modelfile import load
+
+        try:
+            found = [node for _, node in nodes(load(context.params["model"]))]
+        except (KeyError, TypeError, OnnxqError):
+            return []
+        return [CompletionItem(one.name, help=one.op) for one in found if one.name and one.name.startswith(incomplete)]
+
+
 def _presets() -> Iterable[tuple[str, str]]:
     from onnxq.presets import DESCRIPTIONS
 

@@ -12,6 +12,7 @@ from onnxq.cli.calibration import calibrate, stats
 from onnxq.cli.compare import compare
 from onnxq.cli.dequantize import dequantize
 from onnxq.cli.diff import diff
+from onnxq.cli.explain import explain
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
 from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
@@ -50,6 +51,7 @@ for _command in (
     compare,
     dequantize,
     diff,
+    explain,
     inspect,
     optimize,
     plan,

@@ -106,7 +106,7 @@ def quantize(
     output = output or Path(f"{model.stem}.{_name(asked)}.onnx")
     _check_files(model, output, {**kept.files, "--plan-out": plan_out, "--costs": budget.costs})
     try:
-        done = _quantized(model, output, data, asked, goal(), budget, quiet=quiet)
+        done = quantized(model, output, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
         refused.report = with_command(refused.report)
         _keep(refused.report, kept, plan_out)
@@ -155,7 +155,7 @@ def plan(
     output = output or Path(f"{model.stem}.plan.toml")
     _check_files(model, output, {**kept.files, "--costs": budget.costs})
     try:
-        done = _quantized(model, None, data, asked, goal(), budget, quiet=quiet)
+        done = quantized(model, None, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
         refused.report = with_command(refused.report)
         _keep(refused.report, kept, None)
@@ -194,7 +194,7 @@ def _check_files(model: Path, output: Path, others: dict[str, Path | str | None]
             raise click.UsageError(f"{name} {path} is {other} itself; give another name")
 
 
-def _quantized(
+def quantized(
     model: Path, output: Path | None, data: Data, asked: Asked, goal: Goal, budget: Budget, *, quiet: bool
 ) -> Quantized:
     """Run quantize() with bars that tell of its progress."""

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 import click
 
 from onnxq.cli import terminal
+from onnxq.explanation import Explanation
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.latency_comparison import Bench
 from onnxq.judging.layers import Layers
 from onnxq.judging.portability import Port
+from onnxq.planning.plan import Activation
 from onnxq.report.figures import decibels, duration, milliseconds, threads
+from onnxq.report.observed import TensorValues
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
 
@@ -87,6 +90,54 @@ def print_sensitivity(found: Sensitivity) -> None:
         f"{decibels(found.sqnr)} at the worst output with all as {found.scheme} codes for {found.target}, on "
         f"{found.samples} samples.{shared}"
     )
+
+
+def print_explanation(found: Explanation) -> None:
+    """Print what is known of a node, a line for each fact."""
+    terminal.print_rows("", (found.node, found.op_type), _facts(found))
+
+
+def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
+    yield "is", f"{found.mode}: {found.reason}"
+    if found.figures:
+        yield "figures", found.figures
+    if found.time is not None:
+        before, now = milliseconds(found.time.float_milliseconds), milliseconds(found.time.milliseconds)
+        yield "time", f"{before} in float, {now} now"
+    for one in found.noises:
+        yield "noise alone", f"{decibels(one.sqnr)} {one.mode}"
+    channels = {one.tensor: one for one in found.channels}
+    for weight in found.weights:
+        known = channels.get(weight.tensor)
+        apart = f", largest of its {known.channels} channels {_ends(known.maxima)}" if known is not None else ""
+        yield f"weight {weight.tensor}", f"{written(weight.spec)}, {weight.elements} values{apart}"
+    values = {one.tensor: one for one in found.values}
+    for verb, tensors in (("reads", found.read), ("gives", found.given)):
+        for tensor in tensors:
+            yield f"{verb} {tensor.tensor}", _coded(tensor, values.get(tensor.tensor))
+    for verb, neighbours in (("from", found.producers), ("to", found.consumers)):
+        for other in neighbours:
+            yield f"{verb} {other.node}", f"{other.op_type}, {other.mode}, through {other.tensor}"
+    for kernel in found.kernels:
+        yield "kernel", f"{kernel.op_type} {kernel.name}{', fused' if kernel.fused else ''}"
+    if not found.is_there:
+        yield "in the model", "it is no node of its own: a neighbour took it in"
+
+
+def _coded(one: Activation, seen: TensorValues | None) -> str:
+    known = one.known_range
+    parts = [one.spec.format, f"range {_ends(known)}" if known is not None else "range to be calibrated"]
+    if seen is not None:
+        parts.append(f"seen {_ends((seen.low, seen.high))}, {seen.clipped:.2%} clipped")
+    if one.group != one.tensor:
+        parts.append(f"scale of {one.group}")
+    if one.factors:
+        parts.append(f"{len(one.factors)} channels divided by factors")
+    return ", ".join(parts)
+
+
+def _ends(values: Sequence[float]) -> str:
+    return f"{values[0]:.4g} to {values[-1]:.4g}"
 
 
 def written(spec: Spec | None) -> str:

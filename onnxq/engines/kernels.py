@@ -85,6 +85,21 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
     return tuple(_kernels(graph, runs[1:], repeats))
 
 
+def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
+    """Return the kernels that a runtime made of a model, without running it: times and sizes are 0.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    with TemporaryDirectory() as scratch:
+        optimized = Path(scratch) / "optimized.onnx"
+        open_session(model, optimized_copy=optimized)
+        graph = onnx.load(optimized, load_external_data=False).graph
+    return tuple(
+        Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0) for node in _all_nodes(graph)
+    )
+
+
 def read_profile(optimized: bytes, profile: Path, repeats: int) -> tuple[Kernel, ...]:
     """Return the kernels of a profile that was made elsewhere.
 

@@ -17,7 +17,8 @@ _RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion)+$")
 # What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
 _BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
-_LAYOUTS = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
+_REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
+_LAYOUTS = _REORDERS | {"Transpose"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,29 @@ class NodeTimes:
 
 UNTIMED = NodeTimes(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}), 0.0)
 """Nothing is known."""
+
+
+def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tuple[Kernel, ...]]:
+    """Return the kernels that bear the names of nodes, or make their outputs, by the names of these nodes.
+
+    Kernels that only lay data out for others belong to none.
+
+    Args:
+        kernels: of the graph's model.
+        graph: as it was before the runtime optimised it.
+    """
+    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    makers = {tensor.name: node.name for node in everywhere for tensor in node.outputs if tensor.name}
+    names = {node.name for node in everywhere}
+    found: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        name = _RENAMED.sub("", kernel.name)
+        made = next((makers[one] for one in (*kernel.outputs, name) if one in makers), None)
+        # What makes codes of what a node makes bears the name of that node.
+        own = name if name in names else made
+        if own is not None and kernel.op_type not in _REORDERS:
+            found[own].append(kernel)
+    return {name: tuple(ones) for name, ones in found.items()}
 
 
 def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.engines import kernels as kernels_module
-from onnxq.engines.kernels import _kernels, _runs, profile_kernels, read_profile
+from onnxq.engines.kernels import _kernels, _runs, loaded_kernels, profile_kernels, read_profile
 from onnxq.errors import ModelError
 
 
@@ -50,3 +50,14 @@ def test_what_was_written_elsewhere_and_is_no_profile_is_told(perceptron: ModelP
     (tmp_path / "profile.json").write_text('{"cat": 1', encoding="utf-8")
     with pytest.raises(ModelError, match="the profile cannot be read"):
         read_profile(perceptron.SerializeToString(), tmp_path / "profile.json", 2)
+
+
+def test_loaded_kernels_are_those_that_run(
+    residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path
+) -> None:
+    onnx.save(residual, tmp_path / "m.onnx")
+    loaded = loaded_kernels(tmp_path / "m.onnx")
+    ran = profile_kernels(tmp_path / "m.onnx", samples_for(residual, 1), tmp_path, repeats=1)
+    # The names of what the runtime adds may be other ones each time.
+    assert [(one.op_type, one.outputs) for one in loaded] == [(one.op_type, one.outputs) for one in ran]
+    assert {one.nanoseconds for one in loaded} == {0.0}

@@ -15,7 +15,7 @@ from onnxq.engines.kernels import Kernel, profile_kernels
 from onnxq.graph import nodes
 from onnxq.modelfile import as_graph, load, save
 from onnxq.preparation import prepare
-from onnxq.searching.kernel_times import trace_kernels
+from onnxq.searching.kernel_times import kernels_by_node, trace_kernels
 
 
 def kernel(name: str, op: str, inputs: str, outputs: str, nanoseconds: float) -> Kernel:
@@ -152,3 +152,14 @@ def test_coders_that_the_runtime_moves_count_at_their_tensor(conv_relu: ModelPro
         prepare(as_graph(conv_relu)),
     )
     assert times.borders == {"b": 5.0}
+
+
+def test_kernels_belong_to_the_nodes_whose_names_they_bear_or_whose_outputs_they_make(conv_relu: ModelProto) -> None:
+    first, second, fused = (
+        kernel("first_token_1", "QLinearConv", "x.codes", "first", 1.0),
+        kernel("ReorderOutput", "ReorderOutput", "first", "b", 1.0),
+        kernel("anything", "Conv", "x", "b", 1.0),
+    )
+    graph = prepare(as_graph(conv_relu))
+    maker = next(node.name for node in graph.nodes if node.outputs[0].name == "b")
+    assert kernels_by_node([first, second, fused], graph) == {"first": (first,), maker: (fused,)}
