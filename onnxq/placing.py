@@ -10,6 +10,7 @@ from onnxq.graph import Pass, Pipeline
 from onnxq.lowering import Emit
 from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
+from onnxq.passes.place.divide_channels import DivideChannels
 from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_products import IsolateProducts
@@ -60,6 +61,7 @@ class Placing:
         }
         return Pipeline(
             (
+                *((DivideChannels(codes),) if codes.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
                 *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),

@@ -22,8 +22,8 @@ ALL: Groups = (0, 1, 2)
 
 # Each sample costs a run of the float model, and more find hardly anything better.
 _MOST = 256
-# Of several findings one lowers the noise by 0.1 dB by luck alone.
-_WORTH = 0.977
+WORTH = 0.977
+"""Of several findings one lowers the noise by 0.1 dB by luck alone."""
 # Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
 _HOPELESS = 1.26
 
@@ -84,14 +84,12 @@ class Folds:
         places = sorted(place for group in groups for place in self.groups[group].places)
         return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
 
-    def quietest(self, plan: Plan, findings: Iterable[Found]) -> Found:
-        """Return the finding with which the first fold has the least noise."""
-        return min(findings, key=lambda finding: self._noise_of(0, plan, finding))
+    def quietest(self, plan: Plan, findings: Iterable[Found], *, folds: int = 1) -> Found:
+        """Return the finding with which the first fold, or both folds together, have the least noise."""
+        return min(findings, key=lambda finding: sum(self._noise_of(fold, plan, finding) for fold in range(folds)))
 
-    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = _WORTH) -> Basis:
+    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = WORTH) -> Basis:
         """Return what the best of some findings makes of all samples, or the basis where none is worth it.
-
-        The second fold finds nothing where what the first sees cannot be made up for.
 
         Args:
             plan: what becomes of each node.
@@ -100,13 +98,26 @@ class Folds:
             worth: how many times the noise of the basis it may leave at most, as both folds see it.
         """
         best = self.quietest(plan, findings)
+        return best(ALL) if self.pays(plan, best, lambda _: basis, worth) else basis
+
+    def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH) -> bool:
+        """Return whether a finding leaves less noise than another, as both folds see it.
+
+        The second fold finds nothing where what the first sees cannot be made up for.
+
+        Args:
+            plan: what becomes of each node.
+            finding: the one.
+            other: the other.
+            worth: how many times the noise of the other it may leave at most.
+        """
         found = before = 0.0
         for fold, at_most in enumerate((_HOPELESS * worth, worth)):
-            found += self._noise_of(fold, plan, best)
-            before += self._noise_of(fold, plan, lambda _: basis)
+            found += self._noise_of(fold, plan, finding)
+            before += self._noise_of(fold, plan, other)
             if not found < at_most * before:
-                return basis
-        return best(ALL)
+                return False
+        return True
 
     def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
         basis = finding(self.found_on[fold])

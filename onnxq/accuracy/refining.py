@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.accuracy.biasing import with_biases
+from onnxq.accuracy.dividing import with_scaling
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.migrating import with_migration
@@ -21,7 +22,13 @@ from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 
 CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = MappingProxyType(
-    {"ranges": with_ranges, "migration": with_migration, "compensation": with_compensation, "bias": with_biases}
+    {
+        "ranges": with_ranges,
+        "migration": with_migration,
+        "scaling": with_scaling,
+        "compensation": with_compensation,
+        "bias": with_biases,
+    }
 )
 """What carries out each method, by its name."""
 
@@ -132,6 +139,7 @@ def _kept(name: str, found: Recipe, before: Recipe) -> str:
     words = {
         "ranges": f"{found.ranges!r}{own}",
         "migration": f"{len(found.migration.factors)} tensors",
+        "scaling": f"{len(found.scaling.factors)} tensors",
         "compensation": f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
         "bias": f"{len(found.biases)} biases",
     }

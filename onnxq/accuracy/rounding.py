@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import cache, partial, reduce
 from types import MappingProxyType
 
+from onnxq.accuracy.dividing import SCALING_WORTH
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.migration import NOTHING
+from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.execution.runner import collect
@@ -42,10 +45,18 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
     def joined(groups: Groups) -> Evidence:
         return _joined(basis.evidence, reduce(Evidence.plus, map(seen, groups)))
 
-    def found(damping: float, groups: Groups) -> Basis:
-        return Basis(replace(basis.recipe, compensation=replace(first, damping=damping)), joined(groups))
+    def found(recipe: Recipe, damping: float, groups: Groups) -> Basis:
+        return Basis(replace(recipe, compensation=replace(first, damping=damping)), joined(groups))
 
-    return folds.kept(plan, basis, [partial(found, damping) for damping in _DAMPINGS])
+    def quietest(recipe: Recipe) -> partial[Basis]:
+        tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
+        return folds.quietest(plan, tried, folds=2 if accuracy.thorough else 1)
+
+    best = quietest(replace(basis.recipe, scaling=NOTHING))
+    # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
+    if basis.recipe.scaling.factors and folds.pays(plan, scaled := quietest(basis.recipe), best, SCALING_WORTH):
+        best = scaled
+    return folds.kept(plan, basis, [best])
 
 
 def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:

@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.encoders import NOTHING_SEEN
-from onnxq.encoding.migration import (
-    Factors,
-    divided_tensors,
-    makers_of_divided,
-)
+from onnxq.encoding.migration import Factors, divided_tensors, makers_of_divided
 from onnxq.encoding.node_codes import Bias, Encoding
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
+from onnxq.encoding.scaling import divisible
 from onnxq.evidence.evidence import Evidence
 from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
 from onnxq.numbers.formats import format_named
@@ -37,8 +34,10 @@ class Codes:
         constants: codes of the constants among them, by tensor name.
         weights: codes by node and input, in the shape of the float weight; scales have its rank.
         biases: by node, of those that are coded or corrected.
-        factors: what the channels of activations are divided by before they become codes, by tensor name.
-        divided: the tensors among them that come divided, so that their quantizers need not divide.
+        factors: what the channels of activations are divided by before they become codes, and those of float data that
+            weights of codes multiply, by tensor name.
+        divided: the activations among them that come divided, so that their quantizers need not divide.
+        floats: constants that divide float data, by node and input.
     """
 
     activations: Mapping[str, Parameters] = field(default_factory=lambda: MappingProxyType({}))
@@ -47,6 +46,7 @@ class Codes:
     biases: Mapping[str, Bias] = field(default_factory=lambda: MappingProxyType({}))
     factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
     divided: frozenset[str] = frozenset()
+    floats: Mapping[tuple[str, int], NDArray[np.floating]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def encode(
@@ -97,9 +97,12 @@ def encode_with(
             factors of tensors without codes are left out of account.
     """
     migration = recipe.migration.select(plan.by_tensor)
+    scaled = divisible(graph, plan) if recipe.scaling.factors else {}
+    scaling = recipe.scaling.select(scaled)
+    factors = {**migration.factors, **scaling.factors}
     makers = makers_of_divided(graph, plan, migration)
     cache = CodesCache() if cache is None else cache
-    encoding = Encoding(parameters, means, evidence, plan.target, cache, recipe, migration, makers)
+    encoding = Encoding(parameters, means, evidence, plan.target, cache, recipe, factors, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -117,7 +120,10 @@ def encode_with(
                 if bias is not None:
                     found_biases[node.name] = bias
     divided = divided_tensors(graph, plan, migration)
-    return Codes(parameters, constants, weights, found_biases, migration.factors, divided)
+    floats: dict[tuple[str, int], NDArray[np.floating]] = {}
+    for name, one in scaling.factors.items():
+        floats |= scaled[name].divided(one)
+    return Codes(parameters, constants, weights, found_biases, factors, divided, floats)
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from onnxq.evidence.gram import Gram
 from onnxq.evidence.requests import Option, Request
 from onnxq.graph import Graph, Node, Variable, is_fixed
-from onnxq.numbers.compensation import DAMPING, Moments, compensated
+from onnxq.numbers.compensation import DAMPING, Moments
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.matrices import Matrices
-from onnxq.numbers.numerics import QTensor
 from onnxq.planning.plan import Plan, Weight
 from onnxq.scheme import Mode
 
@@ -136,18 +135,19 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
     return Sums(Request.of(data.name, "gram", -1, rows=rows), Matrices.of_cell(shape))
 
 
-def compensated_codes(
-    values: NDArray[Any], plain: QTensor, gram: Gram, sums: Sums, damping: float, *, corrected: bool
-) -> QTensor:
-    """Return codes of a weight whose errors cancel, where these are better than its nearest ones.
+def moments_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, *, corrected: bool) -> Moments:
+    """Return what is known of the terms that the columns of a weight are multiplied with.
 
     Args:
-        values: the float weight.
-        plain: its nearest codes, whose scales and zero points stay.
         gram: what was seen of its data.
         sums: how it is multiplied.
-        damping: see `Compensation`.
+        factors: what each of its terms is divided by, in the weight's shape; None where none is.
         corrected: whether a bias makes up for what is lost in the mean.
     """
-    moments = Moments(gram.moments(np.float32), gram.means() if corrected else None)
-    return compensated(values, plain.parameters, plain.format, moments, sums.matrices, damping)
+    products, means = gram.moments(np.float32), gram.means()
+    if factors is not None:
+        # Every output is multiplied with the same terms.
+        each = sums.matrices.view(factors)[:, 0]
+        products /= (each[:, :, None] * each[:, None]).astype(np.float32)
+        means = means / each
+    return Moments(products, means if corrected else None)

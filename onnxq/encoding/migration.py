@@ -11,24 +11,27 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import Graph, Node, Variable, nodes, operator_key, producer
 from onnxq.operators import OPERATORS, Role, operator_of
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+
+FLOAT_DATA: Final = frozenset({Mode.WEIGHT_ONLY, Mode.STORAGE})
+"""Modes in which weights of codes multiply floats."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What the channels of a tensor are divided by before they become codes.
+    """What the channels of a tensor are divided by before they become codes, or before weights of codes multiply them.
 
     Attributes:
         axis: of the channels, counted from the front.
-        values: above 0 and at most 1, float64 of shape (channels,).
+        values: above 0, and of codes at most 1, float64 of shape (channels,).
     """
 
     axis: int
@@ -132,6 +135,13 @@ class Around:
     def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the mean of each channel of the data that its codes stand for."""
         return values if self.read is None else values / self.read.values
+
+
+def read_factors(node: Node, decision: Decision, factors: Mapping[str, Factors]) -> Factors | None:
+    """Return the factors of the data that a product multiplies, codes or not; None where it has none."""
+    if decision.mode is Mode.STATIC:
+        return factors.get(decision.data)
+    return factors.get(node.inputs[0].name) if decision.mode in FLOAT_DATA else None
 
 
 def makers_of_divided(graph: Graph, plan: Plan, migration: Migration) -> Mapping[str, Factors]:

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
-from onnxq.encoding.compensating import Sums, compensated_codes
+from onnxq.encoding.compensating import Sums, moments_of
 from onnxq.encoding.encoders import encode_weight
-from onnxq.encoding.migration import Around, Factors, Migration
+from onnxq.encoding.migration import Around, Factors, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.graph import Node, optional
+from onnxq.numbers.compensation import compensated
 from onnxq.numbers.numerics import Parameters, QTensor
 from onnxq.numbers.weights import quantize_bias, scale_with_room
 from onnxq.planning.corrections import bias_of
@@ -58,7 +59,7 @@ class Encoding:
     target: str
     cache: CodesCache
     recipe: Recipe
-    migration: Migration
+    factors: Mapping[str, Factors]
     makers: Mapping[str, Factors]
 
     def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
@@ -116,25 +117,28 @@ class Encoding:
 
     def _around(self, node: Node, decision: Decision) -> Around:
         """Return the factors of what a node reads and makes."""
-        read = self.migration.factors.get(decision.data) if decision.mode is Mode.STATIC else None
-        return Around(read, self.makers.get(node.name))
+        return Around(read_factors(node, decision, self.factors), self.makers.get(node.name))
 
     def _compensated(
         self, node: Node, decision: Decision, weight: Weight, nearest: QTensor, key: tuple[Hashable, ...]
     ) -> tuple[QTensor, tuple[Hashable, ...]]:
         """Return codes with the scales of the nearest ones whose errors cancel, where data is known; and their key."""
         compensation, shown, around = self.recipe.compensation, self._shown(node, weight), self._around(node, decision)
-        # The matrix is of data without factors.
-        if compensation is None or shown is None or around.read is not None:
+        if compensation is None or shown is None:
             return nearest, key
-        values = around.weight(node, weight.index, node.inputs[weight.index].values)
+        source = node.inputs[weight.index]
+        values = around.weight(node, weight.index, source.values)
+        # The matrix is of data without factors, whose columns the weight has been multiplied by.
+        divided = Around(around.read).weight(node, weight.index, np.ones(source.shape)) if around.read else None
         corrected = self._means(node, decision, weight) is not None
 
-        def compensated() -> QTensor:
-            return compensated_codes(values, nearest, *shown, compensation.damping, corrected=corrected)
+        def made() -> QTensor:
+            gram, sums = shown
+            moments = moments_of(gram, sums, divided, corrected=corrected)
+            return compensated(values, nearest.parameters, nearest.format, moments, sums.matrices, compensation.damping)
 
         key = (*key, self._digest(node, weight), corrected)
-        return self.cache.codes(key, compensated), key
+        return self.cache.codes(key, made), key
 
     def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
         """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""

@@ -13,7 +13,9 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import parse_range, range_text
 from onnxq.evidence.ranges import MinMax
-from onnxq.planning.plan import Activation, Damping, Decision, Plan
+from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
+
+_LAST = -1
 
 
 def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
@@ -40,6 +42,7 @@ def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
         ranges=range_text(recipe.ranges) if plan.preparation is None else plan.ranges,
         accuracy=recipe.accuracy,
         damping=_damping(recipe, evidence),
+        scaling=tuple(Scaling(name, tuple(map(float, one.values))) for name, one in recipe.scaling.factors.items()),
         observed=plan.observed or _tensors(evidence),
     )
 
@@ -90,4 +93,5 @@ def recipe_of(plan: Plan, samples: int) -> Recipe:
         methods,
         compensation=Compensation.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
         migration=Migration(factors),
+        scaling=Migration({one.tensor: Factors(_LAST, np.array(one.factors)) for one in plan.scaling}),
     )

@@ -25,6 +25,7 @@ class Recipe:
             in front of them, in the place of those that make up for the mean of the own weight's.
         compensation: which weights are rounded so that their errors cancel; None rounds all to their nearest codes.
         migration: what the channels of tensors are divided by before they become codes.
+        scaling: what the channels of float data are divided by, which weights of codes make up for.
     """
 
     ranges: RangeMethod = field(default_factory=MinMax)
@@ -32,6 +33,7 @@ class Recipe:
     biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     compensation: Compensation | None = None
     migration: Migration = NOTHING
+    scaling: Migration = NOTHING
 
     def with_choice(self, choice: RangeChoice[RangeMethod]) -> Recipe:
         """Return the recipe with these ranges."""
@@ -42,6 +44,7 @@ class Recipe:
         """Names of the accuracy methods whose findings it holds besides ranges."""
         held = {
             "migration": bool(self.migration.factors),
+            "scaling": bool(self.scaling.factors),
             "compensation": self.compensation is not None,
             "bias": bool(self.biases),
         }
@@ -59,7 +62,7 @@ class Recipe:
         for node in sorted(self.biases):
             biases.update(node.encode() + self.biases[node].tobytes())
         own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
-        return repr(self.ranges), own, biases.digest(), self.migration.key, self.compensation
+        return repr(self.ranges), own, biases.digest(), self.migration.key, self.scaling.key, self.compensation
 
 
 USUAL = Recipe()

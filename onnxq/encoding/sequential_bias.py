@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.codes import Codes
-from onnxq.encoding.migration import Around, Factors, Migration, makers_of_divided
+from onnxq.encoding.migration import Around, Factors, Migration, makers_of_divided, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.execution.spool import Activations
 from onnxq.execution.stage import Stage, stages
@@ -22,7 +22,6 @@ from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
-from onnxq.scheme import Mode
 
 _MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 
@@ -114,7 +113,7 @@ def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
     for node in graph.nodes:
         made.update(tensor.name for tensor in node.outputs)
         decision = plan.by_node.get(node.name)
-        read = codes.factors.get(decision.data) if decision is not None and decision.mode is Mode.STATIC else None
+        read = read_factors(node, decision, codes.factors) if decision is not None else None
         around = Around(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
             # What other floats become is left out, as is what is no float at all.

@@ -154,6 +154,19 @@ class Damping:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """What the channels of float data are divided by, which weights of codes make up for.
+
+    Attributes:
+        tensor: the data.
+        factors: one for each channel, above 0.
+    """
+
+    tensor: str
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Preparation:
     """What a plan was made for and by, without which it cannot be carried out again.
 
@@ -185,6 +198,7 @@ class Plan:
         accuracy: names of the accuracy methods by which codes are chosen, where they pay.
         emit: what the written model may hold.
         damping: how errors of rounding cancel; None where all weights are rounded to their nearest codes.
+        scaling: what channels of float data are divided by.
         thorough: whether biases were found once more on all samples.
         preparation: what it was made for and by; None while that is not known.
         observed: the tensors that were observed together, which runtimes fuse otherwise alone.
@@ -201,6 +215,7 @@ class Plan:
     thorough: bool = False
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
+    scaling: tuple[Scaling, ...] = ()
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

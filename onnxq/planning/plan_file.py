@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import OutputError, SchemeError, nearest
 from onnxq.lowering import Emit
-from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation
+from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation, Scaling
 from onnxq.records import Named, RecordError, record, value
 from onnxq.scheme import Granularity, Spec
 from onnxq.targets import target_named
@@ -56,6 +56,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         **({"observed": list(plan.observed)} if plan.observed else {}),
         **({"thorough": True} if plan.thorough else {}),
         **({"damping": _table(plan.damping, names, every=True)} if plan.damping is not None else {}),
+        **({"scaling": [_table(one, names, every=True) for one in plan.scaling]} if plan.scaling else {}),
         **({"preparation": _table(plan.preparation, names, every=True)} if plan.preparation is not None else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
@@ -154,6 +155,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         value(bool, "thorough", document.get("thorough", False)),
         value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
         value(tuple[str, ...], "observed", document.get("observed", [])),
+        value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from itertools import chain
 
 from onnx import TensorProto
 
@@ -63,7 +65,12 @@ def check_fits(plan: Plan, graph: Graph) -> None:
         SchemeError: it was not; the message names the first difference.
     """
     named = {node.name: node for _, node in nodes(graph)}
-    for difference in (*_node_differences(plan, named), *_activation_differences(plan, graph)):
+    differences = (
+        _node_differences(plan, named),
+        _activation_differences(plan, graph),
+        _scaling_differences(plan, graph),
+    )
+    for difference in chain.from_iterable(differences):
         raise SchemeError(f"the plan does not fit the model: {difference}")
 
 
@@ -156,3 +163,16 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     for decision in plan.decisions:
         if decision.mode is Mode.STATIC and decision.weights and decision.data not in scaled:
             yield f"node {decision.node!r} is static and its data {decision.data!r} has no entry under activations"
+
+
+def _scaling_differences(plan: Plan, graph: Graph) -> Iterator[str]:
+    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs} if plan.scaling else {}
+    for scaling in plan.scaling:
+        tensor = made.get(scaling.tensor)
+        if tensor is None:
+            yield f"it has no tensor {scaling.tensor!r} that is computed{nearest(scaling.tensor, made)}"
+        elif not tensor.shape or tensor.shape[-1] != len(scaling.factors):
+            extents = "of unknown shape" if tensor.shape is None else f"of shape {tensor.shape}"
+            yield f"tensor {scaling.tensor!r} is {extents}, found {len(scaling.factors)} factors for its last axis"
+        elif not all(0 < factor < math.inf for factor in scaling.factors):
+            yield f"the factors of tensor {scaling.tensor!r} are above 0 and finite, found others"

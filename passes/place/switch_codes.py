@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxq.encoding.codes import Codes
-from onnxq.encoding.migration import Around, Migration, makers_of_divided
+from onnxq.encoding.migration import Around, Migration, makers_of_divided, read_factors
 from onnxq.graph import (
     Changes,
     Constant,
@@ -156,8 +156,7 @@ class _Edit:
 
     def _node(self, node: Node, decision: Decision) -> Node:
         """Return what stands for a node that may compute with its weights, and dynamic data, as codes."""
-        read = self.codes.factors.get(decision.data) if decision.mode is Mode.STATIC else None
-        around = Around(read, self.makers.get(node.name))
+        around = Around(read_factors(node, decision, self.codes.factors), self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
         coded: list[Node] = []
         if decision.mode is Mode.DYNAMIC:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Build
 
 from onnxq.budget import Budget
 from onnxq.data import Data
@@ -54,6 +55,16 @@ def test_weights_whose_errors_cancel_are_found_again(perceptron, tmp_path: Path)
     first, again = first_and_again(perceptron, samples, tmp_path, "int4-block32", budget)
     assert first == again
     assert load_plan(tmp_path / "plan.toml").damping is not None
+
+
+def test_factors_of_float_data_are_found_again(build: Build, tmp_path: Path) -> None:
+    norm = np.where(np.arange(32) == 3, 30.0, 1.0).astype(np.float32)
+    text = "(float[8,32] x) => (float[8,16] y) {n = LayerNormalization(x, s) y = MatMul(n, w)}"
+    samples = [{"x": one} for one in np.random.default_rng(0).standard_normal((16, 8, 32), np.float32)]
+    budget = Budget("off", "scaling,compensation", latency=0)
+    first, again = first_and_again(build(text, s=norm, w=(32, 16)), samples, tmp_path, "int2-block16", budget)
+    assert first == again
+    assert [one.tensor for one in load_plan(tmp_path / "plan.toml").scaling] == ["n"]
 
 
 def test_a_plan_that_was_searched_for_is_found_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from onnx import ModelProto, numpy_helper
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import encode_with
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.migration import Around, Factors, Migration
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.observing import observe
@@ -19,7 +20,7 @@ from onnxq.graph import Graph, is_fixed
 from onnxq.modelfile import as_graph
 from onnxq.numbers.numerics import Parameters, QTensor
 from onnxq.operators import operator_of
-from onnxq.planning.plan import Decision, Mean, Plan, Weight
+from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Method, Mode, Spec
 
@@ -110,6 +111,29 @@ def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: Spec, b
     found = [encode_with(plan, graph, {}, {}, evidence, recipe=one).weights for one in (USUAL, COMPENSATED)]
     before, after = (noise(text, model, graph, codes, build) for codes in found)
     assert after < 0.8 * before
+
+
+@pytest.mark.parametrize("name", ["MatMul", "Gemm", "Conv", "grouped Conv", "depthwise Conv"])
+def test_errors_cancel_where_data_has_factors(name: str, build: Build) -> None:
+    text, weights = OPERATORS[name]
+    model = build(text, **weights)
+    graph = as_graph(model)
+    node, scales = graph.nodes[0], {"x": Parameters(np.array(0.05, np.float32), None)}
+    channels = node.inputs[0].shape[1]
+    factors = Factors(1, np.exp2(-np.random.default_rng(0).integers(0, 3, channels).astype(np.float64)))
+    decisions = (replace(plan_for(graph, Mode.STATIC, CHANNELS).decisions[0], bias=None),)
+    plan = Plan(decisions, (Activation("x", Spec("int8"), "x"),), "s", "t")
+    found = []
+    for one in (USUAL, COMPENSATED):
+        recipe = replace(one, migration=Migration({"x": factors}))
+        codes = encode_with(plan, graph, scales, {}, seen(model, graph, plan), recipe=recipe).weights
+        values = Around(factors).own_weight(node, 1, codes["n", 1].dequantize())
+        stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        x = {"x": data_of(graph, 2)}
+        built = build(text, **{**stored, "w": values})
+        wanted, output = (run(open_session(made), x, None)[0] for made in (model, built))
+        found.append(float(np.square(output - wanted).sum()))
+    assert found[1] < 0.8 * found[0]
 
 
 def test_a_static_weight_keeps_the_scale_that_its_bias_asks_for(build: Build) -> None:

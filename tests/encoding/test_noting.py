@@ -15,7 +15,7 @@ from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.ranges import MinMax, Percentile
-from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation
+from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
 from onnxq.scheme import Mode, Spec
 
 ACTIVATIONS = (
@@ -31,14 +31,20 @@ SEEN = evidence(VALUES, "range", "histogram")
 def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -> None:
     factors = Migration({"b": Factors(1, np.array([0.3, 1.0])), "elsewhere": Factors(1, np.array([0.5]))})
     recipe = Recipe(
-        Percentile(99.9), {"b": MinMax()}, {"n": np.ones(2, np.float32)}, Compensation.of_samples(9, 0.1, 4), factors
+        Percentile(99.9),
+        {"b": MinMax()},
+        {"n": np.ones(2, np.float32)},
+        Compensation.of_samples(9, 0.1, 4),
+        factors,
+        Migration({"f": Factors(1, np.array([2.0, 0.5]))}),
     )
     found = noted(PLAN, recipe, SEEN)
     assert (found.ranges, [one.ranges for one in found.activations]) == ("percentile:99.9", ["", "minmax", ""])
     assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
     assert found.by_tensor["b"].factors == (0.3, 1.0)
     assert found.by_tensor["c"].found_range is None
-    assert found.accuracy == ("migration", "compensation", "bias")
+    assert found.accuracy == ("migration", "scaling", "compensation", "bias")
+    assert found.scaling == (Scaling("f", (2.0, 0.5)),)
     assert found.damping == Damping(0.1, 4)
     again = recipe_of(found, 9)
     assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)

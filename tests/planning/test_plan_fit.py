@@ -9,7 +9,7 @@ import pytest
 from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
-from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
+from onnxq.planning.plan import Activation, Decision, Mean, Plan, Scaling, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
@@ -138,3 +138,20 @@ def test_a_plan_may_name_tensors_of_bodies(build, plan_of) -> None:
     plan = plan_of(model)
     assert plan.taps == ("a",)
     check_fits(plan, prepare(read_model(model)))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "sentence"),
+    [
+        (Scaling("z", (1.0, 2.0)), "it has no tensor 'z' that is computed"),
+        (Scaling("n", (1.0, 2.0)), r"tensor 'n' is of shape \[3, 64\], found 2 factors for its last axis"),
+        (Scaling("n", (0.0,) * 64), "the factors of tensor 'n' are above 0 and finite, found others"),
+    ],
+)
+def test_factors_of_something_else_are_refused(scaling: Scaling, sentence: str, build) -> None:
+    text = "(float[3,64] x) => (float[3,64] y) {n = LayerNormalization(x, s) y = MatMul(n, w)}"
+    graph = prepare(read_model(build(text, s=(64,), w=(64, 64))))
+    plan = make_plan(graph, PRESETS["int4-block32"], CPU)
+    check_fits(replace(plan, scaling=(Scaling("n", (0.5,) * 64),)), graph)
+    with pytest.raises(SchemeError, match=f"^the plan does not fit the model: {sentence}"):
+        check_fits(replace(plan, scaling=(scaling,)), graph)

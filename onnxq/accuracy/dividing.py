@@ -1,0 +1,101 @@
+"""Whether weights of codes had better be multiplied by factors of their columns: told on samples not used for these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.accuracy.effort import Accuracy
+from onnxq.accuracy.folds import Basis, Folds, Groups
+from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.encoders import encode_weight
+from onnxq.encoding.migration import Around, Factors, Migration
+from onnxq.encoding.scaling import Divisible, divisible
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.gram import Gram
+from onnxq.evidence.requests import Request
+from onnxq.execution.runner import collect
+from onnxq.graph import Node
+from onnxq.numbers.matrices import Matrices
+from onnxq.planning.plan import Plan, Weight
+
+SCALING_WORTH = 0.9
+"""Factors gain little where columns are alike, and half a decibel of a few samples may be luck."""
+
+# Of the size of a channel; none is the first.
+_POWERS = (0.0, 0.15, 0.3, 0.5, 0.7)
+# Channels without data are taken to have so much of the largest one.
+_LEAST = 1e-4
+_WEIGHT = 1
+
+
+def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with factors for float data that weights of few bits multiply, where these lower the noise.
+
+    The factors of a tensor are a power of the size of its channels: the power with which what its readers compute has
+    the least error, as the Gram matrix of the data has it.
+
+    Args:
+        folds: say whether they do.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: weights of how many bits are compensated; the others need no factors either.
+    """
+    bench = folds.trials.bench
+    rows = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
+    asked: dict[Request, Divisible] = {}
+    for one in divisible(bench.graph, plan).values():
+        sums = [rows.sums(reader, _weight(reader, plan)) for reader in one.readers]
+        if sums and all(sums):
+            asked[Request.of(one.tensor.name, "gram", -1, rows=rows.rows)] = one
+    if not asked or bench.is_large:
+        return basis
+
+    @cache
+    def seen(group: int) -> Evidence:
+        return collect(bench.prepared, folds.groups[group], tuple(asked))
+
+    @cache
+    def found(groups: Groups) -> Basis:
+        statistics = reduce(Evidence.plus, map(seen, groups)).statistics
+        factors = {
+            one.tensor.name: best
+            for request, one in asked.items()
+            if isinstance(gram := statistics[request], Gram) and (best := _best(one, plan, gram)) is not None
+        }
+        return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
+
+    return folds.kept(plan, basis, [found], SCALING_WORTH)
+
+
+def _best(one: Divisible, plan: Plan, gram: Gram) -> Factors | None:
+    """Return the factors with which the readers of a tensor lose least; None where they lose least without."""
+    products = gram.moments()[0] if gram.count else np.zeros(0)
+    if not products.any() or not np.isfinite(products).all():
+        return None
+    sizes = np.sqrt(products.diagonal())
+    sizes = np.maximum(sizes, _LEAST * sizes.max())
+    # About 1, so that nothing grows large.
+    sizes /= np.exp(np.log(sizes).mean())
+    tried = [Factors(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
+    losses = [
+        sum(_lost(reader, _weight(reader, plan), products, factors) for reader in one.readers) for factors in tried
+    ]
+    best = int(np.argmin(losses))
+    return tried[best] if best else None
+
+
+def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: Factors) -> float:
+    """Return the squared error of what a product computes, in its mean over the rows of its data."""
+    source, around = reader.inputs[weight.index], Around(factors)
+    codes = encode_weight(around.weight(reader, weight.index, source.values), weight)
+    error = source.values - around.own_weight(reader, weight.index, codes.dequantize())
+    matrix = Matrices.of_product(error.shape, transposed=bool(reader.attrs.get("transB", 0))).view(error)[0]
+    return float(np.vdot(matrix @ products, matrix))
+
+
+def _weight(reader: Node, plan: Plan) -> Weight:
+    return next(one for one in plan.by_node[reader.name].weights if one.index == _WEIGHT)

@@ -1,0 +1,63 @@
+"""Factors of float data are kept where some channels are far larger than others, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Build
+
+from onnxq.accuracy.dividing import with_scaling
+from onnxq.accuracy.effort import FULL
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.rounding import with_compensation
+from onnxq.encoding.recipe import Recipe
+from onnxq.modelfile import as_graph
+from onnxq.planning.plan import Plan
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.targets import DEFAULT_TARGET, target_named
+from onnxq.trials import Trials
+from onnxq.workbench import open_workbench
+
+TEXT = "(float[8,64] x) => (float[8,48] y) {n = LayerNormalization(x, s, b) a = MatMul(n, w) y = Add(a, c)}"
+LOUD = np.where(np.arange(64) % 32 == 3, 30.0, 1.0).astype(np.float32)
+
+
+def samples(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return [{"x": generator.normal(size=(8, 64)).astype(np.float32)} for _ in range(count)]
+
+
+def opened(build: Build, folder: Path, norm: np.ndarray, scheme: str = "int4-block32") -> tuple[Folds, Plan, Basis]:
+    graph = as_graph(build(TEXT, s=norm, b=(64,), w=(64, 48), c=(48,)))
+    bench, data = open_workbench(graph, preset_named(scheme), target_named(DEFAULT_TARGET), folder), samples(32)
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, data, silent)
+    return Folds(Trials.of(bench, bench.prepared, data[::2], evidence), data), plan, Basis(Recipe(), evidence)
+
+
+def noise(folds: Folds, plan: Plan, basis: Basis) -> float:
+    fresh = Trials.of(folds.trials.bench, folds.trials.bench.prepared, samples(16, seed=1), basis.evidence)
+    return float(fresh.noise(plan, basis.recipe).sum())
+
+
+@pytest.mark.parametrize("scheme", ["int4-block32", "int2-block16", "nf4-block64"])
+def test_factors_lower_the_noise_on_new_samples(scheme: str, build: Build, tmp_path: Path) -> None:
+    folds, plan, plain = opened(build, tmp_path, LOUD, scheme)
+    found = with_scaling(folds, plan, plain, FULL)
+    assert set(found.recipe.scaling.factors) == {"n"}
+    assert noise(folds, plan, found) < 0.85 * noise(folds, plan, plain)
+
+
+def test_errors_cancel_with_factors_too(build: Build, tmp_path: Path) -> None:
+    folds, plan, plain = opened(build, tmp_path, LOUD)
+    both, alone = (with_compensation(folds, plan, one, FULL) for one in (with_scaling(folds, plan, plain, FULL), plain))
+    assert both.recipe.compensation is not None
+    assert noise(folds, plan, both) < 1.02 * noise(folds, plan, alone)
+
+
+def test_channels_that_are_alike_get_none(build: Build, tmp_path: Path) -> None:
+    folds, plan, plain = opened(build, tmp_path, np.ones(64, np.float32))
+    assert with_scaling(folds, plan, plain, FULL) is plain
