@@ -55,6 +55,9 @@ class Quantized:
     graph: Graph
     report: Report
 
+    def __repr__(self) -> str:
+        return f"Quantized({self.report})"
+
 
 def quantize(
     model: Model,

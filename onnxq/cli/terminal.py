@@ -12,19 +12,19 @@ from rich.table import Column, Table
 
 from onnxq import progress as progress_module
 from onnxq.inspection import Inspection
+from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.optimization import Optimized
 from onnxq.planning.delivery import missing
 from onnxq.report import Report
-from onnxq.report.figures import decibels, duration, size, threads
+from onnxq.report.figures import decibels, duration, milliseconds, shortened, size, threads
+from onnxq.report.suggestions import suggestions
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 from onnxq.targets import DEFAULT_TARGET
 
-_SHOWN_REASONS = 8
-_SHOWN_NODES = 5
-_SHOWN_REGIONS = 5
-_SHOWN_PLANS = 8
+_SHOWN_REASONS = 5
+_LONGEST_NAME = 40
 # Columns of a terminal that no table fills.
 _WIDE = 10_000
 # Of the bytes of a model.
@@ -69,115 +69,133 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print the closing table on stderr, with every reason, plan, region and node where that is wanted."""
-    shown_reasons, shown_plans, shown_regions, shown_nodes = (
-        None if every else most for most in (_SHOWN_REASONS, _SHOWN_PLANS, _SHOWN_REGIONS, _SHOWN_NODES)
-    )
+    """Print on stderr what came of a run in one line, then the closing table; all that was measured where wanted."""
     console = _console(stderr=True)
+    console.print(report.verdict)
+    for one in suggestions(report):
+        console.print(f"  {one.command}\n    {one.why}", soft_wrap=True)
     if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
-    table = Table(title=report.output or report.files.model, show_header=False)
+    console.print(_summary(report))
+    if reasons := report.plan.left_in_float():
+        console.print(_left(reasons, None if every else _SHOWN_REASONS))
+    evidence = [table for table in (_gains(report), _regions(report), _plans(report), _noises(report)) if table.rows]
+    for table in evidence if every else ():
+        console.print(table)
+    if evidence and not every:
+        console.print("--verbose shows what was measured, --html all of it on a page.")
+
+
+def _summary(report: Report) -> Table:
+    """Return the figures of a model that people ask for first."""
+    files, kernels, plan = report.files, report.performance.kernels, report.plan
+    table = Table(show_header=False)
     for sentence in report.samples.doubts:
         table.add_row("doubt", sentence)
-    table.add_row("size", f"{size(report.files.float_bytes)} -> {size(report.files.bytes)} ({report.size_ratio:.2f}x)")
+    table.add_row("size", f"{size(files.float_bytes)} -> {size(files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
-        parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
-        if output.bound is not None and math.isfinite(output.bound):
-            parts.append(f"{output.bound:.1f} dB or more with 95 % confidence")
-        if output.agreement is not None:
-            parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
-        judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
-        kind = "tensor" if output.stands_for else "output"
-        table.add_row(f"{kind} {output.name}{judges}", ", ".join(parts) or "not compared")
+        table.add_row(*_output(output))
     if report.samples.judged is not None:
         table.add_row("judged on", _judged(report.samples.judged))
-    if report.latency is not None:
-        latency = report.latency
-        here = report.plan.target == DEFAULT_TARGET
+    if (latency := report.latency) is not None:
+        here = plan.target == DEFAULT_TARGET
         table.add_row(
-            "latency" if here else f"latency on {DEFAULT_TARGET}, not {report.plan.target}",
+            "latency" if here else f"latency on {DEFAULT_TARGET}, not {plan.target}",
             f"{duration(latency.reference)} -> {duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
             f"{threads(latency.threads)})",
         )
-    if not report.files.loads:
+    if not files.loads:
         table.add_row(
             "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"
         )
-    if report.fidelity.scores is not None:
-        scores = report.fidelity.scores
+    if (scores := report.fidelity.scores) is not None:
         bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on others"
         table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name}); {bound}")
-    kernels = report.performance.kernels
     table.add_row(
         "kernels",
         f"{kernels.integer} integer, {kernels.heavy_float} float convolutions and products, "
         f"{kernels.quantize} QuantizeLinear and DequantizeLinear left",
     )
-    plan = report.plan
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
     if cells := report.encoding.left_by_standard:
         table.add_row("standard ONNX", f"has no integers for {cells} LSTM; --emit fastest measures onnxruntime's own")
     if report.encoding.corrected_biases:
         table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")
-    if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
-        share = report.files.metadata_bytes / report.files.bytes
+    if files.metadata_bytes >= _WORTH_STRIPPING * files.bytes:
+        share = f"{files.metadata_bytes / files.bytes:.1%}"
         table.add_row(
-            "metadata",
-            f"{size(report.files.metadata_bytes)} of the exporter ({share:.1%}); --strip-metadata leaves it out",
+            "metadata", f"{size(files.metadata_bytes)} of the exporter ({share}); --strip-metadata leaves it out"
         )
-    console.print(table)
-    if report.encoding.gains:
-        gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
-        gains.title = "Accuracy, worst output on the samples that candidates are judged by"
-        for gain in report.encoding.gains:
-            seconds = f"{gain.seconds:.1f}"
-            gains.add_row(
-                gain.method, decibels(gain.before), decibels(gain.after), seconds, gain.kept or f"not: {gain.left}"
-            )
-        console.print(gains)
-    reasons = plan.left_in_float()
-    if reasons:
-        left = Table(title="Not static, and why", show_header=False)
-        for reason, count in reasons[:shown_reasons]:
-            left.add_row(str(count), reason)
-        if len(reasons[:shown_reasons]) < len(reasons):
-            left.add_row(str(sum(count for _, count in reasons[shown_reasons:])), "other reasons; see --report")
-        console.print(left)
-    if report.performance.regions:
-        regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
-        regions.title = "Integer regions, profiled"
-        for region in report.performance.regions[:shown_regions]:
-            milliseconds = (f"{time:.3f} ms" for time in (region.float_milliseconds, region.milliseconds))
-            regions.add_row(region.first, str(region.mode), str(region.nodes), *milliseconds)
-        console.print(regions)
-    if report.search.frontier:
-        modes = ("static", "dynamic", "weight-only")
-        frontier = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
-        # What was timed decided; where nothing was, the fastest tell most.
-        shown = [
-            point for point in report.search.frontier if point.speed is not None or point.chosen
-        ] or report.search.frontier
-        floats = (point for point in shown[_SHOWN_PLANS:] if point.is_float and not every)
-        shown = (*shown[:shown_plans], *floats)
-        if more := len(report.search.frontier) - len(shown):
-            frontier.caption = f"{more} more; see --report"
-        for point in shown:
-            frontier.add_row(
-                str(point.static),
-                str(point.dynamic),
-                str(point.weight_only),
-                f"{point.milliseconds:.2f} ms",
-                decibels(point.predicted),
-                decibels(point.sqnr),
-                "-" if point.speed is None else f"{point.speed:.2f}x",
-                "float" if point.is_float else "taken" if point.chosen else "",
-            )
-        console.print(frontier)
-    if report.search.sensitivities:
-        hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
-        for one in report.search.sensitivities[:shown_nodes]:
-            hurt.add_row(one.node, str(one.mode), decibels(one.sqnr))
-        console.print(hurt)
+    return table
+
+
+def _output(output: OutputAgreement) -> tuple[str, str]:
+    """Return what an output is called, and how close it is to the float model's."""
+    parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
+    if output.bound is not None and math.isfinite(output.bound):
+        parts.append(f"{output.bound:.1f} dB or more with 95 % confidence")
+    if output.agreement is not None:
+        parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
+    judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
+    kind = "tensor" if output.stands_for else "output"
+    return f"{kind} {shortened(output.name, _LONGEST_NAME)}{judges}", ", ".join(parts) or "not compared"
+
+
+def _left(reasons: Sequence[tuple[str, int]], most: int | None) -> Table:
+    """Return why nodes are not static, each reason with how many nodes it holds for."""
+    table = Table(title="Not static, and why", title_justify="left", show_header=False)
+    shown = reasons[:most]
+    for reason, count in shown:
+        table.add_row(_counted(count), reason)
+    if others := sum(count for _, count in reasons[len(shown) :]):
+        table.add_row(_counted(others), "other reasons; see --report")
+    return table
+
+
+def _gains(report: Report) -> Table:
+    gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
+    gains.title = "Accuracy, worst output on the samples that candidates are judged by"
+    for gain in report.encoding.gains:
+        seconds, kept = f"{gain.seconds:.1f}", gain.kept or f"not: {gain.left}"
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), seconds, kept)
+    return gains
+
+
+def _regions(report: Report) -> Table:
+    regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
+    regions.title = "Integer regions, profiled"
+    for region in report.performance.regions:
+        times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
+        regions.add_row(region.first, str(region.mode), str(region.nodes), *times)
+    return regions
+
+
+def _plans(report: Report) -> Table:
+    modes = ("static", "dynamic", "weight-only")
+    plans = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
+    for point in report.search.frontier:
+        plans.add_row(
+            str(point.static),
+            str(point.dynamic),
+            str(point.weight_only),
+            f"{point.milliseconds:.2f} ms",
+            decibels(point.predicted),
+            decibels(point.sqnr),
+            "-" if point.speed is None else f"{point.speed:.2f}x",
+            "float" if point.is_float else "taken" if point.chosen else "",
+        )
+    return plans
+
+
+def _noises(report: Report) -> Table:
+    hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
+    for one in report.search.sensitivities:
+        hurt.add_row(one.node, str(one.mode), decibels(one.sqnr))
+    return hurt
+
+
+def _counted(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def print_applied(done: Rewritten) -> None:

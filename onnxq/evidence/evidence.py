@@ -13,6 +13,7 @@ from onnxq.errors import DataError
 from onnxq.evidence.provenance import Provenance
 from onnxq.evidence.requests import Request
 from onnxq.evidence.statistic import Statistic
+from onnxq.html_tables import html_table
 
 Wanted = TypeVar("Wanted", bound=Statistic)
 
@@ -69,6 +70,11 @@ class Evidence:
         """Return the bytes that it takes, by which a cluster decides what to move."""
         kept = (array.nbytes for one in self.statistics.values() for array in one.arrays().values())
         return sum(kept) + sum(map(len, self.samples))
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: of each tensor the kinds of statistics that are known."""
+        rows = [(tensor, ", ".join(request.kind for request in known)) for tensor, known in self.by_tensor.items()]
+        return html_table(f"{len(self.samples)} samples, {len(rows)} tensors", ("tensor", "statistics"), rows)
 
     def of(self, tensor: str) -> TensorEvidence:
         """Return what is known of a tensor."""

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from onnxq.evidence.kinds import request_for
 from onnxq.evidence.requests import Request
+from onnxq.html_tables import html_table
 from onnxq.lowering import Emit
 from onnxq.scheme import Mode, Spec
 
@@ -216,6 +217,15 @@ class Plan:
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
     scaling: tuple[Scaling, ...] = ()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := self.count(mode)))
+        return f"{len(self.decisions)} nodes: {counts}" if counts else "no nodes"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: how many nodes have each mode, and the first of them with their reasons."""
+        rows = [(one.node, one.op_type, one.mode, one.reason) for one in self.decisions]
+        return html_table(str(self), ("node", "operator", "mode", "reason"), rows)
 
     @cached_property
     def by_node(self) -> Mapping[str, Decision]:

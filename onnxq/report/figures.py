@@ -16,6 +16,25 @@ def decibels(value: float | None) -> str:
     return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
 
 
+def share(value: float | None) -> str:
+    """Return a share as text.
+
+    >>> share(0.98437), share(None)
+    ('98.44%', '-')
+    """
+    return "-" if value is None else f"{value:.2%}"
+
+
+def shortened(name: str, width: int) -> str:
+    """Return a name that is too long without its middle.
+
+    >>> shortened("/model/layers.0/attention/query/MatMul", 20)
+    '/model/l...ry/MatMul'
+    """
+    half = (width - 3) // 2
+    return name if len(name) <= width else f"{name[: width - 3 - half - 1]}...{name[-half - 1 :]}"
+
+
 def size(count: int) -> str:
     """Return a number of bytes as text.
 

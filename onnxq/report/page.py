@@ -22,7 +22,7 @@ from onnxq.planning.delivery import missing
 from onnxq.report.charts import frontier_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads
 from onnxq.report.report import Report
-from onnxq.report.verdict import judges, suggestions, verdict
+from onnxq.report.suggestions import suggestions
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
 from onnxq.scheme import Mode
 
@@ -53,11 +53,11 @@ def to_html(report: Report) -> str:
     script = _resource("page.js")
     shown: dict[str, Any] = {
         "report": report,
-        "verdict": verdict(report),
+        "verdict": report.verdict,
         "refusal": report.fidelity.refusal,
         "suggestions": suggestions(report),
         "missing": missing(report.encoding.delivered),
-        "judges": judges(report),
+        "judges": report.judges,
         "model_name": PurePath(report.files.model).name or "model",
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),
@@ -159,7 +159,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         tiles.append(Tile("Speed", f"{latency.speed:.2f}x", sure + times))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
-        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {judges(report)}"))
+        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.judges}"))
     if scores is not None:
         tiles.append(Tile(scores.name, f"{scores.candidate:.4g}", f"{scores.reference:.4g} in float"))
     counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := report.plan.count(mode)))
@@ -234,7 +234,7 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("SHA-256 of it", kept.output_digest if kept.output else ""),
         ("Scheme and target", f"{plan.scheme} for {plan.target}"),
         ("Ranges", report.encoding.ranges),
-        ("Samples", f"{report.samples.calibrated} calibrated; judged by {judges(report)}"),
+        ("Samples", f"{report.samples.calibrated} calibrated; judged by {report.judges}"),
         ("Time", f"{report.run.seconds:.1f} s"),
     ]
     if machine is not None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, OutputError
+from onnxq.html_tables import html_table
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.latency import Latency
 from onnxq.planning.plan import Plan
 from onnxq.records import RecordError, plain, record
+from onnxq.report.figures import decibels, share
 from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.report.verdict import judges, verdict
 
 VERSION = 1
 """Of the JSON; a report of another version is refused."""
@@ -22,7 +25,7 @@ VERSION = 1
 _SUMMARY = ("size_ratio", "worst_sqnr", "speed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Everything that was decided and measured.
 
@@ -46,10 +49,28 @@ class Report:
     encoding: Encoding
     run: Run
 
+    def __repr__(self) -> str:
+        return f"Report({self.verdict}; {self.plan})"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the verdict, and the figures of each output."""
+        rows = [(one.name, decibels(one.sqnr), share(one.agreement)) for one in self.agreement.outputs]
+        return html_table(self.verdict, ("output", "SQNR", "agreement"), rows) + self.plan._repr_html_()
+
     @property
     def output(self) -> str | None:
         """The file that was written, or None."""
         return self.files.output
+
+    @property
+    def verdict(self) -> str:
+        """What came of it in one sentence."""
+        return verdict(self.files, self.samples, self.fidelity, self.performance)
+
+    @property
+    def judges(self) -> str:
+        """By how many samples it was judged, and how many of these it had seen, in words."""
+        return judges(self.samples, self.fidelity)
 
     @property
     def size_ratio(self) -> float:

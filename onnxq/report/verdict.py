@@ -1,31 +1,34 @@
-"""What came of a run in one sentence, and what to try after a refusal, with figures of this run."""
+"""What came of a run in one sentence."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
 
-from onnxq.report.figures import decibels
-from onnxq.report.report import Report
-
-_TOLD = 3
-# Less than that no goal is worth asking for.
-_WORTH_ASKING = 5.0
+from onnxq.judging.latency import Latency
+from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
 
-def verdict(report: Report) -> str:
+def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
     """Return the first line of all that is told: how fast, how small and how faithful, or why it was refused."""
-    if report.fidelity.refusal:
-        return f"Refused: {report.fidelity.refusal}"
-    said = [_speed(report), f"{report.size_ratio:.2f} of the size", _fidelity(report)]
+    if fidelity.refusal:
+        return f"Refused: {fidelity.refusal}"
+    said = [_speed(performance.latency), f"{files.size_ratio:.2f} of the size", _fidelity(samples, fidelity)]
     return f"Verified: {', '.join(filter(None, said))}"
 
 
-def _speed(report: Report) -> str:
-    latency = report.latency
+def judges(samples: Samples, fidelity: Fidelity) -> str:
+    """Say by how many samples a model was judged, and how many of these had a part in making it."""
+    judged = samples.judged
+    if judged is None:
+        return _counted(fidelity.agreement.samples)
+    if not judged.seen:
+        return f"{_counted(judged.samples)} it had not seen"
+    if judged.seen == judged.samples:
+        return f"{_counted(judged.samples)} that it had seen"
+    return f"{_counted(judged.samples)}, {judged.seen} of which it had seen"
+
+
+def _speed(latency: Latency | None) -> str:
     if latency is None:
         return ""
     low, high = latency.interval
@@ -33,75 +36,15 @@ def _speed(report: Report) -> str:
     return f"{latency.speed:.2f}x as fast{interval}"
 
 
-def _fidelity(report: Report) -> str:
+def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     """Say what the outputs, or the user's metric, are, and on which samples."""
-    worst, scores = report.agreement.worst_sqnr, report.fidelity.scores
+    worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
     if scores is not None:
         what = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
     else:
         what = "equal outputs" if math.isinf(worst) and worst > 0 else f"{worst:.0f} dB"
-    return f"{what} on {judges(report)}"
+    return f"{what} on {judges(samples, fidelity)}"
 
 
-def judges(report: Report) -> str:
-    """Say by how many samples a model was judged, and how many of these had a part in making it."""
-    judged = report.samples.judged
-    if judged is None:
-        return _samples(report.agreement.samples)
-    if not judged.seen:
-        return f"{_samples(judged.samples)} it had not seen"
-    if judged.seen == judged.samples:
-        return f"{_samples(judged.samples)} that it had seen"
-    return f"{_samples(judged.samples)}, {judged.seen} of which it had seen"
-
-
-def _samples(count: int) -> str:
+def _counted(count: int) -> str:
     return f"{count} sample" if count == 1 else f"{count} samples"
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A command to try next.
-
-    Attributes:
-        command: the whole command line, or its new options where the old ones are not known.
-        why: what in this run speaks for it.
-    """
-
-    command: str
-    why: str
-
-
-def suggestions(report: Report) -> tuple[Suggestion, ...]:
-    """Return the three most promising commands after a refusal; none where the model was written."""
-    if not report.fidelity.refusal:
-        return ()
-    command = report.run.command or "onnxq quantize ..."
-    found = islice(_options(report), _TOLD)
-    return tuple(Suggestion(f"{command} {options}", why) for options, why in found)
-
-
-def _options(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield options with what speaks for them, the most promising first."""
-    scores, worst = report.fidelity.scores, report.agreement.worst_sqnr
-    noisy = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
-    if noisy is not None:
-        alone = f"alone as {noisy.mode} it leaves {decibels(noisy.sqnr)} at the worst output"
-        yield f"--exclude {shlex.quote(noisy.node)}", f"{noisy.node} is the noisiest node: {alone}"
-    bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
-    spent = sum(one.seconds for one in report.encoding.gains)
-    if not report.plan.thorough:
-        known = f"what was tried bought {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "none was tried"
-        yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
-    if scores is not None:
-        yield f"--max-drop {max(scores.drop, 0.0):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
-    elif worst >= _WORTH_ASKING and math.isfinite(worst):
-        yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
-    if report.plan.scheme == "int8":
-        yield (
-            "--preset int8-storage",
-            "weights alone are rounded and data stays float: small, at float speed",
-        )
-    if not report.search.measured:
-        yield "--search fast", "nothing was searched; nodes that hurt can stay in float"
-    yield "--force", "the model is written as it is"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reports import changed
+from reports import FULL, changed
 
 from onnxq.budget import Budget
 from onnxq.cli import terminal
@@ -14,8 +14,8 @@ from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
+from onnxq.report import FidelityError
 from onnxq.scheme import Scheme
-from onnxq.searching.search import Point
 
 MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
@@ -66,21 +66,37 @@ def test_long_lists_of_reasons_are_cut_with_a_hint(
     assert "see --report" in capsys.readouterr().err
 
 
-def test_of_many_plans_those_are_shown_that_were_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    report = quantize(
-        MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(latency=0)
-    ).report
-    quiet = [Point(0, number, 9.87, 33.3) for number in range(12)]
-    timed = [Point(5, 0, 8.76, 44.4, 1.23, chosen=True), Point(6, 0, 7.65, 55.5, 1.01)]
-    terminal.print_report(changed(report, search={"frontier": (*quiet, *timed)}))
+def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_report(FULL)
+    short = capsys.readouterr().err
+    terminal.print_report(FULL, every=True)
+    whole = capsys.readouterr().err
+    for title in ("Accuracy, worst output", "Integer regions, profiled", "Plans that were weighed", "What hurts most"):
+        assert title not in short
+        assert title in " ".join(whole.split())
+    assert whole.count("taken") == 1
+    assert "--verbose shows what was measured" in short
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_verdict_comes_first_and_the_rest_fits_one_screen(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal.print_report(FULL)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines).startswith("Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples")
+    assert max(map(len, lines)) <= columns
+    assert len(lines) < 40
+
+
+def test_a_refusal_comes_first_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_report(FidelityError("output y has 31.2 dB, expected 60 dB", FULL).report)
     shown = capsys.readouterr().err
-    assert "33.3 dB" not in shown
-    assert "1.23x" in shown
-    assert "1.01x" in shown
-    assert shown.count("taken") == 1
-    assert "12 more; see --report" in shown
-    terminal.print_report(changed(report, search={"frontier": tuple(quiet)}))
-    assert capsys.readouterr().err.count("33.3 dB") == 8
+    assert shown.startswith(
+        "Refused: output y has 31.2 dB, expected 60 dB\n  onnxq quantize model.onnx --calib data --"
+    )
+    assert "model.int8.onnx" not in shown
 
 
 @pytest.mark.parametrize(("scheme", "shown"), [(PRESETS["int8"], True), (UNCORRECTED, False)], ids=["with", "without"])
@@ -118,8 +134,8 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
     assert [point.speed for point in found.report.search.frontier if point.is_float] == [1.0]
     foreign = replace(found.report.plan, target="tensorrt")
     partly = changed(found.report, encoding={"delivered": (Delivery(2, 18, 3),)})
-    terminal.print_report(replace(partly, plan=foreign))
+    terminal.print_report(replace(partly, plan=foreign), every=True)
     shown = capsys.readouterr().err
-    assert shown.startswith("3 of 18 weights have 2 bits.")
+    assert "\n3 of 18 weights have 2 bits.\n" in shown
     assert shown.count("│ float ") == 1
     assert "latency on onnxruntime-cpu, not tensorrt" in shown

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from reports import REPORT, changed
+from reports import FULL, REPORT, changed
 
 from onnxq.errors import DataError, OutputError
 from onnxq.report import Report, load_report
@@ -97,3 +97,16 @@ def test_another_file_is_no_report(text: str, sentence: str, tmp_path: Path) -> 
 def test_a_report_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"^report .* cannot be written: "):
         REPORT.save(tmp_path / place)
+
+
+def test_a_report_is_few_words() -> None:
+    assert repr(FULL) == (
+        "Report(Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples it had not seen; "
+        "2 nodes: 1 static, 1 float)"
+    )
+
+
+def test_notebooks_show_outputs_and_nodes() -> None:
+    shown = FULL._repr_html_()
+    assert "<td>y</td><td>31.2 dB</td><td>98.00%</td>" in shown
+    assert "<td>b</td><td>Tanh</td><td>float</td><td>why</td>" in shown

@@ -1,0 +1,21 @@
+"""Tables as notebooks show them: a few rows of escaped text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+_MOST_ROWS = 50
+
+
+def html_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table of at most 50 rows; of more the last says how many are left out.
+
+    >>> html_table("a < b", ["name"], [["<x>"]])
+    '<table><caption>a &lt; b</caption><tr><th>name</th></tr><tr><td>&lt;x&gt;</td></tr></table>'
+    """
+    left = len(rows) - _MOST_ROWS
+    shown = [*rows[:_MOST_ROWS], *([[f"and {left} more"]] if left > 0 else [])]
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in shown)
+    return f"<table><caption>{html.escape(caption)}</caption><tr>{head}</tr>{lines}</table>"

@@ -1,0 +1,64 @@
+"""What to try after a refusal, with figures of the run that was refused."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from onnxq.report.figures import decibels
+from onnxq.report.report import Report
+
+_TOLD = 3
+# Less than that no goal is worth asking for.
+_WORTH_ASKING = 5.0
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A command to try next.
+
+    Attributes:
+        command: the whole command line, or its new options where the old ones are not known.
+        why: what in this run speaks for it.
+    """
+
+    command: str
+    why: str
+
+
+def suggestions(report: Report) -> tuple[Suggestion, ...]:
+    """Return the three most promising commands after a refusal; none where the model was written."""
+    if not report.fidelity.refusal:
+        return ()
+    command = report.run.command or "onnxq quantize ..."
+    found = islice(_options(report), _TOLD)
+    return tuple(Suggestion(f"{command} {options}", why) for options, why in found)
+
+
+def _options(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield options with what speaks for them, the most promising first."""
+    scores, worst = report.fidelity.scores, report.agreement.worst_sqnr
+    noisy = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
+    if noisy is not None:
+        alone = f"alone as {noisy.mode} it leaves {decibels(noisy.sqnr)} at the worst output"
+        yield f"--exclude {shlex.quote(noisy.node)}", f"{noisy.node} is the noisiest node: {alone}"
+    bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
+    spent = sum(one.seconds for one in report.encoding.gains)
+    if not report.plan.thorough:
+        known = f"what was tried bought {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "none was tried"
+        yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
+    if scores is not None:
+        yield f"--max-drop {max(scores.drop, 0.0):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
+    elif worst >= _WORTH_ASKING and math.isfinite(worst):
+        yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
+    if report.plan.scheme == "int8":
+        yield (
+            "--preset int8-storage",
+            "weights alone are rounded and data stays float: small, at float speed",
+        )
+    if not report.search.measured:
+        yield "--search fast", "nothing was searched; nodes that hurt can stay in float"
+    yield "--force", "the model is written as it is"

@@ -1,0 +1,53 @@
+"""A refusal says what to try, with figures of the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from reports import REPORT, changed
+
+from onnxq.accuracy.refining import Gain
+from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.gate import Scores
+from onnxq.report import FidelityError
+from onnxq.report.suggestions import suggestions
+from onnxq.scheme import Mode
+from onnxq.searching.search import NodeNoise
+
+OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
+NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
+
+
+def refused(**parts: dict[str, object]) -> list[tuple[str, str]]:
+    report = FidelityError("too noisy", changed(NOISY, **parts)).report
+    return [(one.command, one.why) for one in suggestions(report)]
+
+
+def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
+    search = {"sensitivities": (NodeNoise("/head/a b", Mode.STATIC, 12.34), NodeNoise("c", Mode.STATIC, 40.0))}
+    encoding = {"gains": (Gain("ranges", 20.0, 21.5, "percentile", 2.0), Gain("bias", 21.5, 21.5, "", 1.0, "no less"))}
+    told = refused(search=search, encoding=encoding, run={"command": "onnxq quantize m.onnx --calib d"})
+    assert [command for command, _ in told] == [
+        "onnxq quantize m.onnx --calib d --exclude '/head/a b'",
+        "onnxq quantize m.onnx --calib d --accuracy full",
+        "onnxq quantize m.onnx --calib d --min-sqnr 39",
+    ]
+    assert "12.3 dB" in told[0][1]
+    assert "1.5 dB in 3 s" in told[1][1]
+    assert "39.2 dB" in told[2][1]
+
+
+def test_a_metric_is_asked_for_less() -> None:
+    told = refused(search={"sensitivities": ()}, fidelity={"scores": Scores("top1", 0.91, 0.9)})
+    assert told[1] == ("onnxq quantize ... --max-drop 0.01", "top1 fell by 0.01")
+
+
+def test_figures_that_are_none_are_not_asked_for() -> None:
+    output = replace(OUTPUT, sqnr=-math.inf)
+    told = refused(search={"sensitivities": ()}, fidelity={"agreement": Agreement(3, (output,))})
+    assert not any("--min-sqnr" in command for command, _ in told)
+
+
+def test_what_was_written_needs_no_suggestion() -> None:
+    assert suggestions(REPORT) == ()
