@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxq.lowering.blobs import takes_blob
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.native import stored_format
-from onnxq.lowering.rows import in_words
+from onnxq.lowering.rows import is_packed
 from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.spec import Spec, Storage
 
@@ -36,7 +36,7 @@ def decoder_opset(spec: Spec, op_type: str, emit: Emit, *, folded: bool) -> int:
     if takes_blob(spec, op_type, emit, in_body=False):
         return _SCALE[spec.scale]
     if op_type == "Gather":
-        codes = _WORDS if in_words(spec, format) else _MUL
+        codes = _WORDS if is_packed(spec, format) else _MUL
         return max(codes, _SCALE[spec.scale], _PAD if blocked else 0)
     linear = max(format.opset, _BLOCKS if blocked else 0, _FLOAT16_SCALE if spec.scale == "float16" else 0)
     return max(linear, _SCALE[spec.scale], _WORDS if spec.storage is Storage.WORDS else 0)

@@ -18,8 +18,8 @@ from onnxq.numbers.spec import Spec, Storage
 def decode_rows(chain: Chain, quantized: QTensor, spec: Spec, indices: Tensor, rank: int, dtype: int) -> Variable:
     """Append a Gather of codes and the nodes that decode the rows it takes, and return them.
 
-    onnxruntime gathers no elements smaller than a byte, nor 8-bit floats, so the former are gathered as 32-bit words
-    and the latter as bit patterns.
+    onnxruntime gathers no elements smaller than a byte, nor 8-bit floats, so the former are gathered as bytes that hold
+    several, of which all runtimes shift and mask the same, and the latter as bit patterns.
 
     Args:
         chain: receives the nodes.
@@ -44,7 +44,7 @@ def decode_rows(chain: Chain, quantized: QTensor, spec: Spec, indices: Tensor, r
     if blocked:
         numbers = chain.reshape("split", numbers, (*leading, layout.grid[1], layout.block[1]))
     shape = (*layout.grid[0 if per_row else 1 :], *((1,) if blocked else ()))
-    shift = zero_point_numbers(chain, quantized, shape, in_bytes=in_words(spec, quantized.format))
+    shift = zero_point_numbers(chain, quantized, shape, in_bytes=is_packed(spec, quantized.format))
     if shift is not None:
         numbers = chain.then("Sub", "shifted", [numbers, parameter_of(shift)])
     scale = parameter_of(scale_tensor(chain, quantized, spec, shape, TensorProto.FLOAT))
@@ -59,14 +59,17 @@ def decode_rows(chain: Chain, quantized: QTensor, spec: Spec, indices: Tensor, r
 def _numbers(chain: Chain, quantized: QTensor, spec: Spec, indices: Tensor, shape: tuple[int, ...]) -> Variable:
     """Return the float32 numbers of the rows."""
     codes, format = quantized.codes, quantized.format
-    if in_words(spec, format):
+    if spec.storage is Storage.WORDS:
         words_of_rows = chain.then("Gather", "rows", [words.store_words(chain, codes, format), indices], axis=0)
         return words.numbers_in(chain, words_of_rows, shape, format)
+    if is_packed(spec, format):
+        bytes_of_rows = chain.then("Gather", "rows", [words.store_bytes(chain, codes, format), indices], axis=0)
+        return words.numbers_in_bytes(chain, bytes_of_rows, shape, format)
     stored = chain.store("codes", codes.view(np.uint8)) if format.is_float else native.typed_codes(chain, codes, format)
     found = chain.then("Gather", "rows", [stored, indices], axis=0)
     return native.look_up(chain, found, format) if format.is_float else chain.cast("numbers", found)
 
 
-def in_words(spec: Spec, format: Format) -> bool:
-    """Whether rows are stored in words, because the spec says so or because their codes are parts of bytes."""
+def is_packed(spec: Spec, format: Format) -> bool:
+    """Whether nodes take codes out of words, because the spec says so, or of bytes that they are parts of."""
     return spec.storage is Storage.WORDS or format.bits in (2, 4)

@@ -1,6 +1,8 @@
-"""Codes stored in 32-bit words along the last axis, several in each; the graph takes them out with shifts and masks."""
+"""Codes stored in words or bytes along the last axis, several in each; nodes take them out with shifts and masks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -9,9 +11,10 @@ from onnxq.lowering.native import look_up
 from onnxq.lowering.node_chain import Chain
 from onnxq.numbers.formats import Format
 from onnxq.numbers.numerics import Array
-from onnxq.numbers.packing import pack_words
+from onnxq.numbers.packing import pack_rows, pack_words
 
-_WORD_BITS = 32
+_WORD = np.dtype(np.uint32)
+_BYTE = np.dtype(np.uint8)
 
 
 def typed_codes(chain: Chain, codes: Array, format: Format) -> Variable:
@@ -27,8 +30,10 @@ def numbers(chain: Chain, codes: Array, format: Format) -> Variable:
 
 
 def numbers_in_words(chain: Chain, words: Constant, format: Format) -> Variable:
-    """Return the float32 numbers that fill all words of a constant, row by row."""
-    return numbers_in(chain, words, (*words.shape[:-1], words.shape[-1] * (_WORD_BITS // format.bits)), format)
+    """Return the float32 numbers that fill all words or bytes of a constant, row by row."""
+    return numbers_in(
+        chain, words, (*words.shape[:-1], words.shape[-1] * _held(words.dtype, format)), format, words.dtype
+    )
 
 
 def store_words(chain: Chain, codes: Array, format: Format) -> Constant:
@@ -36,22 +41,36 @@ def store_words(chain: Chain, codes: Array, format: Format) -> Constant:
     return chain.store("codes", pack_words(codes, format))
 
 
-def numbers_in(chain: Chain, words: Tensor, shape: tuple[int, ...], format: Format) -> Variable:
+def store_bytes(chain: Chain, codes: Array, format: Format) -> Constant:
+    """Return a constant of bytes that hold codes of 4 or 2 bits; zeros fill the last byte of a row."""
+    return chain.store("codes", pack_rows(codes.view(_BYTE), format.bits))
+
+
+def numbers_in_bytes(chain: Chain, packed: Tensor, shape: tuple[int, ...], format: Format) -> Variable:
+    """Return the float32 numbers in bytes; see `numbers_in`."""
+    return numbers_in(chain, packed, shape, format, _BYTE)
+
+
+def numbers_in(
+    chain: Chain, words: Tensor, shape: tuple[int, ...], format: Format, word: np.dtype[Any] = _WORD
+) -> Variable:
     """Return the float32 numbers in words.
 
     Args:
         chain: receives the nodes.
-        words: uint32.
+        words: the words.
         shape: the extents of the numbers; 0 copies that of the words.
         format: of 8, 4 or 2 bits.
+        word: type of the words.
     """
-    extent, held = shape[-1], _WORD_BITS // format.bits
+    extent, held = shape[-1], _held(word, format)
     spread = chain.then("Unsqueeze", "spread", [words, chain.store("spread.axis", np.array([-1]))])
-    shifts = chain.store("shifts", np.arange(0, _WORD_BITS, format.bits, dtype=np.uint32))
-    shifted = chain.then("BitShift", "shifted", [spread, shifts], direction="RIGHT")
-    mask = chain.store("mask", np.array(2**format.bits - 1, np.uint32))
-    masked = chain.then("BitwiseAnd", "masked", [shifted, mask])
-    fields = chain.reshape("fields", masked, (*shape[:-1], -(-extent // held) * held))
+    shifts = np.arange(0, held * format.bits, format.bits, dtype=word)
+    # OpenVINO shifts by dividing and rounds to the nearest: where the bits below are zero already, nothing is rounded.
+    masks = chain.store("masks", (2**format.bits - 1 << shifts).astype(word))
+    masked = chain.then("BitwiseAnd", "masked", [spread, masks])
+    shifted = chain.then("BitShift", "shifted", [masked, chain.store("shifts", shifts)], direction="RIGHT")
+    fields = chain.reshape("fields", shifted, (*shape[:-1], -(-extent // held) * held))
     if extent % held:
         fields = chain.cut("fields", fields, len(shape) - 1, extent)
     if format.is_float:
@@ -60,6 +79,11 @@ def numbers_in(chain: Chain, words: Tensor, shape: tuple[int, ...], format: Form
         return chain.cast("numbers", fields)
     # Turning over the sign bit of a two's complement adds half of the range to the number.
     half = 2 ** (format.bits - 1)
-    turned = chain.then("BitwiseXor", "turned", [fields, chain.store("sign", np.array(half, np.uint32))])
+    turned = chain.then("BitwiseXor", "turned", [fields, chain.store("sign", np.array(half, word))])
     raised = chain.cast("raised", turned)
     return chain.then("Sub", "numbers", [raised, chain.store("half", np.array(half, np.float32))])
+
+
+def _held(word: np.dtype[Any], format: Format) -> int:
+    """Return how many codes a word holds."""
+    return 8 * word.itemsize // format.bits

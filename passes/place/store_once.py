@@ -31,7 +31,7 @@ from onnxq.modelfile import place_constants
 from onnxq.numbers.formats import FORMATS
 
 _BITS_SET: Final = np.array([number.bit_count() for number in range(256)], np.uint8)
-# Codes that share bytes, which words hold in the same order.
+# Codes that share bytes, which bytes and words of several hold in the same order.
 _IN_WORDS: Final = {FORMATS[name].onnx_type: FORMATS[name] for name in ("int4", "uint4", "int2", "uint2")}
 _LOOK_UPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
 
@@ -41,8 +41,8 @@ class StoreOnce(Pass):
     """Let initializers of equal bytes, reshaped or transposed, come from the first by nodes that a runtime folds.
 
     A table whose rows are looked up, and which a product reads transposed, is stored once. Codes of 4 and 2 bits are
-    also taken out of words. Leaves initializers that are inputs or outputs of a graph, text, those that the other's
-    graph does not show, and those of fewer than ``smallest`` bytes.
+    also taken out of bytes and words. Leaves initializers that are inputs or outputs of a graph, text, those that the
+    other's graph does not show, and those of fewer than ``smallest`` bytes.
 
     Attributes:
         smallest: bytes below which the nodes cost more than they save.
@@ -93,7 +93,8 @@ def _find(
     stored: dict[tuple[int, bytes], tuple[Constant, Graph]], dtype: int, digest: bytes, home: Graph
 ) -> Constant | None:
     """Return a constant of these bytes that a graph can see."""
-    for kind in (dtype, TensorProto.UINT32) if dtype in _IN_WORDS else (dtype,):
+    kinds = (dtype, TensorProto.UINT8, TensorProto.UINT32) if dtype in _IN_WORDS else (dtype,)
+    for kind in kinds:
         if (kind, digest) in stored:
             tensor, scope = stored[kind, digest]
             around: Graph | None = home

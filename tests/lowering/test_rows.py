@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxq.encoding.encoders import encode_array
 from onnxq.graph import Graph, Names, Node, Variable
 from onnxq.lowering import Chain, decode_rows
-from onnxq.lowering.rows import in_words
+from onnxq.lowering.rows import is_packed
 from onnxq.modelfile import to_model
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import QTensor
@@ -78,5 +78,5 @@ def test_the_table_is_never_decoded_as_a_whole(format: str) -> None:
         ("float6e2m3", Storage.NATIVE, False),
     ],
 )
-def test_parts_of_bytes_are_looked_up_in_words(format: str, storage: Storage, words: bool) -> None:
-    assert in_words(Spec(format, storage=storage), format_named(format)) is words
+def test_parts_of_bytes_are_packed(format: str, storage: Storage, words: bool) -> None:
+    assert is_packed(Spec(format, storage=storage), format_named(format)) is words

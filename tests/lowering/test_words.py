@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from onnxq.graph import Graph, Names, Variable
 from onnxq.lowering import Chain
-from onnxq.lowering.words import numbers, numbers_in, store_words, typed_codes
+from onnxq.lowering.words import numbers, numbers_in, numbers_in_bytes, store_bytes, store_words, typed_codes
 from onnxq.modelfile import to_model
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.packing import pack
@@ -59,6 +59,25 @@ def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
     (values,) = run(open_session(to_model(graph)), {"rows": rows})
     assert values.shape == (2, 3, 13)
     np.testing.assert_array_equal(values[..., 0], rows[..., 0])
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4e2m1"])
+def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
+    chain, format = new_chain(), FORMATS[name]
+    codes = all_codes(name)[..., :-1]
+    found = numbers_in_bytes(chain, store_bytes(chain, codes, format), codes.shape, format)
+    found.dtype = np.dtype(np.float32)
+    (values,) = run(open_session(to_model(Graph(chain.nodes, outputs=[found], name="bytes", opset=18))), {})
+    expected = format.values[codes.view(np.uint8)] if format.is_float else codes
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
+    chain = new_chain()
+    numbers_in_bytes(chain, store_bytes(chain, all_codes("int4"), FORMATS["int4"]), (0, 16), FORMATS["int4"])
+    shift = next(node for node in chain.nodes if node.op == "BitShift")
+    mask, shifts = shift.inputs[0].inputs[0].inputs[1].values, shift.inputs[1].values
+    assert not (mask % (1 << shifts)).any()
 
 
 def test_typed_codes_have_the_type_of_the_format() -> None:
