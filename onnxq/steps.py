@@ -23,9 +23,10 @@ from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
-from onnxq.judging.doubts import doubts, unseen
+from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
+from onnxq.judging.units import units
 from onnxq.judging.views import Views
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
@@ -35,6 +36,7 @@ from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
 from onnxq.rewriting import apply_to_float
+from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
 from onnxq.searching.choosing import Chooser, Chosen, Files
@@ -146,9 +148,7 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
         judged = bench.samples(data.validation, data, notice, in_order=in_order)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    found = doubts(model.files.reference, whole)
-    if goal.metric is None:
-        found = (*found, *unseen(Views.of(model.files.reference, bench.prepared)))
+    found = _doubts(model, whole, goal)
     if data.statistics is not None:
         bench.check(data.statistics, plan, methods)
     evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
@@ -157,6 +157,15 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
         return Evidenced(bench, plan, evidence, samples, judged, found)
     bench = bench.without_idle_bodies(plan, evidence)
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found)
+
+
+def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ...]:
+    """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
+    reference, bench = model.files.reference, model.bench
+    found = doubts(reference, samples)
+    if not bench.is_large:
+        found += tuple(units(bench.prepared, bench.graph, list(evenly(samples, DOUBTED_SAMPLES))))
+    return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
 
 
 def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> tuple[Refined, Chosen]:

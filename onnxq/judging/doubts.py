@@ -18,8 +18,8 @@ from onnxq.samples.inputs import Sample, SampleSource, is_floating
 # Of fewer, none can be kept for judging.
 _FEW = 8
 _LOOKED_AT = 64
-# Each costs a run of the float model.
-_RUN = 8
+DOUBTED_SAMPLES = 8
+"""How many samples are run to find out whether they are representative."""
 _SHOWN = 3
 
 
@@ -36,7 +36,7 @@ def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
     looked = list(evenly(samples, _LOOKED_AT))
     found = [*_of_inputs(looked, len(samples))]
     if not is_large(model):
-        found += _of_outputs(model, list(evenly(looked, _RUN)))
+        found += _of_outputs(model, list(evenly(looked, DOUBTED_SAMPLES)))
     return tuple(found)
 
 
