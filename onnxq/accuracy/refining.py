@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxq.accuracy.biasing import with_biases
 from onnxq.accuracy.dividing import with_scaling
 from onnxq.accuracy.effort import Accuracy
@@ -48,7 +51,7 @@ class Gain:
         after: with what was kept of it.
         kept: how much of it was kept, in words; empty where nothing was.
         seconds: that it took.
-        left: why nothing was kept; empty where something was.
+        left: why nothing, or not all, was kept; empty where it was.
     """
 
     method: str
@@ -73,15 +76,22 @@ class Refined:
     gains: tuple[Gain, ...] = ()
     unmigrated: Recipe | None = None
 
-    def without_migration(self, reason: str) -> Refined:
-        """Return the same without factors of channels, and why these were left after all."""
-        if self.unmigrated is None:
-            return self
+    def with_factors_of(self, recipe: Recipe, decibels: float, reason: str) -> Refined:
+        """Return the same by a recipe with fewer factors of channels, or none, and why the others were left after all.
+
+        Args:
+            recipe: in the place of that of the basis.
+            decibels: SQNR of the worst output with it.
+            reason: in words.
+        """
+        kept = _kept("migration", recipe, replace(recipe, migration=NOTHING))
         gains = (
-            replace(one, after=one.before, kept="", left=reason) if one.method == "migration" else one
+            replace(one, after=decibels if kept else one.before, kept=kept, left=reason)
+            if one.method == "migration"
+            else one
             for one in self.gains
         )
-        return Refined(replace(self.basis, recipe=self.unmigrated), tuple(gains))
+        return Refined(replace(self.basis, recipe=recipe), tuple(gains))
 
 
 def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress: Progress) -> Refined:
@@ -119,6 +129,12 @@ def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress:
     return Refined(basis, tuple(gains), unmigrated if recipe.migration.factors else None)
 
 
+def decibels(noise: NDArray[np.float64]) -> float:
+    """Return the SQNR of the worst output in decibels, of the noise that each sample adds to each output."""
+    ratio = worst(noise)
+    return -10 * math.log10(ratio) if ratio > 0 else math.inf
+
+
 def _is_free(plan: Plan) -> bool:
     """Whether anything becomes codes, and all of it as we choose."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
@@ -127,8 +143,7 @@ def _is_free(plan: Plan) -> bool:
 
 
 def _decibels(folds: Folds, plan: Plan, basis: Basis) -> float:
-    noise = worst(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe))
-    return -10 * math.log10(noise) if noise > 0 else math.inf
+    return decibels(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe))
 
 
 def _kept(name: str, found: Recipe, before: Recipe) -> str:

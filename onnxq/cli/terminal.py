@@ -156,8 +156,9 @@ def _gains(report: Report) -> Table:
     gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
     gains.title = "Accuracy, worst output on the samples that candidates are judged by"
     for gain in report.encoding.gains:
-        seconds, kept = f"{gain.seconds:.1f}", gain.kept or f"not: {gain.left}"
-        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), seconds, kept)
+        told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        kept = "; ".join(filter(None, told))
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
     return gains
 
 

@@ -21,6 +21,7 @@ from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.searching.affording import affordable
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory
@@ -38,8 +39,6 @@ _HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
-# Less than 5 % is not seen in so short a time.
-_NO_SLOWER = 0.95
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
 _MORE_SEARCHES = 2
 # So many of those samples then join the ones that candidates are tried on.
@@ -124,26 +123,16 @@ class Chooser:
         return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress)
 
     def affordable(self, plan: Plan, refined: Refined, goal: Goal) -> Refined:
-        """Return what was refined, without factors of channels where these take time and fidelity does not need them.
-
-        Where floats become codes or codes floats, factors keep kernels from being the fastest there are.
+        """Return what was refined with the factors of channels that cost no time or that fidelity needs.
 
         Args:
             plan: the one in which as much is integer as the scheme allows.
             refined: how its codes are chosen best.
             goal: how faithful the model has to be.
         """
-        if refined.unmigrated is None or not self.measurable:
+        if not self.measurable:
             return refined
-        recipes = refined.basis.recipe, refined.unmigrated
-        models = [self.trials.candidate(plan, recipe) for recipe in recipes]
-        speed, without = self.laboratory(refined.basis.recipe).speeds_of(models)
-        if speed >= _NO_SLOWER * without:
-            return refined
-        faithful, still = (self.trials.sqnr(plan, recipe) >= _aim(goal.min_sqnr) for recipe in recipes)
-        if faithful and not still:
-            return refined
-        return refined.without_migration(f"the model is {without / speed:.2f}x as fast without")
+        return affordable(self.laboratory(refined.basis.recipe), plan, refined, _aim(goal.min_sqnr))
 
     def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""

@@ -62,7 +62,9 @@ def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, 
 def test_what_costs_time_can_be_left_after_all() -> None:
     basis, before = (Basis(Recipe(migration=migration), Evidence()) for migration in (SOME, NOTHING))
     gains = (Gain("ranges", 20.0, 21.0, "MinMax()", 1.0), Gain("migration", 21.0, 25.0, "1 tensors", 1.0))
-    found = Refined(basis, gains, before.recipe).without_migration("it is slow")
+    refined = Refined(basis, gains, before.recipe)
+    found = refined.with_factors_of(before.recipe, 21.0, "it is slow")
     assert found.basis.recipe.key == before.recipe.key
     assert found.gains == (gains[0], Gain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
-    assert Refined(before, gains).without_migration("it is slow").gains == gains
+    fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
+    assert fewer.gains == (gains[0], Gain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow"))
