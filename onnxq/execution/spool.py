@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from onnxq.errors import OutputError
+from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array
 
 MEMORY = 1 << 28
@@ -37,7 +38,10 @@ class Activations:
             folder: where the temporary folder is made; None asks the system.
         """
         self._free = memory
-        self._folder = tempfile.TemporaryDirectory(prefix="onnxq-", dir=folder)
+        # A folder that is made when it is needed, and that the next run removes where this one is killed.
+        self._parent = folder
+        self._files = ExitStack()
+        self._folder: Path | None = None
         self._held: dict[int, dict[str, Array | Path]] = {}
         self._written = 0
 
@@ -67,7 +71,8 @@ class Activations:
     def close(self) -> None:
         """Forget everything and remove the files."""
         self._held.clear()
-        self._folder.cleanup()
+        self._files.close()
+        self._folder = None
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +86,10 @@ class Activations:
         if array.nbytes <= self._free:
             self._free -= array.nbytes
             return array
-        path = Path(self._folder.name) / f"{self._written}.npy"
+        if self._folder is None:
+            beside = None if self._parent is None else self._parent / "activations"
+            self._folder = self._files.enter_context(staging(beside))
+        path = self._folder / f"{self._written}.npy"
         self._written += 1
         try:
             np.save(path, array)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,17 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module.np, "save", full)
     with Activations(0, tmp_path) as held, pytest.raises(OutputError, match="No space left on device; make room"):
         held.put(0, ARRAYS)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed = (
+        "import os, signal, sys, numpy, pathlib; from onnxq.execution.spool import Activations; "
+        "held = Activations(0, pathlib.Path(sys.argv[1])); held.put(0, {'a': numpy.ones(3)}); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", killed, tmp_path], check=False)
+    (left,) = tmp_path.iterdir()
+    with Activations(0, tmp_path) as held:
+        held.put(0, {"a": np.ones(3)})
+        assert not left.exists()
+    assert list(tmp_path.iterdir()) == []
