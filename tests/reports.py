@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from onnxq.accuracy.refining import Gain
 from onnxq.judging.agreement import Agreement, OutputAgreement
@@ -85,3 +87,33 @@ FULL = replace(
 def changed(report: Report, **parts: dict[str, object]) -> Report:
     """Return a report with other fields in some parts."""
     return replace(report, **{part: replace(getattr(report, part), **fields) for part, fields in parts.items()})
+
+
+PAYLOAD = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7*7 }}\u2028\u202e\x07&lt;"
+
+
+def hostile(value: Any) -> Any:
+    """The same value with the payload in every string; specs hold none that a model can choose."""
+    if isinstance(value, Spec):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: hostile(getattr(value, one.name)) for one in fields(value) if one.init})
+    if isinstance(value, Mapping):
+        return {f"{PAYLOAD}{number}": hostile(item) for number, item in enumerate(value.values())}
+    if isinstance(value, tuple):
+        return tuple(map(hostile, value))
+    return PAYLOAD if type(value) is str and value else value
+
+
+def large(nodes: int) -> Report:
+    """A report of a deep network whose modes alternate and whose names are as long as exporters make them."""
+    decisions = tuple(
+        Decision(f"/model/layers.{index}/self_attn/q_proj/MatMul", "MatMul", list(Mode)[index % 5], "integer kernel")
+        for index in range(nodes)
+    )
+    spec = Spec("uint8", symmetric=False)
+    names = tuple(f"/model/layers.{index}/self_attn/q_proj/MatMul_output_0" for index in range(nodes))
+    tensors = tuple(replace(FULL.encoding.tensors[0], tensor=name, counts=tuple(range(48))) for name in names)
+    activations = tuple(Activation(name, spec, name, (0.0, 1.0)) for name in names)
+    report = changed(FULL, encoding={"tensors": tensors}, search={"sensitivities": ()}, performance={"times": ()})
+    return replace(report, plan=Plan(decisions, activations, "int8", "onnxruntime-cpu"))

@@ -98,10 +98,11 @@ def save_html(report: Report, path: str | Path) -> None:
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return what fills templates: everything is escaped, and a name that is missing is an error."""
+    """Return what fills templates: everything is escaped and visible, and a name that is missing is an error."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("onnxq.report"),
         autoescape=True,
+        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -115,6 +116,18 @@ def script_json(value: object) -> Markup:
     (True, False)
     """
     return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE))
+
+
+def _visible(value: Any) -> Any:
+    """Return text with its control characters spelt out: one that turns the direction would turn what follows too."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+
+
+def _all_visible(value: Any) -> Any:
+    """Return lists of lists with all text in them visible."""
+    return [_all_visible(one) for one in value] if isinstance(value, list | tuple) else _visible(value)
 
 
 def _resource(name: str) -> str:
@@ -252,7 +265,8 @@ def _data(report: Report, nodes: Sequence[NodeView]) -> dict[str, object]:
     weights = [
         [one.tensor, one.node, one.channels, [_short(value) for value in one.maxima]] for one in report.encoding.weights
     ]
-    return {"words": shared_words(nodes), "nodes": list(node_rows(nodes)), "tensors": tensors, "weights": weights}
+    found = {"words": shared_words(nodes), "nodes": list(node_rows(nodes)), "tensors": tensors, "weights": weights}
+    return {name: _all_visible(values) for name, values in found.items()}
 
 
 def _short(value: float) -> float:

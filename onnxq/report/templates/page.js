@@ -95,7 +95,7 @@
         find();
       }));
       if (focused) body.querySelector(`[data-key="${focused}"]`)?.focus();
-      told.textContent = state.rows.length ? `${first + 1}–${last} of ${state.rows.length} ${what}` : `none of ${rows.length} ${what}`;
+      told.textContent = state.rows.length ? `${first + 1} to ${last} of ${state.rows.length} ${what}` : `none of ${rows.length} ${what}`;
       back.disabled = !first;
       on.disabled = last >= state.rows.length;
     };
@@ -139,14 +139,14 @@
   const nodeList = { what: "nodes", size: 50, searched: ["name", "operator", "reason"], choices: { key: "mode", label: "Mode", all: "all modes" } };
   const rootOf = (id) => document.getElementById(id);
 
-  list(rootOf("node-list"), nodes, { ...nodeList, draw: table("Nodes", NODES) });
+  list(rootOf("node-list"), nodes, { ...nodeList, draw: table("Table of nodes", NODES) });
   if (tensors.length) list(rootOf("tensor-list"), tensors, {
     what: "tensors", size: 24, searched: ["name"], sortable: [["index up", "in graph order"], ["clipped down", "most clipped first"], ["name up", "by name"]],
     draw: (rows) => html("ul", { class: "grid-of-cards" }, ...rows.map((row) => html("li", {}, html("code", { title: row.name }, name(row)), histogram(row),
       html("p", {}, `${row.from} to ${row.to}; ${share(row.clipped)} clipped`)))),
   });
   if (weights.length) list(rootOf("weight-list"), weights, {
-    what: "weights", size: 25, searched: ["name", "node"], draw: table("Weights", [
+    what: "weights", size: 25, searched: ["name", "node"], draw: table("Table of weights", [
       { title: "Weight", key: "name", of: name, main: true },
       { title: "Node", key: "node", of: (row) => html("bdi", {}, row.node) },
       { title: "Channels", key: "channels", number: true, of: (row) => String(row.channels) },
@@ -167,7 +167,7 @@
     region.hidden = open;
     if (open) return;
     const first = Number(chosen.dataset.first);
-    list(region, nodes.slice(first, first + Number(chosen.dataset.nodes)), { ...nodeList, size: 20, draw: table("Nodes of the region", NODES) });
+    list(region, nodes.slice(first, first + Number(chosen.dataset.nodes)), { ...nodeList, size: 20, draw: table("Table of the region", NODES) });
   });
   for (const radio of document.querySelectorAll("input[name=colour]")) radio.addEventListener("change", () => { chain.dataset.colour = radio.value; });
 
