@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 
 from onnxq.data import Data, SamplesLike
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import Codes, encode
-from onnxq.encoding.migration import carriers_of_divided
 from onnxq.encoding.parameters import requests_for
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import DataError, ModelError, SchemeError
@@ -175,11 +174,7 @@ class Workbench:
 
         Told how to collect it, the evidence says which model it is of, which takes reading the model once more.
         """
-
-        def told(done: int, total: int) -> None:
-            progress("calibrate", done, total)
-
-        requests = requests_for(plan, methods)
+        requests, told = requests_for(plan, methods), partial(progress, "calibrate")
         # Means alone would need runs of the float model, which a large one's weights make expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return Evidence()
@@ -197,7 +192,7 @@ class Workbench:
             codes = self._codes(plan, evidence, recipe)
             Placing(self.target, self.emit, self.half).passes(plan, codes).apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
-        if divided := carriers_of_divided(self._prepared_graph(plan), plan, codes.divided):
+        if divided := codes.divided_as(self._prepared_graph(plan), plan):
             graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
         forget_types(graph, self._declared)
         save(graph, path, external_data=external_data)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.encoders import NOTHING_SEEN
-from onnxq.encoding.migration import Factors, divided_tensors, makers_of_divided
+from onnxq.encoding.migration import Factors, divided_tensors, makers_of_divided, weighted_maker
 from onnxq.encoding.node_codes import Bias, Encoding
 from onnxq.encoding.parameters import activation_parameters, channel_means
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.encoding.scaling import divisible
 from onnxq.evidence.evidence import Evidence
-from onnxq.graph import Constant, Graph, Node, is_fixed, scopes
+from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, scopes
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.obstacles import data_inputs
@@ -47,6 +47,25 @@ class Codes:
     factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
     divided: frozenset[str] = frozenset()
     floats: Mapping[tuple[str, int], NDArray[np.floating]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def divided_as(self, graph: Graph, plan: Plan) -> Mapping[str, str]:
+        """Return the tensors whose values come divided, or make such behind a clamp, with the one that has the factors.
+
+        Args:
+            graph: the prepared graph.
+            plan: of it.
+        """
+        dividing = {name for name, _ in self.floats}
+        found: dict[str, str] = {}
+        for _, node in nodes(graph) if self.divided or dividing else ():
+            for tensor in node.outputs:
+                if tensor.name in self.divided:
+                    maker = weighted_maker(tensor, plan)
+                    before = maker.outputs if maker is not None else ()
+                    found.update(dict.fromkeys((*(one.name for one in before), tensor.name), tensor.name))
+            if node.name in dividing:
+                found[node.outputs[0].name] = node.outputs[0].name
+        return found
 
 
 def encode(

@@ -162,24 +162,6 @@ def divided_tensors(graph: Graph, plan: Plan, migration: Migration) -> frozenset
     )
 
 
-def carriers_of_divided(graph: Graph, plan: Plan, divided: Collection[str]) -> Mapping[str, str]:
-    """Return the tensors whose values come divided, and what clamps make them of, with the tensor whose factors it are.
-
-    Args:
-        graph: the prepared graph.
-        plan: of it.
-        divided: see `divided_tensors`.
-    """
-    found: dict[str, str] = {}
-    for _, node in nodes(graph) if divided else ():
-        for tensor in node.outputs:
-            if tensor.name in divided:
-                maker = weighted_maker(tensor, plan)
-                before = maker.outputs if maker is not None else ()
-                found.update(dict.fromkeys((*(one.name for one in before), tensor.name), tensor.name))
-    return found
-
-
 def weighted_maker(tensor: Variable, plan: Plan) -> Node | None:
     """Return the product of codes whose rows can take the factors of a tensor in, or None.
 

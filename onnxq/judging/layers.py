@@ -164,8 +164,13 @@ def _divided(coded: onnx.ModelProto) -> dict[str, str]:
 
 
 def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
-    found = plan.by_tensor.get(tensor) if plan is not None else None
-    return None if found is None or not found.factors else _Factors(found.channels, np.array(found.factors))
+    if plan is None:
+        return None
+    activation = plan.by_tensor.get(tensor)
+    if activation is not None and activation.factors:
+        return _Factors(activation.channels, np.array(activation.factors))
+    # Channels of float data lie last.
+    return next((_Factors(-1, np.array(one.factors)) for one in plan.scaling if one.tensor == tensor), None)
 
 
 def _add(tallies: Mapping[str, _Tally], sample: Sample, expected: Mapping[str, Array], parts: Sequence[Stage]) -> None:
@@ -196,7 +201,8 @@ class _Factors:
     values: Array
 
     def along(self, array: Array) -> Array:
-        return self.values.reshape([-1 if place == self.axis else 1 for place in range(array.ndim)])
+        channels = self.axis % array.ndim
+        return self.values.reshape([-1 if place == channels else 1 for place in range(array.ndim)])
 
 
 class _Tally:

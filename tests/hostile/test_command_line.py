@@ -719,7 +719,7 @@ def test_passes_that_are_wrong(place: Place, onnxq: Run, command: str, name: str
     assert place.files() == before
 
 
-# --- commands that look inside -----------------------------------------------------------------------------------------
+# --- commands that look inside ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

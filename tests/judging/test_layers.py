@@ -15,15 +15,19 @@ from onnx import ModelProto
 from onnx.utils import Extractor
 
 from onnxq.budget import Budget
-from onnxq.data import Data
+from onnxq.encoding.migration import Factors, Migration
+from onnxq.encoding.noting import noted
+from onnxq.encoding.recipe import Recipe
 from onnxq.errors import DataError
 from onnxq.judging.layers import Layer, Layers, SampleNoise, compare_layers
+from onnxq.modelfile import as_graph
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import DIVIDED_KEY
+from onnxq.presets import PRESETS
+from onnxq.progress import silent
 from onnxq.runtime import open_session, run
-
-MODELS = Path(__file__).parents[2] / "models"
-CALIB = MODELS / "data" / "calib.npz"
+from onnxq.targets import DEFAULT_TARGET, target_named
+from onnxq.workbench import open_workbench
 
 
 def saved(samples: Samples, folder: Path) -> Path:
@@ -99,23 +103,44 @@ def test_a_model_beside_itself_is_equal_everywhere(residual: ModelProto, samples
     assert min(min(one.isolated, one.accumulated) for one in found.layers) > 120
 
 
-def test_divided_channels_are_compared_where_a_plan_tells_their_factors(tmp_path: Path) -> None:
-    path, model = tmp_path / "int8.onnx", MODELS / "mobilenet.onnx"
-    budget = Budget(search="off", accuracy="migration", latency=0)
-    report = quantize(model, Data(CALIB, limit=8), path, budget=budget, goal=15).report
-    entries = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    divided = json.loads(entries[DIVIDED_KEY])
-    assert set(divided.values()) <= {one.tensor for one in report.plan.activations if one.factors}
-    alone = compare_layers(model, path, CALIB, limit=4)
-    together = compare_layers(model, path, CALIB, limit=4, plan=report.plan)
-    assert alone.left.keys() == divided.keys()
-    assert together.left == {}
-    assert {one.tensor for one in together.layers} == {one.tensor for one in alone.layers} | divided.keys()
+def test_divided_channels_are_compared_where_a_plan_tells_their_factors(
+    residual: ModelProto, samples_for: Callable[..., Samples], tmp_path: Path
+) -> None:
+    paths = tmp_path / "float.onnx", tmp_path / "int8.onnx"
+    onnx.save(residual, paths[0])
+    samples = samples_for(residual)
+    bench = open_workbench(as_graph(residual), PRESETS["int8"], target_named(DEFAULT_TARGET), tmp_path)
+    plan, factors = bench.plan({}), Factors(1, np.linspace(0.3, 1.0, 8))
+    evidence = bench.calibrate(plan, samples, silent)
+    recipe = Recipe(migration=Migration({"d": factors}))
+    bench.build(plan, evidence, recipe, paths[1], external_data=False)
+    plan = noted(plan, recipe, evidence)
+    entries = {entry.key: entry.value for entry in onnx.load(paths[1]).metadata_props}
+    assert json.loads(entries[DIVIDED_KEY]) == {"c": "d", "d": "d"}
+    data = saved(samples, tmp_path / "data")
+    alone, together = compare_layers(*paths, data), compare_layers(*paths, data, plan=plan)
+    assert (alone.left.keys(), together.left) == ({"c", "d"}, {})
+    assert {one.tensor for one in together.layers} == {one.tensor for one in alone.layers} | {"c", "d"}
     assert min(min(one.isolated, one.accumulated) for one in together.layers) > 10
-    assert {one.mode for one in together.layers} == {"static", "float"}
-    assert {one.mode for one in alone.layers} == {""}
+    assert ({one.mode for one in together.layers}, {one.mode for one in alone.layers}) == ({"static"}, {""})
     # However the model is cut, its output is the same but for the rounding of kernels.
     assert together.layers[-1].accumulated == pytest.approx(alone.layers[-1].accumulated, abs=0.1)
+
+
+def test_float_data_that_is_divided_is_compared_with_its_factors(build: Build, tmp_path: Path) -> None:
+    loud = np.where(np.arange(64) % 32 == 3, 30.0, 1.0).astype(np.float32)
+    text = "(float[8,64] x) => (float[8,48] y) { n = LayerNormalization(x, s, b) a = MatMul(n, w) y = Add(a, c) }"
+    onnx.save(build(text, s=loud, b=(64,), w=(64, 48), c=(48,)), tmp_path / "float.onnx")
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.normal(size=(8, 64)).astype(np.float32)} for _ in range(32)]
+    budget, path = Budget(search="off", accuracy="scaling", latency=0), tmp_path / "int4.onnx"
+    plan = quantize(tmp_path / "float.onnx", samples, path, scheme="int4-block32", budget=budget, goal=10).report.plan
+    assert [one.tensor for one in plan.scaling] == ["n"]
+    data = saved(samples[:2], tmp_path / "data")
+    assert set(compare_layers(tmp_path / "float.onnx", path, data).left) == {"n"}
+    found = {one.tensor: one for one in compare_layers(tmp_path / "float.onnx", path, data, plan=plan).layers}
+    assert found["n"].accumulated > 100
+    assert found["y"].isolated == pytest.approx(found["y"].accumulated, abs=0.1)
 
 
 def test_tensors_of_other_shapes_are_left(build: Build, tmp_path: Path) -> None:
