@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,6 +97,23 @@ def test_samples_may_come_from_any_iterable_of_dictionaries() -> None:
     assert from_generator.report.agreement == from_list.report.agreement
     # Every fourth judges.
     assert (from_generator.report.samples.calibrated, from_generator.report.agreement.samples) == (6, 2)
+
+
+def test_a_stream_that_is_new_in_each_pass_is_read_once_for_all_steps(tmp_path: Path) -> None:
+    images, generator, passes = np.load(CALIB)["image"][:12], np.random.default_rng(0), []
+
+    class Augmented:
+        def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+            passes.append(len(passes))
+            return ({"image": image[None] + np.float32(generator.normal(0, 0.1))} for image in images)
+
+    stream = Augmented()
+    report = quantize(MODELS / "resnet.onnx", stream, tmp_path / "q.onnx", budget=Budget(latency=0)).report
+    assert passes == [0]
+    assert report.samples.judged is not None
+    # None of those that judge is one that set ranges, though each pass would have made others.
+    assert (report.samples.judged.samples, report.samples.judged.seen) == (3, 0)
+    assert report.agreement.worst_sqnr > 20
 
 
 def test_statistics_collected_once_serve_several_calls() -> None:
