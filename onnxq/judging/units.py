@@ -79,7 +79,9 @@ def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[s
         graph: of that model.
         samples: to run.
     """
-    probes = [probe for tensor in graph.inputs for probe in _probes(tensor)]
+    # Bodies of control flow run on some samples only.
+    main = {tensor.name for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
+    probes = [probe for tensor in graph.inputs for probe in _probes(tensor) if probe.tensor in main]
     if not probes or not samples:
         return
     names = list(dict.fromkeys(probe.tensor for probe in probes))

@@ -76,3 +76,12 @@ def test_silence_and_no_samples_have_no_unit(build: Build, tmp_path: Path) -> No
     save(read_model(model(build, "y = Conv(x, w, b)")), tmp_path / "model.onnx")
     assert told(tmp_path / "model.onnx", [{"x": np.zeros((1, 3, 16, 16), np.float32)}]) == []
     assert told(tmp_path / "model.onnx", []) == []
+
+
+def test_layers_in_bodies_are_not_asked(build: Build, tmp_path: Path) -> None:
+    body = "then () => (float[2,4] t) { t = Gemm(x, w, b) }"
+    other = "else () => (float[2,4] e) { e = Gemm(x, u, b) }"
+    text = f"(float[2,8] x, bool c) => (float[2,4] y) {{ y = If(c) <then_branch = {body}, else_branch = {other}> }}"
+    save(prepare(build(text, w=(8, 4), u=(8, 4), b=(4,))), tmp_path / "prepared.onnx")
+    sample = {"x": 1e3 * np.ones((2, 8), np.float32), "c": np.array(True)}
+    assert not told(tmp_path / "prepared.onnx", [sample])
