@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from onnxq.planning.plan import Demotion, Plan
-from onnxq.scheme import Mode
+from onnxq.numbers.formats import format_named
+from onnxq.planning.plan import Decision, Demotion, Plan
+from onnxq.scheme import Mode, Spec
+from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
 from onnxq.searching.noises import decibels
 from onnxq.searching.search import FINER, FINEST, Demotions, small_nodes
 
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
+# How often models are built for handing finer codes back, for each step of coarseness.
+_HANDED_BACK = 8
+# Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
+# channel does.
+_BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +34,14 @@ class FinerWeights:
         full: the plan in which every node is an integer kernel that can be.
         stores: demotions that leave no node an integer kernel.
         goal: SQNR in decibels to reach.
+        deadline: value of the monotonic clock after which nothing more is handed back.
     """
 
     laboratory: Measures
     full: Plan
     stores: Demotions
     goal: float
+    deadline: float = math.inf
 
     @property
     def are_needed(self) -> bool:
@@ -40,14 +52,19 @@ class FinerWeights:
         """Return what becomes of weights whose codes are too coarse, most noise for their size first.
 
         They get codes of finer scales, or of 16 bits where they are small, or where even those are too coarse; where
-        nothing else is faithful, they stay float.
+        nothing else is faithful, they stay float. What turns out not to be needed is handed back.
 
         Args:
             noise: noise-to-signal ratio that the codes of a node's weights make alone, by node.
         """
-        weighted = {one.node: one for one in self.full.decisions if one.weights}
+        weighted = self._weighted
         sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
         order = sorted(weighted, key=lambda node: -noise.get(node, 0.0) / (sizes[node] + 1))
+        return self._handed_back(self._too_fine(order, noise), order)
+
+    def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
+        """Return what becomes of the noisiest weights, so many of them in their order that the rest may stay."""
+        weighted = self._weighted
         hurts = "its weights as codes would hurt the worst output too much"
         floats = dict.fromkeys(order, Demotion(Mode.FLOAT, hurts))
         finest = dict.fromkeys(order, Demotion(Mode.STORAGE, hurts.replace("codes", "8-bit codes"), weight=FINEST))
@@ -64,6 +81,27 @@ class FinerWeights:
         if with_finer >= self.goal:
             return finer
         return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
+
+    def _handed_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
+        """Return finer codes for fewer of the weights, or codes that are less fine; first come the quiet large ones."""
+
+        def is_enough(demotions: Demotions) -> bool:
+            return time.monotonic() < self.deadline and self._sqnr(demotions) >= min(self._stored_goal, reached)
+
+        reached = self._sqnr(better)
+        if reached < self.goal:
+            return better
+        quiet = [node for node in reversed(order) if node in better]
+        kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=_HANDED_BACK)
+        for spec in _BETWEEN:
+            finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
+            coarser = {node: replace(kept[node], weight=spec) for node in finer}
+            kept = handed_back(kept, coarser, is_enough, most=_HANDED_BACK)
+        return kept
+
+    @cached_property
+    def _weighted(self) -> Mapping[str, Decision]:
+        return {one.node: one for one in self.full.decisions if one.weights}
 
     def _fewest(self, better: Demotions, base: Demotions, noise: Mapping[str, float]) -> Demotions:
         """Return as few of the first as reach the goal, looking first where they take half of the noise away."""
@@ -82,7 +120,8 @@ class FinerWeights:
     @property
     def _stored_goal(self) -> float:
         """The SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
-        return self.goal + decibels(_STORED_SHARE)
+        integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in self.full.decisions)
+        return self.goal + (decibels(_STORED_SHARE) if integers else 0.0)
 
     def _sqnr(self, demotions: Demotions) -> float:
         return self.laboratory.sqnr(self.laboratory.plan({**self.stores, **demotions}))
@@ -91,3 +130,9 @@ class FinerWeights:
 def _storing(mode: Mode) -> Mode:
     """Return the mode in which a node only has other weights."""
     return Mode.WEIGHT_ONLY if mode is Mode.WEIGHT_ONLY else Mode.STORAGE
+
+
+def _is_between(decision: Decision, spec: Spec, better: Demotion) -> bool:
+    """Return whether codes of a spec are finer than those that the scheme wants, and coarser than better ones."""
+    bits, own = format_named(spec.format).bits, format_named(decision.weights[0].spec.format).bits
+    return own < bits and better.weight in (FINER, FINEST)
