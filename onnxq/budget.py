@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.accuracy.effort import Accuracy, accuracy_named
@@ -27,6 +27,9 @@ class Budget:
         costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
         collection: where samples run, in how much memory, and which earlier statistics are used.
         progress: told of each stage.
+        seconds: for all of it. Calibration takes what it takes, and the time to judge the result is reserved; what is
+            left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
+        measurements: models that a search builds and runs at most; unlike seconds they end it where it ended before.
 
     Raises:
         SchemeError: an effort does not exist, the seconds are negative or not finite, or something is of another type.
@@ -41,6 +44,8 @@ class Budget:
     costs: str | Path | None = None
     collection: Collection | None = None
     progress: Progress = silent
+    seconds: float = math.inf
+    measurements: float = math.inf
 
     def __post_init__(self) -> None:
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
@@ -48,6 +53,8 @@ class Budget:
         check_type(self.latency, (int, float), "the time for latency in seconds", "a number")
         check_type(self.costs, (str, Path, type(None)), "the file of node times", "a path")
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
+        check_type(self.seconds, (int, float), "the budget in seconds", "a number")
+        check_type(self.measurements, (int, float), "the number of measurements", "a number")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)
@@ -55,6 +62,9 @@ class Budget:
             raise SchemeError(
                 f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
             )
+        for name, number in (("budget in seconds", self.seconds), ("number of measurements", self.measurements)):
+            if not number > 0:
+                raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
 
     @classmethod
     def of(cls, given: str | Budget) -> Budget:
@@ -67,7 +77,10 @@ class Budget:
     @property
     def effort(self) -> Effort | None:
         """How much a search measures; None where there is none."""
-        return effort_named(self.search)
+        effort = effort_named(self.search)
+        if effort is None:
+            return None
+        return replace(effort, seconds=min(effort.seconds, self.seconds), measurements=self.measurements)
 
     def measures(self, target: str) -> bool:
         """Return whether a search measures time, which is that of the default target's runtime on this machine."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
+from onnxq.deadline import Deadline
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -100,6 +101,7 @@ def quantize(
     watch = Stopwatch()
     wanted, data = Wanted.of(scheme, target, prepare), Data.of(data)
     goal, budget = Goal.of(goal).for_samples(data.limit), Budget.of(budget)
+    deadline = Deadline.within(budget.seconds)
     output = checked_output(output, model, budget)
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(output) as folder:
@@ -107,7 +109,7 @@ def quantize(
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         watch.lap("calibrate")
-        refined, found = chosen(ready, seen, goal, budget, known)
+        refined, found = chosen(ready, seen, goal, budget, known, deadline)
         watch.lap("choose and verify")
         report = reported(ready, seen, refined, found, budget, output, watch)
         check_fidelity(report, goal)

@@ -15,6 +15,7 @@ from onnxq.accuracy.refining import Refined
 from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
 from onnxq.errors import OutputError, check_type
@@ -168,12 +169,14 @@ def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ..
     return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
 
 
-def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> tuple[Refined, Chosen]:
+def chosen(
+    model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache, deadline: Deadline
+) -> tuple[Refined, Chosen]:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
     New node times are added to those that are known.
     """
-    chooser = chooser_of(model, seen, goal, budget, known)
+    chooser = chooser_of(model, seen, goal, budget, known, deadline)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         chooser = chooser.with_evidence(basis.evidence)
@@ -190,10 +193,18 @@ def chosen(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: 
         known.save()
 
 
-def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache) -> Chooser:
+def chooser_of(
+    model: Prepared,
+    seen: Evidenced,
+    goal: Goal,
+    budget: Budget,
+    known: CostCache,
+    deadline: Deadline = NEVER,
+) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
     judge = Judge.of(model.files.reference, seen.judged, budget.latency, goal.metric)
+    judge = replace(judge, deadline=deadline)
     return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
 
 

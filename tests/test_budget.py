@@ -35,9 +35,19 @@ def test_methods_may_be_given_instead_of_an_effort() -> None:
         ({"latency": "2"}, "the time for latency in seconds is '2' of type str, expected a number"),
         ({"search": "ful"}, "search 'ful' is not one of off, fast, full; did you mean 'full'"),
         ({"accuracy": "biases"}, "accuracy 'biases' is not one of"),
+        ({"seconds": 0}, "the budget in seconds is 0, expected more than 0; leave it out to have no limit"),
+        ({"seconds": math.nan}, "the budget in seconds is nan, expected more than 0"),
+        ({"measurements": -1}, "the number of measurements is -1, expected more than 0"),
         ({"costs": 3}, "the file of node times is 3 of type int, expected a path"),
     ],
 )
 def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         Budget(**given)  # type: ignore[arg-type]
+
+
+def test_a_search_ends_with_the_time_there_is_for_all_or_with_so_many_measurements() -> None:
+    effort = Budget(seconds=5.0, measurements=3).effort
+    assert effort is not None
+    assert (effort.seconds, effort.measurements) == (5.0, 3)
+    assert Budget("off", seconds=5.0).effort is None

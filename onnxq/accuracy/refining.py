@@ -18,6 +18,7 @@ from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.migrating import with_migration
 from onnxq.accuracy.ranging import with_ranges
 from onnxq.accuracy.rounding import with_compensation
+from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
@@ -36,6 +37,8 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
 """What carries out each method, by its name."""
 
 
+# Trials that a method takes, and seconds that the model of each takes to be built.
+_TRIALS, _BUILDING = 6, 0.2
 # Less, in decibels, is not worth codes that are harder to explain.
 _WORTH = 0.05
 
@@ -94,7 +97,14 @@ class Refined:
         return Refined(replace(self.basis, recipe=recipe), tuple(gains))
 
 
-def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress: Progress) -> Refined:
+def refine(
+    folds: Folds,
+    plan: Plan,
+    basis: Basis,
+    accuracy: Accuracy,
+    progress: Progress,
+    until: Deadline = NEVER,
+) -> Refined:
     """Try the methods one after the other, each on what the ones before it have found.
 
     With a single sample, or a plan without codes, nothing can be told, and nothing is tried; nor where another
@@ -106,11 +116,14 @@ def refine(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, progress:
         basis: what codes are chosen by before.
         accuracy: which methods are tried, and how much.
         progress: told of the stage ``refine``.
+        until: no method begins that may not end by then.
     """
     gains: list[Gain] = []
     ranges = basis.recipe
     methods = accuracy.methods if len(folds.samples) > 1 and _is_free(plan) else ()
     for number, name in enumerate(methods):
+        if until.left < _TRIALS * (folds.trials.seconds * len(folds.trials.samples) + _BUILDING):
+            break
         progress("refine", number, len(methods))
         start, before = time.monotonic(), basis
         basis = CHOOSERS[name](folds, plan, before, accuracy)

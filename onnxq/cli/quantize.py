@@ -201,7 +201,7 @@ def quantized(
     from onnxq import pipeline, progress
     from onnxq.cli import terminal
 
-    with terminal.progress_bars() as told:
+    with terminal.progress_bars(budget.seconds) as told:
         return pipeline.quantize(
             model,
             data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 
 from onnxq import progress as progress_module
+from onnxq.deadline import Deadline
 from onnxq.inspection import Inspection
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
@@ -29,8 +31,11 @@ _LONGEST_NAME = 40
 _WIDE = 10_000
 # Of the bytes of a model.
 _WORTH_STRIPPING = 0.01
+# Seconds between two lines where no terminal shows bars.
+_SILENCE = 10.0
 _STAGES = {
     "calibrate": "Calibrating",
+    "refine": "Choosing codes",
     "profile": "Timing nodes",
     "noise": "Measuring noise",
     "search": "Measuring candidates",
@@ -39,11 +44,15 @@ _STAGES = {
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[progress_module.Progress]:
-    """Yield a progress function that draws bars on a terminal and says nothing elsewhere."""
-    console = _console(stderr=True)
+def progress_bars(seconds: float = math.inf) -> Iterator[progress_module.Progress]:
+    """Yield a progress function that draws bars on a terminal and prints a line every ten seconds elsewhere.
+
+    Args:
+        seconds: that there are for all of it, of which it is told how many are left.
+    """
+    console, deadline = _console(stderr=True), Deadline.within(seconds)
     if not console.is_terminal:
-        yield progress_module.silent
+        yield _lines(console, deadline)
         return
     columns = (
         SpinnerColumn(),
@@ -58,9 +67,29 @@ def progress_bars() -> Iterator[progress_module.Progress]:
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
-            bars.update(tasks[stage], completed=done, total=total or None)
+            name = _STAGES.get(stage, stage) + _time_left(deadline)
+            bars.update(tasks[stage], description=name, completed=done, total=total or None)
 
         yield show
+
+
+def _lines(console: Console, deadline: Deadline) -> progress_module.Progress:
+    """Return a progress function that prints a line when the last one is ten seconds old."""
+    printed = time.monotonic()
+
+    def say(stage: str, done: int, total: int) -> None:
+        nonlocal printed
+        if time.monotonic() >= printed + _SILENCE:
+            printed = time.monotonic()
+            count = f" {done} of {total}" if total else f" {done}" if done else ""
+            console.print(f"{_STAGES.get(stage, stage)}{count}{_time_left(deadline)}")
+
+    return say
+
+
+def _time_left(deadline: Deadline) -> str:
+    """Say how many seconds are left, where there is a limit."""
+    return "" if math.isinf(deadline.left) else f", {deadline.left:.0f} s left"
 
 
 def _console(*, stderr: bool = False) -> Console:

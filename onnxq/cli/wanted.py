@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,8 +271,9 @@ def speed_options(command: Command) -> Command:
     def with_budget(*args: Any, **kwargs: Any) -> None:
         from onnxq.budget import Budget
 
-        names = ("search", "accuracy", "seconds", "costs", "collection")
-        command(*args, budget=Budget(*(kwargs.pop(name) for name in names)), **kwargs)
+        latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
+        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection")}
+        command(*args, budget=Budget(**given, latency=latency, seconds=limit), **kwargs)
 
     return _with(
         with_budget,
@@ -292,6 +294,14 @@ def speed_options(command: Command) -> Command:
             default=2.0,
             show_default=True,
             help="Time to spend on comparing latency; 0 skips all timing.",
+        ),
+        option(
+            "--budget",
+            "limit_seconds",
+            group=SPEED,
+            type=FiniteRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help="Time for all of it, of which calibrating and judging the result have theirs for certain.",
         ),
         option(
             "--costs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxq.deadline import NEVER, Deadline
 from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.hardest import hardest
 from onnxq.judging.metrics import Metric
@@ -23,12 +24,14 @@ class Judge:
         samples: those that models are judged by.
         seconds: time to spend on comparing latency; 0 leaves it out.
         scorer: of the metric, where there is one.
+        deadline: comparing latency takes half of what is left until then at most.
     """
 
     reference: Path
     samples: SampleSource
     seconds: float
     scorer: Scorer | None = None
+    deadline: Deadline = NEVER
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
@@ -46,7 +49,10 @@ class Judge:
             candidate: file of the model.
             look: how many models these samples have judged, with this one.
         """
-        return verify(self.reference, candidate, self.samples, seconds=self.seconds, risk=risk_of_look(look))
+        patience = self.deadline.left / 2
+        seconds = min(self.seconds, patience)
+        risk = risk_of_look(look)
+        return verify(self.reference, candidate, self.samples, seconds=seconds, risk=risk, patience=patience)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""

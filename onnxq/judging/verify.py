@@ -80,7 +80,13 @@ class Verification:
 
 
 def verify(
-    reference: Path, candidate: Path, samples: SampleSource, *, seconds: float, risk: float = RISK
+    reference: Path,
+    candidate: Path,
+    samples: SampleSource,
+    *,
+    seconds: float,
+    risk: float = RISK,
+    patience: float = _PATIENCE,
 ) -> Verification:
     """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
 
@@ -90,6 +96,7 @@ def verify(
         samples: the data, of which at most 64 evenly spaced samples are compared.
         seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
         risk: how often a bound may be wrong; see `risk_of_look`.
+        patience: seconds after which models are not loaded once more to be timed; 20 at most.
 
     Returns:
         Everything that was seen.
@@ -108,17 +115,16 @@ def verify(
     view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
     agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES), risk)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
-    latency = _latency(reference, candidate, timed, seconds) if timed else None
+    latency = _latency((reference, candidate), timed, seconds, min(patience, _PATIENCE)) if timed else None
     return Verification(agreement, kernels, latency)
 
 
-def _latency(reference: Path, candidate: Path, timed: Sequence[Sample], seconds: float) -> Latency:
-    models = (reference, candidate)
-    first = measure_latencies(models, timed, seconds=seconds, patience=_PATIENCE, enough=_ENOUGH)[0]
+def _latency(models: tuple[Path, Path], timed: Sequence[Sample], seconds: float, patience: float) -> Latency:
+    first = measure_latencies(models, timed, seconds=seconds, patience=patience, enough=_ENOUGH)[0]
     if not first.looks_slower:
         return first
     # Other work on the machine may have made it so: a second look, twice as long, decides.
-    return measure_latency(*models, timed, seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * _PATIENCE)
+    return measure_latency(*models, timed, seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * patience)
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

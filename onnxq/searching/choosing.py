@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
+from onnxq.deadline import NEVER
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Verification
+from onnxq.judging.verify import COMPARED_SAMPLES, Verification
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.data import evenly
@@ -43,6 +44,12 @@ _SEARCH_SECONDS = 1.0
 _MORE_SEARCHES = 2
 # So many of those samples then join the ones that candidates are tried on.
 _JOINING = 4
+# Part of the time there is that goes to how codes are chosen.
+_REFINING = 1 / 3
+# Runs of the float model that take as long as the shortest search.
+_SEARCH_RUNS = 40
+# Seconds that the last model takes to be built and loaded.
+_BUILDING = 1.0
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the noise rises, so the noisiest aim is tried first.
 _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
@@ -118,9 +125,10 @@ class Chooser:
     def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy) -> Refined:
         """Return how the codes of a plan are chosen best, see `refine`."""
         basis = Basis(recipe, self.evidence)
-        if not accuracy.methods:
+        if not accuracy.methods or not self.has_time(0):
             return Refined(basis)
-        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress)
+        until = self.judge.deadline.part(_REFINING, self._reserved)
+        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress, until)
 
     def affordable(self, plan: Plan, refined: Refined, goal: Goal) -> Refined:
         """Return what was refined with the factors of channels that cost no time or that fidelity needs.
@@ -130,7 +138,7 @@ class Chooser:
             refined: how its codes are chosen best.
             goal: how faithful the model has to be.
         """
-        if not self.measurable:
+        if not self.measurable or not self.has_time(_SEARCH_RUNS):
             return refined
         return affordable(self.laboratory(refined.basis.recipe), plan, refined, _aim(goal.min_sqnr))
 
@@ -169,9 +177,14 @@ class Chooser:
         return self.judge.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
-        """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one."""
-        if not self.measurable:
-            return self.quietest(trials, recipe, self.bench.plan, aim)
+        """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one.
+
+        Where there is no time for a search, it is what the scheme says.
+        """
+        if not self.measurable or not self.has_time(_SEARCH_RUNS):
+            return self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
+        seconds = min(effort.seconds, self.judge.deadline.left - self._reserved)
+        effort = replace(effort, seconds=seconds)
         laboratory = replace(self.laboratory(recipe), trials=trials)
         return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
 
@@ -186,10 +199,39 @@ class Chooser:
         """Noise that was measured for one search, which others need not measure again."""
         return {}
 
-    def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float) -> Outcome:
-        """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels."""
-        measure = partial(trials.sqnr, recipe=recipe)
-        return leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
+    def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf) -> Outcome:
+        """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels, as far as time allows.
+
+        Args:
+            trials: try plans.
+            recipe: how codes are chosen.
+            planner: plans with some nodes left out.
+            aim: decibels to reach.
+            most: models to build and run.
+        """
+        if not self.has_time(0):
+            return Outcome(planner({}), (), 0)
+
+        def measure(plan: Plan) -> float:
+            # What was not tried is not taken.
+            in_time = len(trials.measured) < most and self.has_time(len(trials.samples))
+            return trials.sqnr(plan, recipe) if in_time else -math.inf
+
+        found = leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
+        return replace(found, measured=len(trials.measured))
+
+    def has_time(self, runs: float) -> bool:
+        """Whether there is time for so many runs of the float model before the last model is built and judged."""
+        left = self.judge.deadline.left
+        return self.judge.deadline == NEVER or (left > 0 and left > self._reserved + runs * self.trials.seconds)
+
+    @property
+    def _reserved(self) -> float:
+        """Seconds that it is expected to take to build the last model and judge it."""
+        if self.judge.deadline == NEVER:
+            return 0.0
+        runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES)
+        return runs * self.trials.seconds + self.judge.seconds + _BUILDING
 
     def built(self, outcome: Outcome, recipe: Recipe, number: int = 1) -> Verification:
         """Build the model of a plan where it is staged, and judge it.
@@ -231,6 +273,8 @@ class _Choice:
             found = self._attempted(trials, aim, number)
             if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
                 break
+            if not self.chooser.has_time(_SEARCH_RUNS):
+                break
             reached = trials.sqnr(found.outcome.plan, self.recipe)
         return found
 
@@ -246,9 +290,12 @@ class _Choice:
             lacking = found.lacks(self.goal)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
+            last = number == _MORE_SEARCHES or not self.chooser.has_time(_SEARCH_RUNS)
             trials, aim = self._with_hardest(trials), min(aim + lacking, _HIGHEST_AIM)
-            found = self._attempted(trials, aim, number + 2, stored=number == _MORE_SEARCHES)
+            found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
+            if last:
+                break
         return found
 
     def _with_hardest(self, trials: Trials) -> Trials:
@@ -260,7 +307,7 @@ class _Choice:
         chooser = self.chooser
         if stored:
             planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
-            outcome = chooser.quietest(trials, self.recipe, planner, aim)
+            outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
         else:
             outcome = chooser.search(trials, self.recipe, self.effort, aim)
         refined = chooser.refined(outcome.plan, self.recipe, self.last)

@@ -126,7 +126,7 @@ class _Search:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or self.laboratory.measured >= self.effort.measurements
 
     @cached_property
     def _full(self) -> Plan:

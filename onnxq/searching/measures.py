@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -69,6 +70,8 @@ class Effort:
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
+        measurements: models that are built and run after which nothing more is tried; unlike seconds they end a search
+            where the same one ended before.
     """
 
     noise: float
@@ -77,6 +80,7 @@ class Effort:
     timed: int
     refinements: int
     seconds: float
+    measurements: float = math.inf
 
 
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(

@@ -13,7 +13,6 @@ from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.presets import PRESETS
-from onnxq.progress import silent
 from onnxq.report import FidelityError
 from onnxq.scheme import Scheme
 
@@ -21,11 +20,19 @@ MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 
 
-def test_progress_is_silent_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.progress_bars() as progress:
-        assert progress is silent
-        progress("calibrate", 1, 2)
-    assert capsys.readouterr() == ("", "")
+def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    with terminal.progress_bars(seconds=60.0) as progress:
+        for done in range(1, 22):
+            now[0] += 1.0
+            progress("calibrate", done, 30)
+        now[0] += 60.0
+        progress("search", 7, 0)
+    lines = ["Calibrating 10 of 30, 50 s left", "Calibrating 20 of 30, 40 s left", "Measuring candidates 7, 0 s left"]
+    assert capsys.readouterr() == ("", "\n".join([*lines, ""]))
 
 
 def test_progress_bars_are_drawn_on_a_terminal(

@@ -284,3 +284,27 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])
     found = chooser.affordable(chooser.bench.plan({}), refined, Goal())
     assert found.basis.recipe.key == recipes[not kept].key
+
+
+def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
+    budget = Budget(latency=0.05, seconds=1e-3)
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), goal=0.0, budget=budget).report
+    assert (report.search.measured, report.encoding.gains) == (0, ())
+    assert report.plan.count(Mode.STATIC) > 10
+    assert report.fidelity.agreement.worst_sqnr > 10
+
+
+def test_without_time_weights_are_stored_where_the_scheme_is_not_faithful(clipped: tuple[ModelProto, Data]) -> None:
+    model, data = clipped
+    budget = Budget(latency=0, seconds=1e-3)
+    report = quantize(model, data, goal=38.0, budget=budget).report
+    assert report.plan.count(Mode.STATIC) == 0
+    with pytest.raises(FidelityError, match="expected 140 dB or more"):
+        quantize(model, data, goal=140.0, budget=budget)
+
+
+def test_a_search_ends_with_so_many_measurements() -> None:
+    budget = Budget(latency=0, measurements=3, accuracy="off")
+    with pytest.raises(FidelityError) as refused:
+        quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=60.0, budget=budget)
+    assert refused.value.report.search.measured <= 3
