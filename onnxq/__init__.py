@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
     from onnxq.scheme_file import load_scheme
     from onnxq.searching.sensitivity import Sensitivity
+    from onnxq.training.pipeline import train
 
 __all__ = [
     "PRESETS",
@@ -131,6 +132,7 @@ __all__ = [
     "save_statistics",
     "scopes",
     "sensitivity",
+    "train",
 ]
 
 _HOMES = {
@@ -229,6 +231,7 @@ _HOMES = {
     ),
     "onnxq.scheme_file": ("load_scheme",),
     "onnxq.searching.sensitivity": ("Sensitivity",),
+    "onnxq.training.pipeline": ("train",),
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from onnxq.encoding.codes import Codes
-from onnxq.graph import Pass, Pipeline
+from onnxq.graph import Graph, Pass, Pipeline, forget_types
 from onnxq.lowering import Emit
 from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
@@ -23,7 +24,7 @@ from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.place.store_weights import StoreWeights
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.scheme import Mode
 from onnxq.targets import Target
 
@@ -41,6 +42,17 @@ class Placing:
     target: Target
     emit: Emit = Emit.QDQ
     half: int = 0
+
+    def quantized(self, graph: Graph, plan: Plan, codes: Codes, declared: Collection[str]) -> Graph:
+        """Return a copy of a prepared graph with a plan's codes, which declares the types of these inner tensors."""
+        divided = codes.divided_as(graph, plan)
+        graph = graph.copy()
+        self.passes(plan, codes).apply(graph)
+        graph.set_metadata(METADATA_KEY, plan.scheme)
+        if divided:
+            graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
+        forget_types(graph, declared)
+        return graph
 
     def passes(self, plan: Plan, codes: Codes) -> Pipeline:
         """Return the passes of the modes that a plan has, and those that finish the model."""

@@ -39,8 +39,8 @@ def reported(
     outcome, verification, staged = found.outcome, found.verification, model.files.staged
     loads = True
     if seen.bench.emit is Emit.STRICT:
-        external = model.files.external_data
-        seen.bench.build(outcome.plan, refined.basis.evidence, found.recipe, staged, external_data=external)
+        codes = found.codes or seen.bench.codes_of(outcome.plan, refined.basis.evidence, found.recipe)
+        seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
     plan = _noted(model, seen, refined, found, budget)
     watch.lap("report")

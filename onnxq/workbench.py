@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from onnxq.graph import (
     Origins,
     Pass,
     constants,
-    forget_types,
     inner_variables,
     origins_by_name,
     put_back_origins,
@@ -42,7 +40,7 @@ from onnxq.passes.place.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.placing import Placing
 from onnxq.planning.bodies import leave_idle_bodies
-from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Demotion, Plan, Preparation
+from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
@@ -97,8 +95,13 @@ class Workbench:
         put_back_origins(graph, self.origins)
         return graph
 
+    @property
+    def placing(self) -> Placing:
+        """How codes are written."""
+        return Placing(self.target, self.emit, self.half)
+
     @cached_property
-    def _declared(self) -> frozenset[str]:
+    def declared_types(self) -> frozenset[str]:
         """Names of inner tensors whose types built models declare: the user's, and what runtimes do not find out."""
         return self.declared | types_to_declare(self.graph)
 
@@ -188,13 +191,11 @@ class Workbench:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
         # The codes of a large model wait in a file to be written, and are not kept for others.
         with spilling(path.parent) if self.is_large else nullcontext():
-            graph = self._prepared_graph(plan).copy()
-            codes = self._codes(plan, evidence, recipe)
-            Placing(self.target, self.emit, self.half).passes(plan, codes).apply(graph)
-        graph.set_metadata(METADATA_KEY, plan.scheme)
-        if divided := codes.divided_as(self._prepared_graph(plan), plan):
-            graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
-        forget_types(graph, self._declared)
+            return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
+
+    def write(self, plan: Plan, codes: Codes, path: Path, *, external_data: bool) -> Graph:
+        """Write the model of a plan and its codes to ``path`` and return its graph."""
+        graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
         save(graph, path, external_data=external_data)
         return graph
 
@@ -205,17 +206,19 @@ class Workbench:
 
         Told which nodes, it is what they alone have as codes.
         """
-        graph = self._prepared_graph(plan).copy()
+        graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
-        SwitchCodes(plan, self._codes(plan, evidence, recipe), switches).apply(graph)
+        SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
         save(graph, path, external_data=False)
         return switches
 
-    def _codes(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
+    def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
+        """Return the codes of all that a plan quantizes."""
         cache = CodesCache() if self.is_large else self.codes
-        return encode(plan, self._prepared_graph(plan), evidence, recipe, cache)
+        return encode(plan, self.graph_for(plan), evidence, recipe, cache)
 
-    def _prepared_graph(self, plan: Plan) -> Graph:
+    def graph_for(self, plan: Plan) -> Graph:
+        """Return the prepared graph at an opset that can express a plan, for reading only."""
         return self._read(self._prepared_for(plan))
 
     def _read(self, path: Path) -> Graph:

@@ -54,6 +54,7 @@ ROOMS = (
     ("explanation", "steps"),
     ("reporting",),
     ("pipeline",),
+    ("training",),
     ("cli",),
 )
 

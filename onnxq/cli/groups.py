@@ -13,8 +13,9 @@ LIST = "list"
 
 
 DATA, WHAT, FIDELITY, SPEED, OUTPUT = "Data", "What is quantized", "Fidelity", "Speed", "Output"
+TRAINING = "Training"
 CALIBRATION, IMAGES, OTHER = "Calibration", "Images", "Other"
-ORDER = (DATA, WHAT, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
+ORDER = (DATA, WHAT, TRAINING, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
 """The groups in the order of the help."""
 
 

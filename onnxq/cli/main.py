@@ -21,6 +21,7 @@ from onnxq.cli.quantize import plan, quantize
 from onnxq.cli.report import report
 from onnxq.cli.run import run
 from onnxq.cli.sensitivity import sensitivity
+from onnxq.cli.train import train
 
 _BAD_INPUT = 2
 _BELOW_FIDELITY = 3
@@ -61,6 +62,7 @@ for _command in (
     run,
     sensitivity,
     stats,
+    train,
 ):
     cli.add_command(_command)
 

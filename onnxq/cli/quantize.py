@@ -103,17 +103,17 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     if plan_file is not None:
         asked = replace(asked, scheme=load_plan(plan_file))
-    output = output or Path(f"{model.stem}.{_name(asked)}.onnx")
-    _check_files(model, output, {**kept.files, "--plan-out": plan_out, "--costs": budget.costs})
+    output = output or Path(f"{model.stem}.{default_name(asked)}.onnx")
+    check_files(model, output, {**kept.files, "--plan-out": plan_out, "--costs": budget.costs})
     try:
         done = quantized(model, output, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
         refused.report = with_command(refused.report)
-        _keep(refused.report, kept, plan_out)
+        keep(refused.report, kept, plan_out)
         raise
     report = with_command(done.report)
-    _keep(report, kept, plan_out)
-    _show(report, quiet=quiet, verbose=verbose)
+    keep(report, kept, plan_out)
+    show(report, quiet=quiet, verbose=verbose)
     click.echo(report.to_json() if as_json else report.output)
 
 
@@ -153,27 +153,27 @@ def plan(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     output = output or Path(f"{model.stem}.plan.toml")
-    _check_files(model, output, {**kept.files, "--costs": budget.costs})
+    check_files(model, output, {**kept.files, "--costs": budget.costs})
     try:
         done = quantized(model, None, data, asked, goal(), budget, quiet=quiet)
     except FidelityError as refused:
         refused.report = with_command(refused.report)
-        _keep(refused.report, kept, None)
+        keep(refused.report, kept, None)
         raise
     report = with_command(done.report)
-    _keep(report, kept, output)
-    _show(report, quiet=quiet, verbose=verbose)
+    keep(report, kept, output)
+    show(report, quiet=quiet, verbose=verbose)
     click.echo(report.to_json() if as_json else output)
 
 
-def _name(asked: Asked) -> str:
+def default_name(asked: Asked) -> str:
     """Return how outputs are called after what was asked for."""
     from onnxq.scheme import Scheme
 
     return asked.scheme.name if isinstance(asked.scheme, Scheme) else asked.scheme.scheme
 
 
-def _check_files(model: Path, output: Path, others: dict[str, Path | str | None]) -> None:
+def check_files(model: Path, output: Path, others: dict[str, Path | str | None]) -> None:
     """Refuse files of one name before anything runs.
 
     Raises:
@@ -214,7 +214,7 @@ def quantized(
         )
 
 
-def _keep(report: Report, kept: Kept, plan_out: Path | None) -> None:
+def keep(report: Report, kept: Kept, plan_out: Path | None) -> None:
     """Write what was asked to be kept of a quantization, most of all of one that was refused."""
     from onnxq.planning.plan_file import save_plan
 
@@ -223,7 +223,8 @@ def _keep(report: Report, kept: Kept, plan_out: Path | None) -> None:
         save_plan(report.plan, plan_out)
 
 
-def _show(found: Report, *, quiet: bool, verbose: bool) -> None:
+def show(found: Report, *, quiet: bool, verbose: bool) -> None:
+    """Print the closing table, unless nobody wants it."""
     from onnxq.cli import terminal
 
     if not quiet:

@@ -39,6 +39,7 @@ _STAGES = {
     "profile": "Timing nodes",
     "noise": "Measuring noise",
     "search": "Measuring candidates",
+    "train": "Training",
     "verify": "Verifying",
 }
 

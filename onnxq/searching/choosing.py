@@ -12,6 +12,7 @@ from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.deadline import NEVER
+from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.goal import Goal
@@ -57,7 +58,7 @@ _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, and what the model does that it makes."""
+    """What was chosen, and what the model does that it makes; `codes` where these are others than the recipe's."""
 
     recipe: Recipe
     outcome: Outcome
@@ -66,6 +67,7 @@ class Chosen:
     gains: tuple[Gain, ...] = ()
     tried_on: tuple[Sample, ...] = ()
     rounds: int = 1
+    codes: Codes | None = None
 
     def lacks(self, goal: Goal) -> float:
         """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""

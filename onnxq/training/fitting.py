@@ -1,0 +1,117 @@
+"""Codes of a plan, trained: what the steps of the house ask training for."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from onnxq.accuracy.refining import Gain
+from onnxq.encoding.codes import Codes
+from onnxq.errors import ModelError
+from onnxq.graph import Graph
+from onnxq.planning.plan import Plan
+from onnxq.progress import Progress
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import split
+from onnxq.training.checkpoints import Checkpoint, key_of
+from onnxq.training.learning import Task, learn, parameter_groups
+from onnxq.training.lessons import Lessons, read_lessons, stackable
+from onnxq.training.losses import CrossEntropy, Distillation, Loss, user_loss
+from onnxq.training.module import FakeQuantized
+from onnxq.training.settings import Training
+
+_METHOD = "training"
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Codes after training, and what that did.
+
+    Attributes:
+        codes: of the best state, those to begin with where none was better.
+        gain: decibels on samples that nothing was learned from.
+        doubts: sentences about what could not be learned.
+    """
+
+    codes: Codes
+    gain: Gain
+    doubts: tuple[str, ...] = ()
+
+
+def fitted(
+    graph: Graph,
+    plan: Plan,
+    codes: Codes,
+    reference: Path,
+    samples: SampleSource,
+    training: Training,
+    state: Path | None,
+    progress: Progress,
+) -> Fitted:
+    """Train the codes of a plan on samples.
+
+    Every fourth sample is held out, and says which state is the best; of fewer than 8 all do both.
+
+    Args:
+        graph: the prepared float graph.
+        plan: what becomes of it.
+        codes: to begin with.
+        reference: file of the float model.
+        samples: to learn from and to compare by.
+        training: how.
+        state: a file that keeps where training stands, so that a killed one is gone on with; None keeps nothing.
+        progress: told of the stage ``train``.
+
+    Raises:
+        ModelError: nothing of the model can learn.
+        DataError: samples or labels are none to learn from.
+    """
+    start = time.perf_counter()
+    module = FakeQuantized(graph, plan, codes)
+    if not any(True for _ in parameter_groups(module, training)):
+        raise ModelError(f"no {' or '.join(training.learn)} of the model become codes, so nothing learns; quantize it")
+    task = _task(module, reference, samples, training)
+    if torch.cuda.is_available():
+        module.to("cuda")
+    key = key_of(
+        (
+            plan.effect,
+            training,
+            *module.state_dict().values(),
+            *(one for each in task.lessons.single for one in each.inputs.values()),
+        )
+    )
+    found = learn(module, task, training, Checkpoint(state, key), progress)
+    kept = f"epoch {found.best} of {found.epochs}" if found.best else ""
+    seconds = time.perf_counter() - start
+    gain = Gain(
+        _METHOD, _decibels(found.before), _decibels(found.after), kept, seconds, "" if kept else "no less noise"
+    )
+    frozen = module.frozen
+    told = (f"no gradient passes {', '.join(frozen)}, which torch has no function for here",) if frozen else ()
+    return Fitted(module.codes() if found.best else codes, gain, (*found.undone, *told))
+
+
+def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training) -> Task:
+    """Return what is to be learned, from samples that are read once."""
+    learned, held = split(samples)
+    labelled = Path(training.labels) if training.labels is not None else None
+    first = read_lessons(reference, learned, labelled)
+    rest = first if held is learned else read_lessons(reference, held, labelled)
+    # What a run says of all data at once it says otherwise of several samples.
+    stacked = not module.is_dynamic and stackable(module, first)
+    noise = Distillation.of(first)
+    loss: Loss = noise
+    if labelled is not None:
+        loss = CrossEntropy.of([*first, *rest])
+    elif training.loss:
+        loss = user_loss(training.loss)
+    return Task(loss, Lessons(first, stacked), Lessons(rest, stacked), noise)
+
+
+def _decibels(noise: float) -> float:
+    return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -1,0 +1,202 @@
+"""The loop: Adam with a cosine schedule, what is kept only where held-out samples say that it is better."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxq.progress import Progress
+from onnxq.training.checkpoints import Checkpoint
+from onnxq.training.lessons import Batch, Lessons
+from onnxq.training.losses import Distillation, Loss
+from onnxq.training.module import FakeQuantized
+from onnxq.training.settings import Training
+
+_STEPS = 240
+_FEWEST_EPOCHS = 8
+_BATCH = 32
+# Of few samples, a step takes so small a part.
+_PART = 8
+_ZERO_POINTS = 10.0
+# A tensor of zeros changes as if its values were of this size.
+_SMALLEST = 1e-3
+# How often steps are undone until training ends.
+_MOST_UNDONE = 3
+_NORM = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be learned.
+
+    Attributes:
+        loss: what becomes small.
+        lessons: what is learned from.
+        held: what nothing is learned from, by which states are compared.
+        noise: how far held outputs are from those of the float model.
+    """
+
+    loss: Loss
+    lessons: Lessons
+    held: Lessons
+    noise: Distillation
+
+    def measured(self, module: FakeQuantized) -> tuple[float, float]:
+        """Return what states are compared by, the smaller the better, and the noise of the worst held output."""
+        total, noises, count = 0.0, dict.fromkeys(self.noise.signals, 0.0), len(self.held)
+        with torch.no_grad():
+            for some in self.held.batches(range(count), _BATCH):
+                for batch in some:
+                    outputs = module.outputs(batch.inputs)
+                    if self.loss is not self.noise:
+                        total += float(self.loss(outputs, batch)) * batch.count / count
+                    for name, noise in self.noise.noises(outputs, batch).items():
+                        noises[name] += float(noise) * batch.count / count
+        worst = max(math.inf if math.isnan(noise) else noise for noise in noises.values())
+        return (worst if self.loss is self.noise else total), worst
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What became of a training; the module holds the best state.
+
+    Attributes:
+        before: noise-to-signal ratio of the worst held output without training.
+        after: with the best state.
+        best: the epoch after which that was found, counted from 1; 0 where training bought nothing.
+        epochs: how many were run.
+        undone: sentences about steps whose loss was no number.
+    """
+
+    before: float
+    after: float
+    best: int
+    epochs: int
+    undone: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class _State:
+    """Where training stands after an epoch."""
+
+    module: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    best: dict[str, Tensor]
+    score: float
+    before: float
+    after: float
+    epoch: int = 0
+    best_epoch: int = 0
+    factor: float = 1.0
+    undone: list[str] = field(default_factory=list)
+
+
+def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoint, progress: Progress) -> Learned:
+    """Train a module until its best state stays the best, and leave it in that state.
+
+    Steps of Adam (Kingma and Ba 2015), whose rates fall along a cosine, are relative to the size of each tensor. A step
+    whose loss is no number is undone with all others of its epoch, and steps are half as large from then on.
+
+    Args:
+        module: to be trained.
+        task: the loss and the samples.
+        training: how.
+        keep: where it stands after each epoch is kept, and what was kept is gone on with.
+        progress: told of the stage ``train``.
+    """
+    size = training.batch or min(_BATCH, max(len(task.lessons) // _PART, 1))
+    steps = -(-len(task.lessons) // size)
+    epochs = training.epochs or max(_FEWEST_EPOCHS, -(-_STEPS // steps))
+    optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
+    state = _start(module, optimizer, task, keep)
+    while state.epoch < epochs and state.epoch - state.best_epoch < training.patience:
+        if len(state.undone) > _MOST_UNDONE:
+            break
+        progress("train", state.epoch, epochs)
+        order = torch.randperm(
+            len(task.lessons), generator=torch.Generator().manual_seed(training.seed * 1_000_003 + state.epoch)
+        )
+        for number, some in enumerate(task.lessons.batches(order.tolist(), size)):
+            rate = state.factor * (1 + math.cos(math.pi * (state.epoch + number / steps) / epochs)) / 2
+            if (lost := _step(module, optimizer, task.loss, some, rate)) is not None:
+                state.undone.append(f"step {number + 1} of epoch {state.epoch + 1} had a loss of {lost} and was undone")
+                state.factor /= 2
+                break
+        else:
+            _compare(module, optimizer, task, state)
+            keep.save(vars(state))
+            continue
+        module.load_state_dict(state.module)
+        optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+    progress("train", epochs, epochs)
+    module.load_state_dict(state.best)
+    return Learned(state.before, state.after, state.best_epoch, state.epoch, tuple(state.undone))
+
+
+def parameter_groups(module: FakeQuantized, training: Training) -> Iterator[dict[str, Any]]:
+    """Yield the parameters that learn, each with its own rate, as optimisers of torch take them."""
+    biases = {id(one) for one in module.biases.parameters()}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        kind = name.rpartition(".")[2]
+        if kind == "values":
+            what = "biases" if id(parameter) in biases else "weights"
+            rate = max(float(parameter.detach().square().mean().sqrt()), _SMALLEST)
+        else:
+            what, rate = ("scales", 1.0) if kind == "log_scale" else ("zero-points", _ZERO_POINTS)
+        if what in training.learn:
+            yield {"params": [parameter], "lr": 0.0, "largest": rate * training.rate}
+
+
+def _start(module: FakeQuantized, optimizer: torch.optim.Optimizer, task: Task, keep: Checkpoint) -> _State:
+    kept = keep.load()
+    if kept is not None:
+        state = _State(**kept)
+        module.load_state_dict(state.module)
+        optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        return state
+    score, noise = task.measured(module)
+    now = _copied(module)
+    return _State(now, copy.deepcopy(optimizer.state_dict()), now, score, noise, noise)
+
+
+def _step(
+    module: FakeQuantized, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float
+) -> float | None:
+    """Take a step, or return the loss where it, or its gradient, is no number."""
+    optimizer.zero_grad()
+    count, total = sum(batch.count for batch in some), 0.0
+    for batch in some:
+        found = loss(module.outputs(batch.inputs), batch) * (batch.count / count)
+        if not math.isfinite(value := float(found.detach())):
+            return value
+        if found.requires_grad:
+            found.backward()
+        total += value
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if not math.isfinite(float(nn.utils.clip_grad_norm_(parameters, _NORM))):
+        return math.nan
+    for group in optimizer.param_groups:
+        group["lr"] = group["largest"] * rate
+    optimizer.step()
+    return None
+
+
+def _compare(module: FakeQuantized, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> None:
+    """Note where an epoch ended, and whether that is the best place so far."""
+    score, noise = task.measured(module)
+    state.epoch += 1
+    state.module, state.optimizer = _copied(module), copy.deepcopy(optimizer.state_dict())
+    if score < state.score:
+        state.score, state.after, state.best, state.best_epoch = score, noise, state.module, state.epoch
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

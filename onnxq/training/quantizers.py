@@ -1,0 +1,179 @@
+"""What stands in a module where a plan makes codes: scales, zero points, weights and biases that learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxq.numbers.blocks import block_shape
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.numerics import LARGEST_SCALE, SMALLEST_SCALE, Parameters, QTensor, parameters_from_range, quantize
+from onnxq.numbers.scales import block_range, spec_parameters
+from onnxq.numbers.spec import Spec
+from onnxq.numbers.weights import quantize_bias
+from onnxq.planning.plan import Weight
+from onnxq.training.rounding import fake_quantized, spread, straight_through
+
+# As PyTorch's moving averages of minima and maxima.
+_SHARE_OF_NEW = 0.01
+
+
+class FakeQuantize(nn.Module):
+    """Codes of one tensor, or of tensors that share a scale, as floats.
+
+    A scale is what post-training quantization found times the exponential of a parameter, so that steps of an optimiser
+    change scales of all sizes alike, and none falls to zero.
+
+    Attributes:
+        spec: how the tensor is quantized.
+        fake_quant_enabled: whether values become what codes stand for; else they pass as they are.
+        observer_enabled: whether what passes sets the scale.
+        log_scale: parameter of the scales' shape, 0 to begin with.
+        zero_point: parameter of the same shape, in codes; whole numbers are taken.
+    """
+
+    base: Tensor
+    tensor_scale: Tensor
+    range: Tensor
+
+    def __init__(self, spec: Spec, parameters: Parameters, *, learns: bool = True, grows: bool = True) -> None:
+        """Take what was found.
+
+        Args:
+            spec: how the tensor is quantized.
+            parameters: scale and zero point to begin with.
+            learns: whether they learn; those of a range that is known, and scales of other types than float32, do not.
+            grows: whether the scale may become larger than it is.
+        """
+        super().__init__()
+        self.spec, self.format, self.block = spec, format_named(spec.format), parameters.block
+        self.fake_quant_enabled, self.observer_enabled = True, False
+        self._grows, self._two_levels = grows, parameters.tensor_scale is not None
+        self._affine = parameters.zero_point is not None
+        self.register_buffer("base", torch.from_numpy(np.array(parameters.scale, np.float32)))
+        self.register_buffer("tensor_scale", torch.tensor(float(parameters.tensor_scale or 1)))
+        self.register_buffer("range", torch.tensor([np.inf, -np.inf]))
+        learns = learns and spec.scale == "float32"
+        self.log_scale = nn.Parameter(torch.zeros_like(self.base), learns)
+        zero = np.zeros(self.base.shape) if parameters.zero_point is None else parameters.zero_point
+        start = torch.from_numpy(np.array(zero, np.float32))
+        # At an end of the codes it says that no value lies beyond zero, by which runtimes tell a clamp that is none.
+        inside = bool(((start > self.format.minimum) & (start < self.format.maximum)).all())
+        self.zero_point = nn.Parameter(start, learns and self._affine and (inside or start.ndim > 0))
+
+    @property
+    def scale(self) -> Tensor:
+        """The scales, in float32, as they are written."""
+        change = self.log_scale if self._grows else self.log_scale.clamp(max=0)
+        return (self.base * torch.exp(change)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+
+    @property
+    def whole_zero_point(self) -> Tensor:
+        """The zero points as codes."""
+        rounded = torch.round(self.zero_point).clamp(self.format.minimum, self.format.maximum)
+        return straight_through(self.zero_point, rounded) if self._affine else self.zero_point
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return what the codes of values stand for."""
+        if self.observer_enabled:
+            self.observe(values.detach())
+        if not self.fake_quant_enabled:
+            return values
+        shape = tuple(values.shape)
+        # With two levels, what is rounded is divided by their product.
+        scale, zero = self.scale * self.tensor_scale if self._two_levels else self.scale, self.whole_zero_point
+        if scale.ndim:
+            block = self.parameters_now().block_in(shape) if self.block is None else self.block
+            scale, zero = spread(scale, block, shape), spread(zero, block, shape)
+        return fake_quantized(values, scale, zero, self.format)
+
+    def observe(self, values: Tensor) -> None:
+        """Move the range that was seen towards that of new values, and take its scale."""
+        seen = torch.stack([values.amin(), values.amax()])
+        known = bool(torch.isfinite(self.range).all())
+        self.range.copy_(self.range + _SHARE_OF_NEW * (seen - self.range) if known else seen)
+        low, high = self.range.tolist()
+        self.start_from(parameters_from_range(low, high, self.format, symmetric=self.spec.symmetric))
+
+    def start_from(self, parameters: Parameters) -> None:
+        """Take other scales and zero points."""
+        with torch.no_grad():
+            self.base.copy_(torch.from_numpy(np.array(parameters.scale, np.float32)))
+            self.log_scale.zero_()
+            if parameters.zero_point is not None:
+                self.zero_point.copy_(torch.from_numpy(np.array(parameters.zero_point, np.float32)))
+
+    def parameters_now(self) -> Parameters:
+        """Return scale and zero point as they are to be written."""
+        scale, zero = (one.detach().cpu().numpy() for one in (self.scale, self.whole_zero_point))
+        level = np.float32(self.tensor_scale.item()) if self._two_levels else None
+        return Parameters(scale, zero.astype(self.format.dtype) if self._affine else None, level, self.block)
+
+
+class FakeQuantizedWeight(FakeQuantize):
+    """A weight that learns, with its scales.
+
+    Attributes:
+        values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
+    """
+
+    def __init__(self, weight: Weight, values: np.ndarray[Any, Any], codes: QTensor) -> None:
+        """Take the float weight and its codes, of its shape."""
+        super().__init__(weight.spec, codes.parameters)
+        self._weight = weight
+        nearest = quantize(values, codes.parameters, codes.format).codes
+        # Codes that were chosen for the sums that they make stay, though other ones are nearer.
+        same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
+        self.values = nn.Parameter(torch.from_numpy(np.where(same, values, codes.dequantize()).astype(np.float32)))
+
+    def forward(self, values: Tensor | None = None) -> Tensor:
+        """Return what its codes stand for."""
+        return super().forward(self.values if values is None else values)
+
+    def observe(self, values: Tensor) -> None:
+        """Take the scales of the weight's own range."""
+        array, weight = values.cpu().numpy(), self._weight
+        axes = weight.axis, weight.reduction_axis
+        block = block_shape(self.spec.per, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
+        self.start_from(spec_parameters(*block_range(array, block), self.spec, block))
+
+    def codes(self) -> QTensor:
+        """Return the codes that are written."""
+        return quantize(self.values.detach().cpu().numpy(), self.parameters_now(), self.format)
+
+
+class FakeQuantizedBias(nn.Module):
+    """A bias that learns; of an integer kernel it is rounded to what the accumulator counts.
+
+    Attributes:
+        values: parameter of the bias's shape.
+    """
+
+    def __init__(self, values: np.ndarray[Any, Any], weight: FakeQuantizedWeight, data: FakeQuantize | None) -> None:
+        """Take the float bias, and the weight and data whose scales count it; None for one that stays in float."""
+        super().__init__()
+        self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float32)))
+        # They belong to the module around this one.
+        self._around = (weight, data)
+
+    def forward(self) -> Tensor:
+        """Return what its codes stand for."""
+        found = self.codes()
+        if found is None or not self._around[0].fake_quant_enabled:
+            return self.values
+        decoded = torch.from_numpy(found.dequantize().reshape(tuple(self.values.shape)))
+        return straight_through(self.values, decoded.to(self.values.device))
+
+    def codes(self) -> QTensor | None:
+        """Return the codes that are written, or None where it stays in float."""
+        weight, data = self._around
+        if data is None:
+            return None
+        return quantize_bias(
+            self.values.detach().cpu().numpy(),
+            QTensor(np.empty(0), weight.parameters_now(), weight.format),
+            float(data.scale.detach()),
+        )

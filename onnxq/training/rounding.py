@@ -1,0 +1,115 @@
+"""Fake quantization with gradients: what codes mean, and how a change of scale or zero point changes that.
+
+Forward it computes ``s * (clamp(round(x / s) + z) - z)`` in float32 with ties to even, as ONNX's QuantizeLinear and
+DequantizeLinear do, to the last bit. Backward the gradient passes straight through the rounding (Bengio et al. 2013)
+where nothing is clipped; that of the scale is LSQ's (Esser et al., "Learned Step Size Quantization", 2020), that of the
+zero point LSQ+'s (Bhalgat et al. 2020), as in PyTorch's ``_fake_quantize_learnable_per_tensor_affine``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxq.numbers.formats import Format
+
+
+class _FakeQuantized(torch.autograd.Function):
+    """See `fake_quantized`; scale and zero point broadcast with the values."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+        context.save_for_backward(values, scale, zero_point)
+        context.format = format
+        _, numbers = _rounded(values, scale, zero_point, format)
+        return numbers.sub_(zero_point).mul_(scale)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (values, scale, zero_point) = gradients, context.saved_tensors
+        wanted = context.needs_input_grad
+        scaled, numbers = _rounded(values, scale, zero_point, context.format)
+        inside = _is_inside(scaled, zero_point, context.format)
+        of_values = gradient * inside if wanted[0] else None
+        of_scale = of_zero = None
+        if wanted[1]:
+            error = numbers.sub_(zero_point).sub_(scaled * inside)
+            of_scale = (gradient * error).sum_to_size(scale.shape)
+        if wanted[2]:
+            of_zero = (gradient * scale).masked_fill_(inside, 0).neg_().sum_to_size(zero_point.shape)
+        return of_values, of_scale, of_zero, None
+
+
+def _rounded(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> tuple[Tensor, Tensor]:
+    """Return scaled values, and the numbers that their codes stand for, the zero point still in them."""
+    scaled = values / scale
+    if format.is_float:
+        # Formats round in one place alone, which knows arrays.
+        numbers = format.numbers(format.round(scaled.detach().cpu().numpy()))
+        return scaled, torch.from_numpy(numbers).to(values.device)
+    return scaled, torch.round(scaled).add_(zero_point).clamp_(format.minimum, format.maximum)
+
+
+def _is_inside(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    places = scaled if format.is_float else torch.round(scaled).add_(zero_point)
+    return (places >= format.minimum) & (places <= format.maximum)
+
+
+def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Return what codes of the values stand for, with gradients of all three.
+
+    Args:
+        values: float32 of any shape.
+        scale: float32, positive, which broadcasts with the values.
+        zero_point: float32 that holds whole numbers, likewise; 0 where the format has none.
+        format: the codes'.
+
+    >>> from onnxq.numbers.formats import FORMATS
+    >>> fake_quantized(torch.tensor([0.24, 9.0]), torch.tensor(0.1), torch.tensor(0.0), FORMATS["uint4"])
+    tensor([0.2000, 1.5000])
+    """
+    found: Tensor = _FakeQuantized.apply(values, scale, zero_point, format)
+    return found
+
+
+def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
+    """Return the rounded values, whose gradient goes to the exact ones as it is.
+
+    >>> x = torch.tensor(0.7, requires_grad=True)
+    >>> straight_through(x, torch.round(x)).item()
+    1.0
+    """
+    return exact + (rounded - exact).detach() if exact.requires_grad else rounded
+
+
+def dynamically_quantized(values: Tensor) -> Tensor:
+    """Return what ONNX's DynamicQuantizeLinear makes of a tensor, decoded; the gradient passes straight through."""
+    with torch.no_grad():
+        low, high = values.amin().clamp(max=0), values.amax().clamp(min=0)
+        scale = (high - low) / 255
+        scale = torch.where(scale > 0, scale, 1)
+        zero_point = torch.round((-low / scale).clamp(0, 255))
+        codes = (torch.round(values / scale) + zero_point).clamp(0, 255)
+        decoded = (codes - zero_point) * scale
+    return straight_through(values, decoded)
+
+
+def spread(grid: Tensor, block: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """Return the entries of blocks so that they broadcast with the values of a tensor of a shape.
+
+    Args:
+        grid: an entry for each block along each axis; a scalar serves all.
+        block: extents of a block; the last of an axis may be partial.
+        shape: of the values.
+
+    >>> spread(torch.tensor([[1.0], [2.0]]), (2, 3), (3, 3)).flatten().tolist()
+    [1.0, 1.0, 2.0]
+    """
+    if not grid.ndim:
+        return grid
+    for axis, (length, extent) in enumerate(zip(block, shape, strict=True)):
+        if length > 1 and grid.shape[axis] > 1:
+            grid = grid.repeat_interleave(length, axis).narrow(axis, 0, extent)
+    return grid

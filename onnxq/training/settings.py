@@ -1,0 +1,64 @@
+"""What a user says of training. Knows no torch, so that reading it costs nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxq.errors import SchemeError, check_type, nearest
+
+LEARNED = ("weights", "biases", "scales", "zero-points")
+"""What can learn."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a quantized model is trained.
+
+    Attributes:
+        labels: a ``.npy`` file of one class for each calibration sample, which the first output is to give; None trains
+            towards the outputs of the float model.
+        loss: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` of three dictionaries of tensors, outputs, the float model's
+            outputs and inputs, that returns a scalar tensor; empty for one of the others.
+        learn: which of LEARNED change.
+        epochs: how often all samples are seen; None takes as many as make some 240 steps, and 8 at least.
+        batch: samples of a step; None takes 32, or an eighth of few samples.
+        rate: of a step, how much of its own size a weight changes at most to begin with; scales likewise, and zero
+            points by ten times as much of a code.
+        patience: epochs without a better result after which training ends.
+        seed: of the order of samples.
+
+    Raises:
+        SchemeError: a number is out of range, or names contradict each other.
+
+    >>> Training(learn=("scales",)).learn
+    ('scales',)
+    """
+
+    labels: str | Path | None = None
+    loss: str = ""
+    learn: tuple[str, ...] = LEARNED
+    epochs: int | None = None
+    batch: int | None = None
+    rate: float = 1e-3
+    patience: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_type(self.labels, (str, Path, type(None)), "the labels", "a .npy file")
+        check_type(self.loss, str, "the loss", "FILE.py:FUNCTION")
+        for name in self.learn:
+            if name not in LEARNED:
+                raise SchemeError(f"{name!r} is not one of {', '.join(LEARNED)}{nearest(name, LEARNED)}")
+        if not self.learn:
+            raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
+        if self.loss and self.labels is not None:
+            raise SchemeError("a loss of yours is given no labels; load them in the function, or leave one of both out")
+        for what, number in (("epochs", self.epochs), ("the batch", self.batch), ("the patience", self.patience)):
+            check_type(number, (int, type(None)), what, "a whole number above 0")
+            if number is not None and number < 1:
+                raise SchemeError(f"{what}: {number}, expected a whole number above 0")
+        check_type(self.rate, (int, float), "the rate", "a number above 0")
+        if not 0 < self.rate < math.inf:
+            raise SchemeError(f"the rate is {self.rate}, expected a finite number above 0")

@@ -1,0 +1,64 @@
+"""The step of training, between what was chosen and what is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.accuracy.refining import Refined
+from onnxq.budget import Budget
+from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
+from onnxq.lowering import Emit
+from onnxq.searching.choosing import Chosen
+from onnxq.steps import Evidenced, Prepared
+from onnxq.training.fitting import fitted
+from onnxq.training.settings import Training
+
+# The samples that judge have judged the model without training already.
+_SECOND = 2
+
+
+def trained(
+    model: Prepared,
+    seen: Evidenced,
+    refined: Refined,
+    found: Chosen,
+    goal: Goal,
+    budget: Budget,
+    training: Training,
+    state: Path | None,
+) -> Chosen:
+    """Train the codes of what was chosen, and build and judge its model, which is taken unless it is worse.
+
+    Args:
+        model: the float model.
+        seen: the samples to learn from, and those by which both models are judged.
+        refined: what codes rest on.
+        found: the plan, which stays.
+        goal: what the models are judged by.
+        budget: the time for latency, and who is told of progress.
+        training: how.
+        state: a file that keeps where training stands; None keeps nothing.
+    """
+    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
+    plan, files = found.outcome.plan, model.files
+    before = bench.codes_of(plan, refined.basis.evidence, found.recipe)
+    done = fitted(bench.graph_for(plan), plan, before, files.reference, seen.samples, training, state, budget.progress)
+    if done.codes is before:
+        return replace(found, gains=(*found.gains, done.gain))
+    bench.write(plan, done.codes, files.staged, external_data=files.external_data)
+    budget.progress("verify", 0, 0)
+    judge = Judge.of(files.reference, seen.judged, budget.latency, goal.metric)
+    verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
+    after = replace(found, verification=verification, scores=scores, codes=done.codes)
+    if _worth(after) < _worth(found):
+        bench.write(plan, before, files.staged, external_data=files.external_data)
+        left = "worse on the samples that judge"
+        return replace(found, gains=(*found.gains, replace(done.gain, after=done.gain.before, kept="", left=left)))
+    return replace(after, gains=(*found.gains, done.gain))
+
+
+def _worth(found: Chosen) -> float:
+    """Return what the goal counts, the more the better."""
+    return found.verification.agreement.worst_sqnr if found.scores is None else found.scores.candidate

@@ -1,0 +1,51 @@
+"""onnxq train on a model that ships with the project."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.commands import CALIB, MODELS, invoke
+from onnxq.errors import SchemeError
+
+SHORT = ("--calib", CALIB, "--limit", 24, "--seconds", 0, "--epochs", 1, "--force", "--accuracy", "off")
+
+
+def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -> None:
+    output, report = tmp_path / "out.onnx", tmp_path / "r.json"
+    result = invoke(
+        "train", MODELS / "gru.onnx", *SHORT, "-v", "--preset", "int2-block16", "-o", output, "--report", report
+    )
+    assert (result.exit_code, result.stdout) == (0, f"{output}\n")
+    assert "training" in result.stderr
+    (gain,) = json.loads(report.read_text())["encoding"]["gains"]
+    assert gain["after"] > gain["before"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "r.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--learn", "weight"), "did you mean 'weights'"),
+        (("--labels", "l.npy", "--loss", "a.py:b"), "a loss of yours is given no labels"),
+    ],
+)
+def test_options_that_contradict_each_other_are_told(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match=told):
+        invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
+
+
+def test_a_plan_says_what_else_would_be_said() -> None:
+    result = invoke("train", MODELS / "gru.onnx", *SHORT, "--plan", "p.toml", "--preset", "int8")
+    assert result.exit_code == click.UsageError.exit_code
+    assert "--plan says what happens to every node" in result.stderr
+
+
+def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SchemeError, match=r"training needs torch .*; install it with pip install 'onnxq\[train\]'"):
+        invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx")

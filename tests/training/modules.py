@@ -1,0 +1,64 @@
+"""What most tests of training begin with: a model beside onnxruntime, and a module of a quantized one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.budget import Budget
+from onnxq.graph import constants
+from onnxq.judging.goal import Goal
+from onnxq.modelfile import as_graph
+from onnxq.pipeline import quantize
+from onnxq.runtime import open_session, run
+from onnxq.training.preparing import Prepared, prepare
+from onnxq.training.program import Program
+
+MODELS = Path(__file__).parents[2] / "models"
+NETWORK = """(float[N,3,8,8] x) => (float[N,16] y) {
+    [c] h = Conv<pads = [1,1,1,1]>(x, w, b)
+    r = Relu(h)
+    [d] e = Conv(r, v)
+    p = GlobalAveragePool(e)
+    f = Flatten(p)
+    [g] y = Gemm(f, u, a)
+}"""
+WEIGHTS = {"w": (16, 3, 3, 3), "b": (16,), "v": (32, 16, 1, 1), "u": (32, 16), "a": (16,)}
+# Tensors of tests are small, and cores may be busy.
+torch.set_num_threads(1)
+Samples = list[dict[str, NDArray[Any]]]
+
+
+def images(count: int, shape: tuple[int, ...] = (1, 3, 8, 8), seed: int = 0) -> Samples:
+    generator = np.random.default_rng(seed)
+    return [{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], scheme: str = "int8") -> Prepared:
+    """Return the module of a model that is quantized as a scheme says, without a search."""
+    budget = Budget("off", "off", latency=0)
+    done = quantize(model, list(samples), scheme=scheme, goal=Goal(force=True), budget=budget)
+    return prepare(model, done.report.plan)
+
+
+def difference(model: ModelProto, sample: Mapping[str, NDArray[Any]]) -> float:
+    """Return how far torch is from onnxruntime, in units of the largest value."""
+    graph = as_graph(model)
+    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
+    fed = {name: torch.from_numpy(array) for name, array in sample.items()}
+    found = Program(graph).run(fed, held, lambda node, index, value: value, lambda node, index, value: value)
+    expected = run(open_session(model, optimize=False), sample)
+    worst = 0.0
+    for tensor, array in zip(found.values(), expected, strict=True):
+        got = tensor.detach().numpy()
+        assert got.shape == array.shape
+        assert got.dtype == array.dtype
+        wide, other = np.asarray(array, np.float64), np.asarray(got, np.float64)
+        worst = max(worst, float(np.abs(wide - other).max(initial=0) / max(np.abs(wide).max(initial=0), 1e-9)))
+    return worst

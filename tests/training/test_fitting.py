@@ -1,0 +1,80 @@
+"""Codes of a plan are trained on some samples and compared on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.encoding.codes import Codes
+from onnxq.errors import ModelError
+from onnxq.progress import silent
+from onnxq.training.fitting import Fitted, fitted
+from onnxq.training.module import FakeQuantized
+from onnxq.training.settings import Training
+from training.modules import NETWORK, WEIGHTS, images, module_of
+
+
+def fit(module: FakeQuantized, codes: Codes, folder: Path, training: Training, state: Path | None = None) -> Fitted:
+    reference = folder / "m.onnx"
+    return fitted(module.graph, module.plan, codes, reference, images(16), training, state, silent)
+
+
+@pytest.fixture
+def module(build: Build, tmp_path: Path) -> FakeQuantized:
+    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
+    return module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
+
+
+def test_codes_become_better_or_stay(module: FakeQuantized, tmp_path: Path) -> None:
+    before = module.codes()
+    done = fit(module, before, tmp_path, Training(epochs=3, rate=5e-3))
+    assert done.codes is not before
+    assert done.gain.after > done.gain.before
+    assert (done.gain.method, done.gain.left) == ("training", "")
+    left = fit(module, before, tmp_path, Training(epochs=1, rate=10.0))
+    assert left.codes is before
+    assert (left.gain.kept, left.gain.left) == ("", "no less noise")
+
+
+def test_labels_are_learned(module: FakeQuantized, tmp_path: Path) -> None:
+    np.save(tmp_path / "l.npy", np.full(16, 3))
+    done = fit(module, module.codes(), tmp_path, Training(labels=tmp_path / "l.npy", epochs=2))
+    assert done.gain.kept == "epoch 2 of 2"
+
+
+def test_a_finished_training_is_not_run_again(module: FakeQuantized, tmp_path: Path) -> None:
+    state, training = tmp_path / "state", Training(epochs=2)
+    first = fit(module, module.codes(), tmp_path, training, state)
+    last = state.stat().st_mtime_ns
+    again = fit(module, module.codes(), tmp_path, training, state)
+    assert state.stat().st_mtime_ns == last
+    assert (again.gain.before, again.gain.after) == (first.gain.before, first.gain.after)
+
+
+def test_what_cannot_learn_is_told(build: Build, tmp_path: Path) -> None:
+    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
+    module = module_of(build(NETWORK, **WEIGHTS), images(4), "mxfp4")
+    with pytest.raises(ModelError, match="no scales of the model become codes, so nothing learns; quantize it"):
+        fit(module, module.codes(), tmp_path, Training(learn=("scales",)))
+
+
+def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> None:
+    text = "(float[N,64] x) => (float[N,16] y) { h = MatMul(x, w)  [hard] m = Hardmax(h)  y = MatMul(m, v) }"
+    model = build(text, w=(64, 16), v=(16, 16))
+    onnx.save(model, tmp_path / "m.onnx")
+    module = module_of(model, images(4, (1, 64)), "int4-block32")
+    done = fitted(
+        module.graph,
+        module.plan,
+        module.codes(),
+        tmp_path / "m.onnx",
+        images(8, (1, 64)),
+        Training(epochs=1),
+        None,
+        silent,
+    )
+    assert done.doubts == ("no gradient passes hard, which torch has no function for here",)

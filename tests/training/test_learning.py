@@ -1,0 +1,134 @@
+"""The loop learns, keeps what is better, undoes what is no number, and goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from conftest import Build
+
+from onnxq.progress import silent
+from onnxq.training.checkpoints import Checkpoint
+from onnxq.training.learning import Task, learn, parameter_groups
+from onnxq.training.lessons import Batch, Lessons, read_lessons
+from onnxq.training.losses import Distillation
+from onnxq.training.module import FakeQuantized
+from onnxq.training.settings import Training
+from training.modules import NETWORK, WEIGHTS, images, module_of
+
+SHORT = Training(epochs=3, batch=8)
+
+
+@pytest.fixture
+def module(build: Build) -> FakeQuantized:
+    return module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
+
+
+@pytest.fixture
+def task(build: Build, tmp_path: Path) -> Task:
+    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
+    lessons = read_lessons(tmp_path / "m.onnx", images(32))
+    noise = Distillation.of(lessons)
+    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
+
+
+def state_of(module: FakeQuantized) -> list[bytes]:
+    return [one.numpy().tobytes() for one in module.state_dict().values()]
+
+
+def test_it_learns(module: FakeQuantized, task: Task) -> None:
+    found = learn(module, task, Training(epochs=6, batch=8, rate=5e-3), Checkpoint(None), silent)
+    assert found.after < 0.7 * found.before
+    assert found.best > 0
+    assert task.measured(module)[1] == pytest.approx(found.after)
+
+
+def test_a_seed_gives_the_same_weights(build: Build, task: Task) -> None:
+    states = []
+    for seed in (0, 0, 1):
+        one = module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
+        learn(one, task, Training(epochs=2, batch=8, seed=seed), Checkpoint(None), silent)
+        states.append(state_of(one))
+    assert states[0] == states[1] != states[2]
+
+
+def test_what_is_no_better_is_not_kept(module: FakeQuantized, task: Task) -> None:
+    before = state_of(module)
+    found = learn(module, task, Training(epochs=9, batch=8, rate=10.0, patience=2), Checkpoint(None), silent)
+    assert (found.best, found.epochs, found.after) == (0, 2, found.before)
+    assert state_of(module) == before
+
+
+@pytest.mark.parametrize(
+    ("learned", "kinds"),
+    [
+        (("weights",), {"weights values"}),
+        (("scales", "zero-points"), {"weights log_scale"}),
+        (("biases",), {"biases values"}),
+    ],
+)
+def test_only_what_is_named_learns(learned: tuple[str, ...], kinds: set[str], module: FakeQuantized) -> None:
+    names = {id(one): name for name, one in module.named_parameters()}
+    found = [names[id(group["params"][0])] for group in parameter_groups(module, Training(learn=learned))]
+    assert {f"{name.split('.')[0]} {name.split('.')[-1]}" for name in found} == kinds
+
+
+def test_steps_are_relative_to_the_size_of_a_tensor(module: FakeQuantized) -> None:
+    for group in parameter_groups(module, Training(learn=("weights",))):
+        (values,) = group["params"]
+        assert group["largest"] == pytest.approx(1e-3 * float(values.detach().square().mean().sqrt()), rel=1e-5)
+
+
+class NoNumber:
+    """A loss that is NaN at some steps."""
+
+    def __init__(self, noise: Distillation, at: set[int]) -> None:
+        self.noise, self.at, self.step = noise, at, 0
+
+    def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        self.step += 1
+        found = self.noise(outputs, batch)
+        return found * float("nan") if self.step in self.at else found
+
+
+def test_a_step_without_a_number_is_undone_and_named(module: FakeQuantized, task: Task) -> None:
+    # Before the first step, held samples take one call.
+    loss = NoNumber(task.noise, {4})
+    found = learn(module, Task(loss, task.lessons, task.held, task.noise), SHORT, Checkpoint(None), silent)
+    assert found.undone == ("step 3 of epoch 1 had a loss of nan and was undone",)
+    assert (found.epochs, found.best > 0) == (3, True)
+    assert all(one.isfinite().all() for name, one in module.state_dict().items() if "range" not in name)
+
+
+def test_a_loss_that_is_never_a_number_ends_training(module: FakeQuantized, task: Task) -> None:
+    before = state_of(module)
+    loss = NoNumber(task.noise, set(range(2, 100)))
+    found = learn(module, Task(loss, task.lessons, task.held, task.noise), SHORT, Checkpoint(None), silent)
+    assert (found.epochs, len(found.undone)) == (0, 4)
+    assert state_of(module) == before
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_what_was_stopped_ends_in_the_same_weights(stop: int, build: Build, task: Task, tmp_path: Path) -> None:
+    model = build(NETWORK, **WEIGHTS)
+    whole = module_of(model, images(4), "int4-block32")
+    learn(whole, task, SHORT, Checkpoint(None), silent)
+
+    def stopped(stage: str, done: int, total: int) -> None:
+        if done == stop:
+            raise StoppedError
+
+    keep = Checkpoint(tmp_path / "state", "key")
+    with pytest.raises(StoppedError):
+        learn(module_of(model, images(4), "int4-block32"), task, SHORT, keep, stopped)
+    resumed = module_of(model, images(4), "int4-block32")
+    found = learn(resumed, task, SHORT, keep, silent)
+    assert found.epochs == 3
+    assert state_of(resumed) == state_of(whole)

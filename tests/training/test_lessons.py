@@ -1,0 +1,64 @@
+"""Samples become tensors beside what the float model gives, and are stacked where that changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.errors import DataError
+from onnxq.samples.selection import Selection
+from onnxq.training.lessons import Lessons, read_lessons, stackable
+from training.modules import NETWORK, WEIGHTS, images, module_of
+
+
+@pytest.fixture
+def reference(build: Build, tmp_path: Path) -> Path:
+    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_lessons_hold_what_the_float_model_gives(reference: Path) -> None:
+    lessons = read_lessons(reference, images(3))
+    assert [tuple(one.expected["y"].shape) for one in lessons] == [(1, 16)] * 3
+    assert lessons[0].labels is None
+
+
+def test_labels_are_those_of_the_samples_that_were_selected(reference: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "l.npy", np.arange(10))
+    some = Selection(Selection(images(10), [1, 3, 5, 7, 9]), [0, 2, 4])
+    lessons = read_lessons(reference, some, tmp_path / "l.npy")
+    assert [int(one.labels) for one in lessons if one.labels is not None] == [1, 5, 9]
+
+
+@pytest.mark.parametrize("labels", [np.arange(9), np.ones(10), np.ones((10, 1), np.int64)])
+def test_labels_that_do_not_fit_are_refused(labels: np.ndarray, reference: Path, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    np.save(tmp_path / "l.npy", labels)
+    with pytest.raises(DataError, match="expected one whole number for each of 10 samples"):
+        read_lessons(reference, images(10), tmp_path / "l.npy")
+
+
+def test_samples_are_stacked_where_that_gives_the_same(reference: Path, build: Build) -> None:
+    model = build(NETWORK, **WEIGHTS)
+    lessons = read_lessons(reference, images(3))
+    assert stackable(module_of(model, images(4)), lessons)
+    (batch,), (alone,) = Lessons(lessons, True).batches([2, 0, 1], 2)
+    assert (batch.count, tuple(batch.inputs["x"].shape), alone.count) == (2, (2, 3, 8, 8), 1)
+    assert batch.expected["y"][0].equal(lessons[2].expected["y"][0])
+
+
+def test_samples_that_mix_when_stacked_are_run_one_by_one(build: Build, tmp_path: Path) -> None:
+    text = "(float[N,8] x) => (float[N,4] y) { m = ReduceMean<axes = [0]>(x)  d = Sub(x, m)  y = MatMul(d, w) }"
+    model, samples = build(text, w=(8, 4)), images(4, (2, 8))
+    onnx.save(model, tmp_path / "m.onnx")
+    lessons = read_lessons(tmp_path / "m.onnx", samples)
+    assert not stackable(module_of(model, samples), lessons)
+    assert [len(some) for some in Lessons(lessons).batches(range(4), 3)] == [3, 1]
+
+
+def test_samples_of_several_shapes_are_run_one_by_one(reference: Path, build: Build) -> None:
+    lessons = [*read_lessons(reference, images(1)), *read_lessons(reference, images(1, (2, 3, 8, 8)))]
+    assert not stackable(module_of(build(NETWORK, **WEIGHTS), images(4)), lessons)
