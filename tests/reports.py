@@ -79,7 +79,7 @@ FULL = replace(
         (AppliedPass("Scale", {"factor": "2.0"}, 0.1, 1, ("a",)),),
         (Stage("prepare", 0.25, 1 << 20), Stage("calibrate", 0.25, 1 << 21)),
         Machine("x86_64", 2, "Linux 6", {"onnxq": "0.2", "python": "3.11"}),
-        "onnxq quantize model.onnx --calib data",
+        ("onnxq", "quantize", "model.onnx", "--calib", "data"),
     ),
 )
 

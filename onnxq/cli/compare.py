@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     help="What quantize --report wrote of CANDIDATE: with it --layers tells modes, and compares tensors too whose "
     "channels were divided.",
 )
+@click.option("--html", type=FILE, help="Write a page that shows the same.")
 @image_options
 def compare(
     reference: Path,
@@ -35,6 +36,7 @@ def compare(
     as_json: bool,
     by_layer: bool,
     report: Path | None,
+    html: Path | None,
     images: ImageOptions | None,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees.
@@ -48,8 +50,12 @@ def compare(
     from onnxq.engines.table import DEFAULT_ENGINE, open_engine
     from onnxq.judging.agreement import compare_files
     from onnxq.judging.layers import compare_layers
+    from onnxq.modelfile.publish import check_output
     from onnxq.report import load_report
+    from onnxq.report.comparison import Comparison
 
+    for model in (reference, candidate) if html is not None else ():
+        check_output(html, model)
     if report is not None and not by_layer:
         raise click.UsageError("--report tells more of --layers; give both or none")
     if by_layer and engine != DEFAULT_ENGINE:
@@ -62,6 +68,8 @@ def compare(
     found = None
     if by_layer:
         found = compare_layers(reference, candidate, data, plan=plan, images=images, limit=limit)
+    if html is not None:
+        Comparison(reference, candidate, agreement, found).save_html(html)
     if as_json:
         click.echo(json.dumps({**agreement.to_dict(), **(found.to_dict() if found is not None else {})}, indent=2))
         return

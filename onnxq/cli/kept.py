@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,5 +75,4 @@ def kept_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_command(report: Report) -> Report:
     """Return a report that says which command line it comes from."""
-    command = shlex.join(["onnxq", *sys.argv[1:]])
-    return replace(report, run=replace(report.run, command=command))
+    return replace(report, run=replace(report.run, command=("onnxq", *sys.argv[1:])))

@@ -102,8 +102,10 @@ def print_report(report: Report, *, every: bool = False) -> None:
     """Print on stderr what came of a run in one line, then the closing table; all that was measured where wanted."""
     console = _console(stderr=True)
     console.print(report.verdict)
-    for one in suggestions(report):
-        console.print(f"  {one.command}\n    {one.why}", soft_wrap=True)
+    if tries := suggestions(report):
+        console.print("Try the same with")
+    for one in tries:
+        console.print(f"  {one.options}\n    {one.why}")
     if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
     console.print(_summary(report))

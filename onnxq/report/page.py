@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -50,11 +51,12 @@ def to_html(report: Report) -> str:
     All names are escaped: those of a hostile model are shown as they are and run nothing.
     """
     nodes = node_views(report)
-    script = _resource("page.js")
+    script = resource("page.js")
     shown: dict[str, Any] = {
         "report": report,
         "verdict": report.verdict,
         "refusal": report.fidelity.refusal,
+        "command": shlex.join(report.run.command),
         "suggestions": suggestions(report),
         "missing": missing(report.encoding.delivered),
         "judges": report.judges,
@@ -72,7 +74,7 @@ def to_html(report: Report) -> str:
         "facts": _facts(report),
         "version": report.run.machine.versions.get("onnxq", "") if report.run.machine else "",
         "data": script_json(_data(report, nodes)),
-        "style": Markup(_resource("page.css")),
+        "style": Markup(resource("page.css")),
         "script": Markup(script),
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "bought": _bought,
@@ -130,7 +132,8 @@ def _all_visible(value: Any) -> Any:
     return [_all_visible(one) for one in value] if isinstance(value, list | tuple) else _visible(value)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """Return a file that lies beside the templates."""
     return files("onnxq.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 

@@ -176,11 +176,11 @@ class Run:
         passes: what the passes before the plan changed and left, the user's own first.
         stages: what each stage took, in order.
         machine: where it was done.
-        command: the command line; empty where it was Python that called.
+        command: the words of the command line; none where it was Python that called.
     """
 
     seconds: float
     passes: tuple[AppliedPass, ...] = ()
     stages: tuple[Stage, ...] = ()
     machine: Machine | None = None
-    command: str = ""
+    command: tuple[str, ...] = ()

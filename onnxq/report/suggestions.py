@@ -21,10 +21,12 @@ class Suggestion:
     """A command to try next.
 
     Attributes:
-        command: the whole command line, or its new options where the old ones are not known.
+        options: what is said otherwise.
+        command: the whole command line, where that of the run is known.
         why: what in this run speaks for it.
     """
 
+    options: str
     command: str
     why: str
 
@@ -33,9 +35,20 @@ def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Return the three most promising commands after a refusal; none where the model was written."""
     if not report.fidelity.refusal:
         return ()
-    command = report.run.command or "onnxq quantize ..."
     found = islice(_options(report), _TOLD)
-    return tuple(Suggestion(f"{command} {options}", why) for options, why in found)
+    return tuple(Suggestion(options, _command(report, options), why) for options, why in found)
+
+
+def _command(report: Report, options: str) -> str:
+    """Return the command of the run with other options, each in the place of the one before."""
+    if not report.run.command:
+        return f"onnxq quantize ... {options}"
+    words, new = [*report.run.command], shlex.split(options)
+    # Patterns that are excluded add up.
+    if len(new) == 2 and new[0] in words and new[0] != "--exclude":
+        at = words.index(new[0])
+        del words[at : at + 2]
+    return shlex.join([*words, *new])
 
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.errors import OutputError
 
 
 def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
@@ -45,3 +48,11 @@ def test_a_report_without_layers_is_refused() -> None:
     both = (MODELS / "gru.onnx", MODELS / "gru.onnx")
     told = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
     assert (told.exit_code, told.stdout) == (2, "")
+
+
+def test_a_comparison_is_a_page(tmp_path: Path) -> None:
+    model, page = MODELS / "gru.onnx", tmp_path / "page.html"
+    invoke("compare", model, model, "--data", CALIB, "--limit", 4, "--html", page)
+    assert "All outputs are equal, on 4 samples" in page.read_text(encoding="utf-8")
+    with pytest.raises(OutputError, match="gru"):
+        invoke("compare", model, model, "--data", CALIB, "--html", model)

@@ -29,7 +29,7 @@ def test_pages_reports_and_colours_are_kept(
     assert Path("r.html").read_text(encoding="utf-8") == to_html(report)
     assert f">{word}: " in to_html(report)
     assert json.loads(Path("o.mode.json").read_text())["results"]
-    assert report.run.command.startswith("onnxq ")
+    assert report.run.command[0] == "onnxq"
     assert Path("q.onnx").exists() == (word == "Verified")
 
 

@@ -27,10 +27,14 @@ def refused(**parts: dict[str, object]) -> list[tuple[str, str]]:
 def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
     search = {"sensitivities": (NodeNoise("/head/a b", Mode.STATIC, 12.34), NodeNoise("c", Mode.STATIC, 40.0))}
     encoding = {"gains": (Gain("ranges", 20.0, 21.5, "percentile", 2.0), Gain("bias", 21.5, 21.5, "", 1.0, "no less"))}
-    told = refused(search=search, encoding=encoding, run={"command": "onnxq quantize m.onnx --calib d"})
+    told = refused(
+        search=search,
+        encoding=encoding,
+        run={"command": ("onnxq", "quantize", "m.onnx", "--min-sqnr", "60", "--calib", "d")},
+    )
     assert [command for command, _ in told] == [
-        "onnxq quantize m.onnx --calib d --exclude '/head/a b'",
-        "onnxq quantize m.onnx --calib d --accuracy full",
+        "onnxq quantize m.onnx --min-sqnr 60 --calib d --exclude '/head/a b'",
+        "onnxq quantize m.onnx --min-sqnr 60 --calib d --accuracy full",
         "onnxq quantize m.onnx --calib d --min-sqnr 39",
     ]
     assert "12.3 dB" in told[0][1]

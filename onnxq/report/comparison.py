@@ -1,0 +1,82 @@
+"""How well two models agree, as a page: outputs, and noise along the depth where layers were compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from onnxq.errors import OutputError
+from onnxq.judging.agreement import Agreement
+from onnxq.judging.layers import Layer, Layers
+from onnxq.report.charts import Chart, noise_chart
+from onnxq.report.figures import decibels
+from onnxq.report.page import environment, resource
+from onnxq.report.views import Depth
+
+# More rows take long to open, and nobody reads them.
+_MOST_LAYERS = 1000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models beside each other.
+
+    Attributes:
+        reference: file of the first.
+        candidate: file of the second.
+        agreement: of the outputs.
+        layers: of the tensors that both have; None where these were not compared.
+    """
+
+    reference: Path
+    candidate: Path
+    agreement: Agreement
+    layers: Layers | None = None
+
+    @property
+    def verdict(self) -> str:
+        """How well they agree in one sentence."""
+        count = self.agreement.samples
+        samples = f"{count} sample" if count == 1 else f"{count} samples"
+        if not self.agreement.sound:
+            return f"Outputs differ in shape or are not finite, on {samples}"
+        worst = self.agreement.worst_sqnr
+        told = "All outputs are equal" if worst == math.inf else f"{decibels(worst)} at the worst output"
+        return f"{told}, on {samples}"
+
+    def to_html(self) -> str:
+        """Return the comparison as a page of HTML that loads nothing else, and holds no script."""
+        layers = self.layers.layers if self.layers is not None else ()
+        shown = {
+            "comparison": self,
+            "layers": layers[:_MOST_LAYERS],
+            "more": max(len(layers) - _MOST_LAYERS, 0),
+            "chart": _chart(layers),
+            "decibels": decibels,
+            "style": Markup(resource("page.css")),
+        }
+        return environment().get_template("comparison.html.j2").render(shown)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_html(), encoding="utf-8")
+        except OSError as reason:
+            raise OutputError(f"page {path} cannot be written: {reason.strerror}") from reason
+
+
+def _chart(layers: Sequence[Layer]) -> Chart | None:
+    depths = [
+        Depth(index, one.tensor, one.isolated, one.accumulated)
+        for index, one in enumerate(layers)
+        if math.isfinite(one.isolated) and math.isfinite(one.accumulated)
+    ]
+    return noise_chart(depths, len(layers))
