@@ -54,8 +54,9 @@ def compare(
     from onnxq.report import load_report
     from onnxq.report.comparison import Comparison
 
-    for model in (reference, candidate) if html is not None else ():
-        check_output(html, model)
+    if html is not None:
+        check_output(html, reference)
+        check_output(html, candidate)
     if report is not None and not by_layer:
         raise click.UsageError("--report tells more of --layers; give both or none")
     if by_layer and engine != DEFAULT_ENGINE:
