@@ -33,7 +33,7 @@ class Neighbour:
         node: its name.
         op_type: its operator.
         mode: what became of it.
-        tensor: what passes between them.
+        tensor: the first that passes between them.
     """
 
     node: str
@@ -78,7 +78,8 @@ class Explanation:
         channels: how far the channels of its weights are apart.
         kernels: what onnxruntime runs for it; none where it was folded into a constant, or there is no model yet.
         is_there: whether the graph has a node of this name; one that a neighbour took in, as a product takes in the
-            addition of its bias, has neither neighbours nor kernels.
+            addition of its bias, or that an operator of the runtime's own stands for, has neither neighbours nor
+            kernels here.
     """
 
     node: str
@@ -206,8 +207,12 @@ def _activations(tensors: Iterable[str], plan: Plan) -> tuple[Activation, ...]:
 
 
 def _neighbours(found: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[Neighbour, ...]:
-    known = {(node.name, tensor): plan.by_node[node.name] for tensor, node in found if node is not None}
-    return tuple(Neighbour(one.node, one.op_type, one.mode, tensor) for (_, tensor), one in known.items())
+    tensors: dict[str, str] = {}
+    for tensor, node in found:
+        if node is not None:
+            tensors.setdefault(node.name, tensor)
+    decisions = ((plan.by_node[name], tensor) for name, tensor in tensors.items())
+    return tuple(Neighbour(one.node, one.op_type, one.mode, tensor) for one, tensor in decisions)
 
 
 def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:

@@ -87,6 +87,26 @@ def test_a_pattern_of_nodes_runs_as_the_kernel_that_makes_what_the_last_one_make
     assert kernels["first"] == kernels["second"] == ["MatMul"]
 
 
+def test_a_product_of_dynamic_data_keeps_its_name_and_neighbours(
+    perceptron: ModelProto, quantize_to: QuantizeTo, tmp_path: Path
+) -> None:
+    path = tmp_path / "int8.onnx"
+    made = Made(path, quantize_to(perceptron, path, scheme="int8-dynamic").report)
+    found = made("second")
+    assert (found.mode, found.is_there) == (Mode.DYNAMIC, True)
+    assert [one.node for one in found.producers] == ["relu"]
+    assert [one.node for one in made("relu").consumers] == ["second"]
+    assert {one.op_type for one in found.kernels} <= {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+    assert found.kernels
+
+
+def test_a_node_that_another_took_in_is_told_so(build: Build, quantize_to: QuantizeTo, tmp_path: Path) -> None:
+    text = "(float[1,4,32] x) => (float[1,4,64] y) { [product] a = MatMul(x, w) [bias] s = Add(a, b) y = Relu(s) }"
+    made = Made(tmp_path / "y.onnx", quantize_to(build(text, w=(32, 64), b=(64,)), tmp_path / "y.onnx").report)
+    gone = [node for node in made.report.plan.by_node if not made(node).is_there]
+    assert gone == ["bias"]
+
+
 def test_noise_and_time_are_those_of_the_search(
     perceptron: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
 ) -> None:

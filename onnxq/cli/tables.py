@@ -121,7 +121,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
     for kernel in found.kernels:
         yield "kernel", f"{kernel.op_type} {kernel.name}{', fused' if kernel.fused else ''}"
     if not found.is_there:
-        yield "in the model", "it is no node of its own: a neighbour took it in"
+        yield "in the model", "no node has its name: a neighbour took it in, or another operator stands for it"
 
 
 def _coded(one: Activation, seen: TensorValues | None) -> str:

@@ -72,7 +72,7 @@ def _integer_product(
     product = output if bias is None else Variable(names.fresh(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
     nodes = [
-        Node("MatMulInteger", names.fresh(node.name), {}, [data_codes, codes, data_zero_point], [accumulator]),
+        Node("MatMulInteger", node.name, {}, [data_codes, codes, data_zero_point], [accumulator]),
         Node("Cast", names.fresh(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
         Node("Mul", names.fresh(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
         Node("Mul", names.fresh(f"{node.name}.decode"), {}, [number, product_scale], [product]),
