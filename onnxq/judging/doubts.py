@@ -45,8 +45,8 @@ def unseen(views: Views) -> Iterator[str]:
     if views.unseen:
         nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
         yield (
-            f"{len(views.unseen)} nodes with weights, {nodes}, compute with what the data has decided, and their noise "
-            f"is not seen by what judges {', '.join(views.decided)}; judge by --metric"
+            f"the noise of {nodes}, which compute with what the data has decided, is not seen by what judges "
+            f"{', '.join(views.decided)}; judge by --metric"
         )
 
 

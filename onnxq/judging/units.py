@@ -106,8 +106,12 @@ def _probes(given: Tensor) -> Iterator[_Probe]:
     if not isinstance(given, Variable) or given.dtype is None or not is_floating(np.dtype(given.dtype)):
         return
     pending: list[Tensor] = [given]
+    seen: set[Tensor] = set()
     while pending:
         tensor = pending.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
         for reader in tensor.outputs:
             if _moves(reader) or (reader.op in _AFFINE and any(map(is_fixed, reader.inputs))):
                 pending += reader.outputs

@@ -54,6 +54,9 @@ def model(build: Build, nodes: str) -> ModelProto:
         ("y = Conv(x, w, b)", 255, True),
         ("y = Conv(x, w, b)", 1 / 255, True),
         ("t = Transpose<perm = [0, 1, 3, 2]>(x) y = Conv(t, w, b)", 255, True),
+        # One input may go many ways.
+        ("s = Add(x, mean) a = Abs(s) y = Conv(x, w, b)", 255, True),
+        ("l, r = Split<axis = 3>(x) c = Concat<axis = 3>(l, r, l) y = Conv(c, w, b)", 255, True),
         # Without a bias, or behind what bends values, nothing is known.
         ("y = Conv(x, w)", 255, False),
         ("t = Tanh(x) y = Conv(t, w, b)", 255, False),
