@@ -113,7 +113,9 @@ class Decided:
     def _decoded(self, codes: Tensor) -> Tensor | None:
         """Return the floats that codes stand for, where a node makes them."""
         readers = (node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes)
-        return next((node.outputs[0] for node in readers if node.outputs[0] not in self._decided), None)
+        # Those of bodies are followed by nobody.
+        decoded = (node.outputs[0] for node in readers)
+        return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._decided), None)
 
 
 def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] | None:

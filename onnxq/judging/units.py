@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.execution.runner import read_without_data
-from onnxq.execution.taps import with_taps
+from onnxq.execution.taps import tensor_types, with_taps
 from onnxq.graph import Graph, Node, Tensor, Variable, is_fixed, optional
 from onnxq.operators import Role, operator_of
 from onnxq.runtime import open_session, run
@@ -79,16 +79,18 @@ def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[s
         graph: of that model.
         samples: to run.
     """
-    # Bodies of control flow run on some samples only.
-    main = {tensor.name for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
-    probes = [probe for tensor in graph.inputs for probe in _probes(tensor) if probe.tensor in main]
-    if not probes or not samples:
+    # What bodies read of an input cannot be an output.
+    outside = frozenset(graph.nodes)
+    probes = [probe for tensor in graph.inputs for probe in _probes(tensor, outside)]
+    model = read_without_data(prepared)
+    known = tensor_types(model) if probes else {}
+    names = list(dict.fromkeys(probe.tensor for probe in probes if probe.tensor in known))
+    if not names or not samples:
         return
-    names = list(dict.fromkeys(probe.tensor for probe in probes))
-    session = open_session(with_taps(read_without_data(prepared), names), external_folder=prepared.parent)
+    session = open_session(with_taps(model, names), external_folder=prepared.parent)
     found = [dict(zip(names, run(session, sample, names), strict=True)) for sample in samples]
     told = set()
-    for probe in probes:
+    for probe in (probe for probe in probes if probe.tensor in known):
         factor = probe.factor([values[probe.tensor] for values in found])
         if probe.input in told or not 0 < factor < math.inf or 1 / _MANY < factor < probe.most:
             continue
@@ -101,7 +103,7 @@ def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[s
         )
 
 
-def _probes(given: Tensor) -> Iterator[_Probe]:
+def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
     """Yield what is known of the first layers behind an input, through nodes that move, shift and scale values."""
     if not isinstance(given, Variable) or given.dtype is None or not is_floating(np.dtype(given.dtype)):
         return
@@ -112,7 +114,7 @@ def _probes(given: Tensor) -> Iterator[_Probe]:
         if tensor in seen:
             continue
         seen.add(tensor)
-        for reader in tensor.outputs:
+        for reader in filter(outside.__contains__, tensor.outputs):
             if _moves(reader) or (reader.op in _AFFINE and any(map(is_fixed, reader.inputs))):
                 pending += reader.outputs
             probe = _shift(given.name, reader) if reader.op in _SHIFTS else _layer(given.name, reader)
