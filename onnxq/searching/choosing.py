@@ -49,8 +49,8 @@ _JOINING = 4
 _REFINING = 1 / 3
 # Runs of the float model that take as long as the shortest search.
 _SEARCH_RUNS = 40
-# Seconds that the last model takes to be built and loaded.
-_BUILDING = 1.0
+# Seconds that the last model takes to be built, loaded and looked at.
+_BUILDING = 2.0
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the noise rises, so the noisiest aim is tried first.
 _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)

@@ -34,7 +34,7 @@ class FinerWeights:
         full: the plan in which every node is an integer kernel that can be.
         stores: demotions that leave no node an integer kernel.
         goal: SQNR in decibels to reach.
-        deadline: value of the monotonic clock after which nothing more is handed back.
+        deadline: value of the monotonic clock after which nothing more is handed back, and more are finer than need be.
     """
 
     laboratory: Measures
@@ -110,7 +110,7 @@ class FinerWeights:
         while middle < high and taken < total / 2:
             taken += noise.get(order[middle], 0.0)
             middle += 1
-        while high - low > 1:
+        while high - low > 1 and time.monotonic() < self.deadline:
             middle = min(max(middle, low + 1), high - 1)
             enough = self._sqnr({**base, **{node: better[node] for node in order[:middle]}}) >= self._stored_goal
             low, high = (low, middle) if enough else (middle, high)

@@ -148,7 +148,7 @@ class _Search:
         """Measure what the codes of all ways add that any node may take."""
         rest = max(self.deadline - time.monotonic(), 0.0)
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
-        asked = {offer: nodes for offer, nodes in asked.items() if nodes}
+        asked = {offer: nodes for offer, nodes in asked.items() if nodes and not self._is_late}
         runs = math.ceil(min(self.effort.noise * self.laboratory.process, rest / 2) / self.laboratory.run)
         return measure_noise(self.laboratory, self._full, self._stores, asked, runs)
 

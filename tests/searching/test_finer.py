@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -72,6 +72,13 @@ def test_the_noisiest_weights_alone_get_finer_codes(
     assert {node for node, one in better.items() if one.weight == spec} == {"c3", "c5"}
     assert found.laboratory.sqnr(found.laboratory.plan({**found.stores, **better})) >= 20
     assert len(found.laboratory.seen) <= 16
+
+
+def test_when_time_is_up_more_weights_are_finer_than_need_be(build: Callable[..., ModelProto]) -> None:
+    noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    found = replace(finer(build, noise, finer=0.001), deadline=0.0)
+    assert len(found.found(noise)) == 8
+    assert len(found.laboratory.seen) <= 2
 
 
 def test_where_no_codes_are_fine_enough_weights_stay_float(build: Callable[..., ModelProto]) -> None:
