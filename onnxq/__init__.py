@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
+
     from onnxq.budget import Budget
     from onnxq.data import Data
     from onnxq.dequantization import dequantize
@@ -236,6 +238,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("onnxq")
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(module), name)

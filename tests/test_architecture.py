@@ -192,6 +192,7 @@ def test_every_package_is_installed() -> None:
     assert listed == sorted(module_name(path) for path in modules() if path.name == "__init__.py")
 
 
+@pytest.mark.skipif(not (PACKAGE / "passes").exists(), reason="an sdist holds no links")
 def test_passes_lie_at_the_top_and_in_the_package() -> None:
     assert (ROOT / "passes").samefile(PACKAGE / "passes")
 

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import FILE, READING_EXIT_CODES, image_options, two_models
+from onnxq.cli.options import BELOW_FIDELITY, COMPARING_EXIT_CODES, FILE, image_options, two_models
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
 
 
-@click.command(short_help="Say how well two models agree on samples.", epilog=READING_EXIT_CODES)
+@click.command(short_help="Say how well two models agree on samples.", epilog=COMPARING_EXIT_CODES)
 @two_models
 @click.option(
     "--layers", "by_layer", is_flag=True, help="Also print noise along the depth: of each layer alone, and of all."
+)
+@click.option(
+    "--min-sqnr",
+    type=float,
+    metavar="DECIBELS",
+    help="Decibels the worst output must have, else the exit code is 3; for a check in CI.",
 )
 @click.option(
     "--report",
@@ -35,6 +41,7 @@ def compare(
     engine: str,
     as_json: bool,
     by_layer: bool,
+    min_sqnr: float | None,
     report: Path | None,
     html: Path | None,
     images: ImageOptions | None,
@@ -49,6 +56,8 @@ def compare(
     from onnxq.cli import tables
     from onnxq.engines.table import DEFAULT_ENGINE, open_engine
     from onnxq.judging.agreement import compare_files
+    from onnxq.judging.gate import lack
+    from onnxq.judging.goal import Goal
     from onnxq.judging.layers import compare_layers
     from onnxq.modelfile.publish import check_output
     from onnxq.report import load_report
@@ -73,7 +82,10 @@ def compare(
         Comparison(reference, candidate, agreement, found).save_html(html)
     if as_json:
         click.echo(json.dumps({**agreement.to_dict(), **(found.to_dict() if found is not None else {})}, indent=2))
-        return
-    tables.print_agreement(agreement)
-    if found is not None:
-        tables.print_layers(found)
+    else:
+        tables.print_agreement(agreement)
+        if found is not None:
+            tables.print_layers(found)
+    if min_sqnr is not None and (told := lack(agreement, Goal(min_sqnr))):
+        click.echo(f"onnxq: {told}", err=True)
+        raise SystemExit(BELOW_FIDELITY)

@@ -15,7 +15,7 @@ from onnxq.cli.diff import diff
 from onnxq.cli.explain import explain
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
-from onnxq.cli.options import EXIT_CODES, READING_EXIT_CODES
+from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES, READING_EXIT_CODES
 from onnxq.cli.portability import portability
 from onnxq.cli.quantize import plan, quantize
 from onnxq.cli.report import report
@@ -24,7 +24,6 @@ from onnxq.cli.sensitivity import sensitivity
 from onnxq.cli.train import train
 
 _BAD_INPUT = 2
-_BELOW_FIDELITY = 3
 
 
 @click.group(
@@ -97,7 +96,7 @@ def _exit_with_sentence(error: Exception) -> None:
 
         terminal.print_report(error.report)
         click.echo(f"onnxq: {error}", err=True)
-        sys.exit(_BELOW_FIDELITY)
+        sys.exit(BELOW_FIDELITY)
     if isinstance(error, OnnxqError):
         click.echo(f"onnxq: {error}", err=True)
         sys.exit(_BAD_INPUT)

@@ -30,9 +30,13 @@ class FiniteRange(click.FloatRange):
         return found
 
 
+COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr."
 READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."
 EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 below the wanted fidelity."
+
+BELOW_FIDELITY = 3
+"""The exit code where models are less alike than they have to be."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 limit_option = click.option(

@@ -83,3 +83,13 @@ def shortfall(worst: OutputAgreement, goal: Goal) -> str:
         f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(goal.min_sqnr):.2%} that "
         f"{goal.min_sqnr:g} dB stand for, with 95 % confidence"
     )
+
+
+def lack(agreement: Agreement, goal: Goal) -> str:
+    """Say in what a model falls short of a goal in decibels; an empty string where it does not.
+
+    >>> lack(Agreement(1, ()), Goal(20))
+    ''
+    """
+    worst = worst_output(agreement, goal)
+    return fault(agreement) or (shortfall(worst, goal) if worst is not None else "")

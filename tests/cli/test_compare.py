@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.cli.main import cli
 from onnxq.errors import OutputError
 
 
@@ -21,6 +23,19 @@ def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
     assert 20 < figures["outputs"][0]["sqnr"] < 100
     same = json.loads(invoke("compare", MODELS / "gru.onnx", MODELS / "gru.onnx", *options, "--json").stdout)
     assert same["outputs"][0] | {"sqnr": None, "agreement": 1.0, "largest_error": 0.0} == same["outputs"][0]
+
+
+@pytest.mark.parametrize(("wanted", "code"), [(20, 0), (90, 3)])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[str, ...], tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    options = ("--limit", 4, "--seconds", 0, "--search", "off", "--accuracy", "off")
+    invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
+    asked = ("compare", MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
+    done = CliRunner().invoke(cli, [str(one) for one in (*asked, "--min-sqnr", wanted)])
+    assert done.exit_code == code
+    assert "logits" in done.stdout
+    assert ("output logits has" in done.stderr and "expected 90 dB or more" in done.stderr) is bool(code)
 
 
 def test_compare_runs_the_candidate_on_another_engine() -> None:
