@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from reports import FULL, hostile, large
 
+from onnxq.judging.layers import Layer, Layers, SampleNoise
 from onnxq.report import FidelityError, Report
+from onnxq.report.comparison import Comparison
 from onnxq.report.page import save_html
 
 pytestmark = pytest.mark.browser
@@ -82,6 +84,19 @@ def test_everybody_can_read_a_page(name: str, scheme: str, opened: Open) -> None
 def test_a_page_is_as_wide_as_the_screen(name: str, width: int, opened: Open) -> None:
     page = opened(REPORTS[name], viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_a_comparison(scheme: str, chromium: Any, tmp_path: Path) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    layers = Layers(4, hostile((Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleNoise(3, 31.5),)),)))
+    Comparison(Path("a.onnx"), Path("b.onnx"), FULL.agreement, layers).save_html(tmp_path / "page.html")
+    page = chromium.new_page(color_scheme=scheme)
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator("img").count() == 0
+    found = axe.Axe().run(page).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    page.close()
 
 
 def test_nodes_are_sorted_and_searched(opened: Open) -> None:
