@@ -30,6 +30,7 @@ class Budget:
         seconds: for all of it. Calibration takes what it takes, and the time to judge the result is reserved; what is
             left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
         measurements: models that a search builds and runs at most; unlike seconds they end it where it ended before.
+        engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
 
     Raises:
         SchemeError: an effort does not exist, the seconds are negative or not finite, or something is of another type.
@@ -46,6 +47,7 @@ class Budget:
     progress: Progress = silent
     seconds: float = math.inf
     measurements: float = math.inf
+    engine: str = ""
 
     def __post_init__(self) -> None:
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
@@ -55,6 +57,7 @@ class Budget:
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
         check_type(self.seconds, (int, float), "the budget in seconds", "a number")
         check_type(self.measurements, (int, float), "the number of measurements", "a number")
+        check_type(self.engine, str, "the engine", "a name such as openvino")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
+from onnxq.engines.table import engine_of
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -40,7 +42,7 @@ from onnxq.steps import (
     rewritten,
     tried,
 )
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.wanted import Wanted
 
 
@@ -104,14 +106,15 @@ def quantize(
     deadline = Deadline.within(budget.seconds)
     output = checked_output(output, model, budget)
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
-    with staging(output) as folder:
+    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine)
+    with engine or nullcontext(), staging(output) as folder:
         ready = prepared(model, wanted, folder, output, budget)
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         watch.lap("calibrate")
-        refined, found = chosen(ready, seen, goal, budget, known, deadline)
+        refined, found = chosen(ready, seen, goal, budget, known, deadline, engine)
         watch.lap("choose and verify")
-        report = reported(ready, seen, refined, found, budget, output, watch)
+        report = reported(ready, seen, refined, found, budget, output, watch, unmeasured)
         check_fidelity(report, goal)
         return Quantized(published(ready, output), report)
 

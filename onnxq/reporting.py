@@ -34,8 +34,12 @@ def reported(
     budget: Budget,
     output: Path | None,
     watch: Stopwatch,
+    unmeasured: str = "",
 ) -> Report:
-    """Return what was decided and measured, once the model stands in the form in which it is to be written."""
+    """Return what was decided and measured, once the model stands in the form in which it is to be written.
+
+    Where nothing ran on the runtime that the plan is for, it says why.
+    """
     outcome, verification, staged = found.outcome, found.verification, model.files.staged
     loads = True
     if seen.bench.emit is Emit.STRICT:
@@ -61,8 +65,8 @@ def reported(
             judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
             doubts=seen.doubts,
         ),
-        fidelity=Fidelity(verification.agreement, found.scores),
-        performance=Performance(verification.kernels, verification.latency, outcome.regions, outcome.times),
+        fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere),
+        performance=Performance(verification.kernels, verification.latency, outcome.regions, outcome.times, unmeasured),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
         encoding=Encoding(
             ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,

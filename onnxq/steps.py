@@ -18,6 +18,7 @@ from onnxq.data import Data
 from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines.engine import Engine
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -42,7 +43,7 @@ from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
-from onnxq.targets import target_named
+from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
 
@@ -170,13 +171,19 @@ def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ..
 
 
 def chosen(
-    model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, known: CostCache, deadline: Deadline
+    model: Prepared,
+    seen: Evidenced,
+    goal: Goal,
+    budget: Budget,
+    known: CostCache,
+    deadline: Deadline = NEVER,
+    engine: Engine | None = None,
 ) -> tuple[Refined, Chosen]:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
     New node times are added to those that are known.
     """
-    chooser = chooser_of(model, seen, goal, budget, known, deadline)
+    chooser = chooser_of(model, seen, goal, budget, known, deadline, engine)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         chooser = chooser.with_evidence(basis.evidence)
@@ -200,11 +207,14 @@ def chooser_of(
     budget: Budget,
     known: CostCache,
     deadline: Deadline = NEVER,
+    engine: Engine | None = None,
 ) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
-    judge = Judge.of(model.files.reference, seen.judged, budget.latency, goal.metric)
-    judge = replace(judge, deadline=deadline)
+    # The time of another runtime tells nothing of the target's.
+    timed = engine is not None or bench.target.name == DEFAULT_TARGET
+    judge = Judge.of(model.files.reference, seen.judged, budget.latency if timed else 0.0, goal.metric)
+    judge = replace(judge, deadline=deadline, engine=engine)
     return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
 
 

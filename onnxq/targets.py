@@ -34,6 +34,7 @@ class Target:
             the fastest kernels, and which it does not take for something else.
         has_contrib: whether operators that only onnxruntime has may be written for it.
         has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
+        engine: name of the engine that runs it; empty where there is none on this machine.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Target:
     workarounds: bool = False
     has_contrib: bool = False
     has_half_kernels: bool = False
+    engine: str = ""
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -118,7 +120,7 @@ _ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", act
 # The CPU's own kernels compiled to WebAssembly ("ONNX Runtime Web" README); their products widen to 16 bits first and
 # add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime). How fast it multiplies
 # blocks of codes was not looked at.
-_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", multiplied=())
+_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", engine="onnxruntime-web", multiplied=())
 
 # Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
 # them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
@@ -143,6 +145,7 @@ _TENSORRT = Target(
 _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
+    engine="openvino",
     fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
     own_dynamic=frozenset(),

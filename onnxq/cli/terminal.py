@@ -23,7 +23,6 @@ from onnxq.report.figures import decibels, duration, milliseconds, shortened, si
 from onnxq.report.suggestions import suggestions
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
-from onnxq.targets import DEFAULT_TARGET
 
 _SHOWN_REASONS = 5
 _LONGEST_NAME = 40
@@ -130,12 +129,17 @@ def _summary(report: Report) -> Table:
     if report.samples.judged is not None:
         table.add_row("judged on", _judged(report.samples.judged))
     if (latency := report.latency) is not None:
-        here = plan.target == DEFAULT_TARGET
         table.add_row(
-            "latency" if here else f"latency on {DEFAULT_TARGET}, not {plan.target}",
+            "latency",
             f"{duration(latency.reference)} -> {duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
-            f"{threads(latency.threads)})",
+            f"{threads(latency.threads)}, {latency.engine})",
         )
+    elif report.performance.unmeasured:
+        table.add_row(plan.target, f"planned, not measured: {report.performance.unmeasured}")
+    if (elsewhere := report.fidelity.elsewhere) is not None:
+        for output in elsewhere.agreement.outputs:
+            name, told = _output(output)
+            table.add_row(name, f"{told} on {elsewhere.engine}")
     if not files.loads:
         table.add_row(
             "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, EFFORT, FIDELITY, PRESET, RANGE, SPEED, TARGET, WHAT, option
+from onnxq.cli.groups import DATA, EFFORT, ENGINE, FIDELITY, PRESET, RANGE, SPEED, TARGET, WHAT, option
 from onnxq.cli.options import FILE, FiniteRange, source_option
 
 if TYPE_CHECKING:
@@ -273,7 +273,8 @@ def speed_options(command: Command) -> Command:
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
         given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection")}
-        command(*args, budget=Budget(**given, latency=latency, seconds=limit), **kwargs)
+        engine = kwargs.pop("engine") or ""
+        command(*args, budget=Budget(**given, latency=latency, seconds=limit, engine=engine), **kwargs)
 
     return _with(
         with_budget,
@@ -294,6 +295,14 @@ def speed_options(command: Command) -> Command:
             default=2.0,
             show_default=True,
             help="Time to spend on comparing latency; 0 skips all timing.",
+        ),
+        option(
+            "--engine",
+            group=SPEED,
+            type=ENGINE,
+            metavar="NAME[:PLACE]",
+            help="What verifies and times the result, such as openvino, onnxruntime-web:FOLDER, python:PATH or "
+            "ssh:HOST.  [default: that of --target, where it is installed]",
         ),
         option(
             "--budget",

@@ -16,6 +16,7 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.node import node_engine
 from onnxq.errors import EngineError, nearest
 from onnxq.extensions import registered, registered_names
+from onnxq.targets import DEFAULT_TARGET, Target
 
 Opener = Callable[[str], Engine]
 """Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
@@ -97,6 +98,31 @@ def open_engine(text: str) -> Engine:
         known = engine_names()
         raise EngineError(f"engine {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
     return opener(place)
+
+
+def engine_of(target: Target, asked: str = "") -> tuple[Engine | None, str]:
+    """Start the engine that measures for a target.
+
+    Args:
+        target: a runtime that is planned for.
+        asked: the engine to use; an empty text leaves that to the target.
+
+    Returns:
+        The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
+
+    Raises:
+        EngineError: the engine that was asked for is not there.
+    """
+    if asked:
+        return (None if asked == DEFAULT_ENGINE else open_engine(asked)), ""
+    if target.name == DEFAULT_TARGET:
+        return None, ""
+    if not target.engine:
+        return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
+    try:
+        return open_engine(target.engine), ""
+    except EngineError as error:
+        return None, str(error)
 
 
 def engine_names() -> list[str]:

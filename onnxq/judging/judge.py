@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.deadline import NEVER, Deadline
+from onnxq.engines.engine import Engine
 from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.hardest import hardest
 from onnxq.judging.metrics import Metric
@@ -25,6 +26,7 @@ class Judge:
         seconds: time to spend on comparing latency; 0 leaves it out.
         scorer: of the metric, where there is one.
         deadline: comparing latency takes half of what is left until then at most.
+        engine: what models are for, where that is not onnxruntime in this process.
     """
 
     reference: Path
@@ -32,6 +34,7 @@ class Judge:
     seconds: float
     scorer: Scorer | None = None
     deadline: Deadline = NEVER
+    engine: Engine | None = None
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
@@ -50,9 +53,15 @@ class Judge:
             look: how many models these samples have judged, with this one.
         """
         patience = self.deadline.left / 2
-        seconds = min(self.seconds, patience)
-        risk = risk_of_look(look)
-        return verify(self.reference, candidate, self.samples, seconds=seconds, risk=risk, patience=patience)
+        return verify(
+            self.reference,
+            candidate,
+            self.samples,
+            seconds=min(self.seconds, patience),
+            risk=risk_of_look(look),
+            patience=patience,
+            engine=self.engine,
+        )
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""

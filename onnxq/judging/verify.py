@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.engines.engine import Engine
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.bounds import RISK
@@ -60,18 +61,38 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What a written model does on another engine than onnxruntime in this process.
+
+    Attributes:
+        engine: which, and its version.
+        agreement: of the outputs with those of the float model on onnxruntime in this process.
+    """
+
+    engine: str
+    agreement: Agreement
+
+
+@dataclass(frozen=True)
 class Verification:
     """What a written model does beside the float model.
 
     Attributes:
         agreement: of the outputs.
         kernels: what runs in the optimised graph.
-        latency: None when it was not asked for.
+        latency: on the engine that the model is for; None when it was not asked for.
+        elsewhere: what it does on that engine, where it is another one.
     """
 
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def agreements(self) -> tuple[Agreement, ...]:
+        """Of the outputs on each engine that the model ran on."""
+        return (self.agreement,) if self.elsewhere is None else (self.agreement, self.elsewhere.agreement)
 
     @property
     def slower(self) -> bool:
@@ -87,6 +108,7 @@ def verify(
     seconds: float,
     risk: float = RISK,
     patience: float = _PATIENCE,
+    engine: Engine | None = None,
 ) -> Verification:
     """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
 
@@ -97,6 +119,8 @@ def verify(
         seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
         risk: how often a bound may be wrong; see `risk_of_look`.
         patience: seconds after which models are not loaded once more to be timed; 20 at most.
+        engine: what the model is for, where that is not onnxruntime in this process; it runs both models too, and tells
+            the latency.
 
     Returns:
         Everything that was seen.
@@ -104,6 +128,7 @@ def verify(
     Raises:
         ModelError: onnxruntime refuses a model.
         DataError: a run fails.
+        EngineError: the engine fails.
     """
     # Run from its file a large model fits into memory, and says nothing about its speed.
     large = is_large(reference)
@@ -115,16 +140,27 @@ def verify(
     view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
     agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES), risk)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
-    latency = _latency((reference, candidate), timed, seconds, min(patience, _PATIENCE)) if timed else None
-    return Verification(agreement, kernels, latency)
+    elsewhere = None
+    if engine is not None:
+        with staging(None) as folder:
+            there = views.open_on(engine, candidate, folder)
+            found = compare(views.open(reference), there, evenly(samples, COMPARED_SAMPLES), risk)
+            there.loaded.close()
+        elsewhere = Elsewhere(engine.version, found)
+    models = (reference, candidate)
+    latency = _latency(models, timed, seconds, min(patience, _PATIENCE), engine) if timed else None
+    return Verification(agreement, kernels, latency, elsewhere)
 
 
-def _latency(models: tuple[Path, Path], timed: Sequence[Sample], seconds: float, patience: float) -> Latency:
-    first = measure_latencies(models, timed, seconds=seconds, patience=patience, enough=_ENOUGH)[0]
+def _latency(
+    models: tuple[Path, Path], timed: Sequence[Sample], seconds: float, patience: float, engine: Engine | None
+) -> Latency:
+    first = measure_latencies(models, timed, seconds=seconds, patience=patience, enough=_ENOUGH, engine=engine)[0]
     if not first.looks_slower:
         return first
     # Other work on the machine may have made it so: a second look, twice as long, decides.
-    return measure_latency(*models, timed, seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * patience)
+    rounds, patience = 2 * first.rounds, 2 * patience
+    return measure_latency(*models, timed, seconds=2 * seconds, rounds=rounds, patience=patience, engine=engine)
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

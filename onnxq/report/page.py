@@ -172,6 +172,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         low, high = latency.interval
         sure = f"{low:.2f} to {high:.2f} with 95 % confidence; " if math.isfinite(high) else ""
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
+        times = f"{times}, {latency.engine}"
         tiles.append(Tile("Speed", f"{latency.speed:.2f}x", sure + times))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:

@@ -10,7 +10,7 @@ from onnxq.graph import Applied
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Kernels, Latency
+from onnxq.judging.verify import Elsewhere, Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.records import record
 from onnxq.report.machine import Machine, Stage
@@ -73,11 +73,13 @@ class Fidelity:
         agreement: of the outputs.
         scores: what the user's metric says of both models, where there is one.
         refusal: why the model was refused, in a sentence; empty where it was not.
+        elsewhere: what it does on the engine that it is for, where that is not onnxruntime in this process.
     """
 
     agreement: Agreement
     scores: Scores | None = None
     refusal: str = ""
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,17 @@ class Performance:
 
     Attributes:
         kernels: what runs in the optimised graph.
-        latency: beside the float model; None when it was not asked for.
+        latency: beside the float model on the engine that it names; None when it was not asked for.
         regions: the integer regions beside the same nodes in float; empty when latency was not measured.
         times: of the nodes beside float; empty likewise.
+        unmeasured: why nothing ran on the runtime that the plan is for; empty where something did.
     """
 
     kernels: Kernels
     latency: Latency | None = None
     regions: tuple[Region, ...] = ()
     times: tuple[NodeTime, ...] = ()
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True)

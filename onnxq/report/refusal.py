@@ -44,6 +44,9 @@ def check_fidelity(report: Report, goal: Goal) -> None:
     agreement = report.agreement
     if told := fault(agreement, by_metric=report.fidelity.scores is not None):
         raise FidelityError(f"{told}; nothing was written", report)
+    elsewhere = report.fidelity.elsewhere
+    if elsewhere and (told := fault(elsewhere.agreement, by_metric=report.fidelity.scores is not None)):
+        raise FidelityError(f"on {elsewhere.engine} {told}; nothing was written; see onnxq portability", report)
     if goal.exact and (told := missing(report.encoding.delivered)):
         raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
@@ -67,6 +70,9 @@ def check_fidelity(report: Report, goal: Goal) -> None:
             raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
     elif worst := worst_output(agreement, goal):
         raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
+    elif elsewhere and (worst := worst_output(elsewhere.agreement, goal)):
+        told = f"on {elsewhere.engine} {shortfall(worst, goal)}"
+        raise FidelityError(f"{told}; nothing was written; see where it differs with onnxq portability", report)
 
 
 def _lacks_fidelity(report: Report) -> bool:

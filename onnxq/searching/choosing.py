@@ -71,11 +71,11 @@ class Chosen:
 
     def lacks(self, goal: Goal) -> float:
         """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""
-        agreement = self.verification.agreement
-        if goal.metric is not None or not all(output.same_shapes for output in agreement.outputs):
+        found = self.verification.agreements
+        if goal.metric is not None or not all(output.same_shapes for one in found for output in one.outputs):
             return 0.0
-        lacking = max(goal.min_sqnr - agreement.worst_sqnr, 0.0)
-        return lacking if agreement.sound else max(lacking, _HEADROOM)
+        lacking = max(goal.min_sqnr - min(one.worst_sqnr for one in found), 0.0)
+        return lacking if all(one.sound for one in found) else max(lacking, _HEADROOM)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class Chooser:
     @property
     def measurable(self) -> bool:
         """Whether latency is asked for, and this machine's tells anything about the target's."""
-        return self.judge.seconds > 0 and self.bench.target.name == DEFAULT_TARGET and not self.bench.is_large
+        own = self.bench.target.name == DEFAULT_TARGET and self.judge.engine is None
+        return self.judge.seconds > 0 and own and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
         """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one.
@@ -315,7 +316,7 @@ class _Choice:
         refined = chooser.refined(outcome.plan, self.recipe, self.last)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         latency = verification.latency
-        if chooser.measurable and latency and outcome.plan.decodes and self._is_slower(verification):
+        if latency and outcome.plan.decodes and self._is_slower(verification):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
             refined = chooser.refined(outcome.plan, self.recipe, self.last)
@@ -325,6 +326,9 @@ class _Choice:
 
     def _is_slower(self, verification: Verification) -> bool:
         """Whether the model that is staged is slower than the float model, by what was found of it first."""
+        if not self.chooser.measurable:
+            # Another runtime's time tells nothing of the target's.
+            return self.chooser.judge.engine is not None and verification.slower
         laboratory = self.chooser.laboratory(self.recipe)
         return laboratory.found_slower(self.chooser.files.staged, verification.slower)
 

@@ -14,6 +14,7 @@ from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
+from onnxq.runtime import runtime_version
 from onnxq.scheme import Scheme
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -137,10 +138,22 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
     monkeypatch.setenv("COLUMNS", "160")
     found = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.02))
     assert [point.speed for point in found.report.search.frontier if point.is_float] == [1.0]
-    foreign = replace(found.report.plan, target="tensorrt")
     partly = changed(found.report, encoding={"delivered": (Delivery(2, 18, 3),)})
-    terminal.print_report(replace(partly, plan=foreign), every=True)
+    terminal.print_report(partly, every=True)
     shown = capsys.readouterr().err
     assert "\n3 of 18 weights have 2 bits.\n" in shown
     assert shown.count("│ float ") == 1
-    assert "latency on onnxruntime-cpu, not tensorrt" in shown
+    assert runtime_version() in shown
+
+
+def test_a_plan_for_a_runtime_that_is_not_here_says_that_nothing_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    budget = Budget(search="off", accuracy="off", latency=0.02)
+    done = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), target="tensorrt", budget=budget)
+    assert done.report.latency is None
+    terminal.print_report(done.report)
+    shown = capsys.readouterr().err
+    assert "tensorrt" in shown
+    assert "planned, not measured: no engine runs tensorrt on this machine; give --engine" in shown

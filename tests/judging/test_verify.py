@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto
+from wrong_engine import Wrong
 
 from onnxq.errors import ModelError
-from onnxq.judging.verify import Kernels, count_kernels
+from onnxq.judging.verify import Kernels, count_kernels, verify
 
 
 def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:
@@ -72,3 +76,19 @@ def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"model\.onnx"):
         count_kernels(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
+    build: Callable[..., ModelProto], tmp_path: Path, seconds: float
+) -> None:
+    for name, op in (("float", "Sin"), ("candidate", "Identity")):
+        onnx.save(build(f"(float[64] x) => (float[64] y) {{ h = Tanh(x) y = {op}(h) }}"), tmp_path / f"{name}.onnx")
+    samples = [{"x": np.linspace(-1, 1, 64, dtype=np.float32)}]
+    found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, seconds=seconds, engine=Wrong())
+    assert found.agreement.worst_sqnr == math.inf
+    assert found.elsewhere is not None
+    assert found.elsewhere.engine == "wrong 1"
+    assert found.elsewhere.agreement.worst_sqnr < 10
+    assert (found.latency.engine if found.latency else "") == ("wrong 1" if seconds else "")
+    assert found.agreements == (found.agreement, found.elsewhere.agreement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from reports import REPORT, changed
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
+from onnxq.judging.verify import Elsewhere
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
 from onnxq.presets import PRESETS
@@ -150,3 +152,27 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
     with pytest.raises(FidelityError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
         check_fidelity(partly, Goal(force=True, exact=True))
     check_fidelity(partly, Goal(force=True))
+
+
+@pytest.mark.parametrize(
+    ("sqnr", "finite", "told"),
+    [
+        (25.0, True, ""),
+        (
+            12.0,
+            True,
+            "on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more; nothing was written; see where",
+        ),
+        (25.0, False, "on openvino 2026.4.1 output y of the quantized model is not finite; nothing was written; see"),
+    ],
+)
+def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: str) -> None:
+    there = Agreement(64, (replace(output("y", sqnr), finite=finite),))
+    report = changed(REPORT, fidelity={"elsewhere": Elsewhere("openvino 2026.4.1", there)})
+    try:
+        check_fidelity(report, Goal(20.0))
+        found = ""
+    except FidelityError as error:
+        found = str(error)
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
