@@ -77,9 +77,7 @@ if TYPE_CHECKING:
     group=TRAINING,
     metavar="COUNT",
     type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Epochs without gain until it ends.",
+    help="Epochs without gain until it ends.  [default: all are run]",
 )
 @option(
     "--seed",
@@ -127,7 +125,7 @@ def train(
     epochs: int | None,
     batch: int | None,
     rate: float,
-    patience: int,
+    patience: int | None,
     seed: int,
 ) -> None:
     """Quantize MODEL as its scheme or a plan says, train what becomes codes, and write it when it is verified.

@@ -55,9 +55,17 @@ def _divide(call: Call) -> Tensor:
     return torch.div(call[0], call[1], rounding_mode="trunc" if whole else None)
 
 
+def _root(data: Tensor) -> Tensor:
+    """Return the square root, whose gradient is 0 at 0 in the place of an infinite one that would spoil all others."""
+    above = data > 0
+    return torch.where(above, torch.sqrt(torch.where(above, data, 1)), torch.sqrt(data.detach()))
+
+
 def _power(call: Call) -> Tensor:
     base, exponent = call[0], call[1]
     if exponent.numel() == 1 and not exponent.requires_grad:
+        if exponent.item() == 0.5 and exponent.ndim <= base.ndim:
+            return _root(base)
         # The gradient of a square is finite at 0 this way.
         return (
             torch.pow(base, exponent.item()).to(base.dtype).expand(torch.broadcast_shapes(base.shape, exponent.shape))
@@ -165,7 +173,7 @@ ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
         "Pow": _power,
         "Reciprocal": _one(torch.reciprocal),
         "ReduceL1": _reduced(lambda data, axes, keep: data.abs().sum(axes, keep)),
-        "ReduceL2": _reduced(lambda data, axes, keep: data.square().sum(axes, keep).sqrt()),
+        "ReduceL2": _reduced(lambda data, axes, keep: _root(data.square().sum(axes, keep))),
         "ReduceLogSum": _reduced(lambda data, axes, keep: data.sum(axes, keep).log()),
         "ReduceLogSumExp": _reduced(torch.logsumexp),
         "ReduceMax": _reduced(torch.amax),
@@ -183,7 +191,7 @@ ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
         "Softmax": _softmax(torch.softmax),
         "Softplus": _one(f.softplus),
         "Softsign": _one(f.softsign),
-        "Sqrt": _one(torch.sqrt),
+        "Sqrt": _one(_root),
         "Sub": _two(torch.sub),
         "Sum": _all(torch.add),
         "Tan": _one(torch.tan),

@@ -115,7 +115,7 @@ def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoin
     epochs = training.epochs or max(_FEWEST_EPOCHS, -(-_STEPS // steps))
     optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
     state = _start(module, optimizer, task, keep)
-    while state.epoch < epochs and state.epoch - state.best_epoch < training.patience:
+    while state.epoch < epochs and state.epoch - state.best_epoch < (training.patience or epochs):
         if len(state.undone) > _MOST_UNDONE:
             break
         progress("train", state.epoch, epochs)
@@ -125,7 +125,9 @@ def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoin
         for number, some in enumerate(task.lessons.batches(order.tolist(), size)):
             rate = state.factor * (1 + math.cos(math.pi * (state.epoch + number / steps) / epochs)) / 2
             if (lost := _step(module, optimizer, task.loss, some, rate)) is not None:
-                state.undone.append(f"step {number + 1} of epoch {state.epoch + 1} had a loss of {lost} and was undone")
+                state.undone.append(
+                    f"step {number + 1} of epoch {state.epoch + 1} had a loss or gradient of {lost} and was undone"
+                )
                 state.factor /= 2
                 break
         else:

@@ -23,38 +23,34 @@ class _FakeQuantized(torch.autograd.Function):
     def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
         context.save_for_backward(values, scale, zero_point)
         context.format = format
-        _, numbers = _rounded(values, scale, zero_point, format)
+        numbers, _ = _rounded(values / scale, zero_point, format)
         return numbers.sub_(zero_point).mul_(scale)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (values, scale, zero_point) = gradients, context.saved_tensors
         wanted = context.needs_input_grad
-        scaled, numbers = _rounded(values, scale, zero_point, context.format)
-        inside = _is_inside(scaled, zero_point, context.format)
+        scaled = values / scale
+        numbers, inside = _rounded(scaled, zero_point, context.format)
         of_values = gradient * inside if wanted[0] else None
         of_scale = of_zero = None
         if wanted[1]:
-            error = numbers.sub_(zero_point).sub_(scaled * inside)
-            of_scale = (gradient * error).sum_to_size(scale.shape)
+            error = numbers.sub_(zero_point).sub_(scaled.mul_(inside)).mul_(gradient)
+            of_scale = error.sum_to_size(scale.shape)
         if wanted[2]:
             of_zero = (gradient * scale).masked_fill_(inside, 0).neg_().sum_to_size(zero_point.shape)
         return of_values, of_scale, of_zero, None
 
 
-def _rounded(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> tuple[Tensor, Tensor]:
-    """Return scaled values, and the numbers that their codes stand for, the zero point still in them."""
-    scaled = values / scale
+def _rounded(scaled: Tensor, zero_point: Tensor, format: Format) -> tuple[Tensor, Tensor]:
+    """Return the numbers that codes stand for, the zero point still in them, and where nothing was clipped."""
     if format.is_float:
         # Formats round in one place alone, which knows arrays.
-        numbers = format.numbers(format.round(scaled.detach().cpu().numpy()))
-        return scaled, torch.from_numpy(numbers).to(values.device)
-    return scaled, torch.round(scaled).add_(zero_point).clamp_(format.minimum, format.maximum)
-
-
-def _is_inside(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
-    places = scaled if format.is_float else torch.round(scaled).add_(zero_point)
-    return (places >= format.minimum) & (places <= format.maximum)
+        numbers = torch.from_numpy(format.numbers(format.round(scaled.detach().cpu().numpy()))).to(scaled.device)
+        return numbers, (scaled >= format.minimum) & (scaled <= format.maximum)
+    places = torch.round(scaled).add_(zero_point)
+    numbers = places.clamp(format.minimum, format.maximum)
+    return numbers, numbers == places
 
 
 def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:

@@ -26,7 +26,8 @@ class Training:
         batch: samples of a step; None takes 32, or an eighth of few samples.
         rate: of a step, how much of its own size a weight changes at most to begin with; scales likewise, and zero
             points by ten times as much of a code.
-        patience: epochs without a better result after which training ends.
+        patience: epochs without a better result after which training ends; None runs all, whose last steps are the
+            smallest and most often the best.
         seed: of the order of samples.
 
     Raises:
@@ -42,7 +43,7 @@ class Training:
     epochs: int | None = None
     batch: int | None = None
     rate: float = 1e-3
-    patience: int = 8
+    patience: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def trained(
     budget: Budget,
     training: Training,
     state: Path | None,
-) -> Chosen:
+) -> tuple[Chosen, tuple[str, ...]]:
     """Train the codes of what was chosen, and build and judge its model, which is taken unless it is worse.
 
     Args:
@@ -40,13 +40,16 @@ def trained(
         budget: the time for latency, and who is told of progress.
         training: how.
         state: a file that keeps where training stands; None keeps nothing.
+
+    Returns:
+        What was chosen, with its gain, and sentences about what could not be learned.
     """
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
     plan, files = found.outcome.plan, model.files
     before = bench.codes_of(plan, refined.basis.evidence, found.recipe)
     done = fitted(bench.graph_for(plan), plan, before, files.reference, seen.samples, training, state, budget.progress)
     if done.codes is before:
-        return replace(found, gains=(*found.gains, done.gain))
+        return replace(found, gains=(*found.gains, done.gain)), done.doubts
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
     judge = Judge.of(files.reference, seen.judged, budget.latency, goal.metric)
@@ -55,8 +58,9 @@ def trained(
     if _worth(after) < _worth(found):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the samples that judge"
-        return replace(found, gains=(*found.gains, replace(done.gain, after=done.gain.before, kept="", left=left)))
-    return replace(after, gains=(*found.gains, done.gain))
+        gain = replace(done.gain, after=done.gain.before, kept="", left=left)
+        return replace(found, gains=(*found.gains, gain)), done.doubts
+    return replace(after, gains=(*found.gains, done.gain)), done.doubts
 
 
 def _worth(found: Chosen) -> float:

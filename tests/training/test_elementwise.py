@@ -126,6 +126,19 @@ def test_the_gradient_of_a_square_is_finite_at_zero() -> None:
     assert x.grad.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("op", ["Sqrt", "Pow", "ReduceL2"])
+def test_the_gradient_of_a_root_is_finite_at_zero(op: str) -> None:
+    from onnxq.graph import Node
+    from onnxq.training.calls import Call
+
+    x = torch.tensor([[0.0, 0.0], [0.0, 4.0]], requires_grad=True)
+    more = {"Sqrt": (), "Pow": (torch.tensor(0.5),), "ReduceL2": (torch.tensor([1]),)}[op]
+    ELEMENTWISE[op](Call(Node(op), (x, *more), 18)).sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+    assert float(x.grad[1, 1]) > 0
+
+
 @pytest.mark.parametrize(
     ("onnx_type", "expected"), [(1, torch.float32), (7, torch.int64), (9, torch.bool), (16, torch.bfloat16)]
 )

@@ -98,7 +98,7 @@ def test_a_step_without_a_number_is_undone_and_named(module: FakeQuantized, task
     # Before the first step, held samples take one call.
     loss = NoNumber(task.noise, {4})
     found = learn(module, Task(loss, task.lessons, task.held, task.noise), SHORT, Checkpoint(None), silent)
-    assert found.undone == ("step 3 of epoch 1 had a loss of nan and was undone",)
+    assert found.undone == ("step 3 of epoch 1 had a loss or gradient of nan and was undone",)
     assert (found.epochs, found.best > 0) == (3, True)
     assert all(one.isfinite().all() for name, one in module.state_dict().items() if "range" not in name)
 
