@@ -35,6 +35,8 @@ class Target:
         has_contrib: whether operators that only onnxruntime has may be written for it.
         has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
         engine: name of the engine that runs it; empty where there is none on this machine.
+        has_words: whether it shifts and masks uint32 as the standard says.
+        fewest_bits: of codes that it reads.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Target:
     has_contrib: bool = False
     has_half_kernels: bool = False
     engine: str = ""
+    has_words: bool = True
+    fewest_bits: int = 2
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -146,6 +150,9 @@ _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
     engine="openvino",
+    # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
+    has_words=False,
+    fewest_bits=4,
     fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
     own_dynamic=frozenset(),

@@ -15,7 +15,7 @@ from onnxq.operators import operator_of
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.targets import Target, target_named
 
 # The nodes that look up and decode rows take as much as this saves.
@@ -41,9 +41,15 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
     """Check that weights as a rule wants them can be what its mode says.
 
     Raises:
-        SchemeError: the codes take as much as floats, or integer kernels do not multiply them.
+        SchemeError: the codes take as much as floats, integer kernels do not multiply them, or the target cannot read
+            them.
     """
     spec = weight_spec(rule, target)
+    if spec.storage is Storage.WORDS and not target.has_words:
+        raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; take others")
+    if format_named(spec.format).bits < target.fewest_bits:
+        least = target.fewest_bits
+        raise SchemeError(f"{target.name} does not read weights as {spec.format}, expected {least} bits or more")
     if format_named(spec.format).bits > _MOST_BITS:
         raise SchemeError(f"weights as {spec.format} are no smaller than floats; use int16 or fewer bits")
     if spec.method is Method.BURN:

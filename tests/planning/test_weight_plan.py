@@ -329,3 +329,17 @@ def test_what_burn_does_not_do_is_told(mode: Mode, spec: Spec, message: str) -> 
 def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
     spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
     check_weight_spec(Rule(Mode.STATIC, weight=spec), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (Spec("int4", (32,), storage=Storage.WORDS), "weights in uint32 words are decoded wrongly by openvino"),
+        (Spec("int2", (16,)), "openvino does not read weights as int2, expected 4 bits or more"),
+    ],
+)
+def test_what_a_target_cannot_read_is_refused(spec: Spec, sentence: str) -> None:
+    rule = Rule(Mode.WEIGHT_ONLY, weight=spec)
+    with pytest.raises(SchemeError, match=sentence):
+        check_weight_spec(rule, TARGETS["openvino"])
+    check_weight_spec(rule, TARGETS["onnxruntime-cpu"])
