@@ -98,8 +98,11 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print on stderr what came of a run in one line, then the closing table; all that was measured where wanted."""
+    """Print on stderr doubts, what came of a run in one line, then the closing table; all figures where wanted."""
     console = _console(stderr=True)
+    # Whatever is said of unlike samples holds for them alone.
+    for sentence in report.samples.doubts:
+        console.print(f"Doubt: {sentence}.")
     console.print(report.verdict)
     if tries := suggestions(report):
         console.print("Try the same with")
@@ -121,8 +124,6 @@ def _summary(report: Report) -> Table:
     """Return the figures of a model that people ask for first."""
     files, kernels, plan = report.files, report.performance.kernels, report.plan
     table = Table(show_header=False)
-    for sentence in report.samples.doubts:
-        table.add_row("doubt", sentence)
     table.add_row("size", f"{size(files.float_bytes)} -> {size(files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
         table.add_row(*_output(output))

@@ -87,21 +87,23 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_the_verdict_comes_first_and_the_rest_fits_one_screen(
+def test_doubts_and_the_verdict_come_first_and_the_rest_fits_one_screen(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal.print_report(FULL)
     lines = capsys.readouterr().err.splitlines()
-    assert " ".join(lines).startswith("Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples")
+    first = "Doubt: the samples are few. Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples"
+    assert " ".join(lines).startswith(first)
     assert max(map(len, lines)) <= columns
     assert len(lines) < 40
 
 
-def test_a_refusal_comes_first_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_comes_behind_doubts_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_report(FidelityError("output y has 31.2 dB, expected 60 dB", FULL).report)
     shown = capsys.readouterr().err
-    assert shown.startswith("Refused: output y has 31.2 dB, expected 60 dB\nTry the same with\n  --exclude a\n")
+    told = "Refused: output y has 31.2 dB, expected 60 dB\nTry the same with\n  --exclude a\n"
+    assert shown.startswith(f"Doubt: the samples are few.\n{told}")
     assert "model.int8.onnx" not in shown
 
 
