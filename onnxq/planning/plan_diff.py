@@ -82,9 +82,14 @@ def differences(first: Said, second: Said) -> tuple[Difference, ...]:
 def _of_report(path: Path) -> Said:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Said(*_by_node(found["plan"]["decisions"]), {name: found[name] for name in FIGURES})
+        return Said(*_by_node(found["plan"]["decisions"]), {name: _read_figure(found[name]) for name in FIGURES})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} is no report of onnxq ({error}), expected what quantize --report writes") from error
+
+
+def _read_figure(value: float | str | None) -> float | None:
+    """Return a figure of a report, where infinities are words."""
+    return None if value is None else float(value)
 
 
 def _by_node(decisions: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:

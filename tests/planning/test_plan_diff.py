@@ -54,3 +54,11 @@ def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_plan_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemeError, match="cannot be read"):
         read_said(tmp_path / "missing.toml")
+
+
+def test_figures_of_reports_may_be_infinite(tmp_path: Path) -> None:
+    figures = {"size_ratio": 0.25, "worst_sqnr": "Infinity", "speed": None}
+    (tmp_path / "report.json").write_text(json.dumps({**figures, "plan": {"decisions": []}}))
+    said = read_said(tmp_path / "report.json")
+    assert said.figures == {"size_ratio": 0.25, "worst_sqnr": float("inf"), "speed": None}
+    assert differences(said, Said({}, {}, {"worst_sqnr": 40.0})) == (Difference("worst_sqnr", "inf", "40"),)
