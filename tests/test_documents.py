@@ -93,7 +93,7 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
         for index, image in enumerate(images):
             np.savez(tmp_path / name / f"{index}.npz", image=image)
     FULL.save(tmp_path / "report.json")
-    for name, document in (("my_passes.py", "README.md"), ("my_rules.py", "rewriting.md")):
+    for name, document in (("my_passes.py", "passes.md"), ("my_rules.py", "rewriting.md")):
         (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -107,7 +107,7 @@ def _classes_in(document: str) -> str:
 
 
 def test_the_table_of_rooms_names_every_room_and_no_other() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| room | what |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("| room | what |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(?:onnxq/)?(\w+(?:\.py|(?=/`)))", table))
     files = {path.name for path in (ROOT / "onnxq").glob("*.py") if not path.name.startswith("__")}
     folders = {path.parent.name for place in ("onnxq", "passes") for path in (ROOT / place).glob("*/__init__.py")}

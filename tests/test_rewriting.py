@@ -23,7 +23,7 @@ from onnxq.rewriting import Verify, apply_to_float, run_passes
 
 @dataclass(frozen=True)
 class RemoveIdentity(Pass):
-    """A stranger's pass, as README shows one."""
+    """A stranger's pass, as the page on passes shows one."""
 
     def apply(self, graph: Graph) -> Changes:
         nodes = [node for scope in scopes(graph) for node in scope.nodes]
