@@ -256,12 +256,7 @@ class Workbench:
 
 
 def open_workbench(
-    graph: Graph,
-    scheme: Scheme,
-    target: Target,
-    folder: Path,
-    emit: Emit = Emit.QDQ,
-    replay: Plan | None = None,
+    graph: Graph, scheme: Scheme, target: Target, folder: Path, emit: Emit = Emit.QDQ, replay: Plan | None = None
 ) -> Workbench:
     """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
 

@@ -107,7 +107,12 @@ def _classes_in(document: str) -> str:
 
 
 def test_the_table_of_rooms_names_every_room_and_no_other() -> None:
-    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("| room | what |")[2].partition("\n\n")[0]
+    table = (
+        (ROOT / "docs" / "architecture.md")
+        .read_text(encoding="utf-8")
+        .partition("| room | what |")[2]
+        .partition("\n\n")[0]
+    )
     named = set(re.findall(r"`(?:onnxq/)?(\w+(?:\.py|(?=/`)))", table))
     files = {path.name for path in (ROOT / "onnxq").glob("*.py") if not path.name.startswith("__")}
     folders = {path.parent.name for place in ("onnxq", "passes") for path in (ROOT / place).glob("*/__init__.py")}

@@ -68,7 +68,7 @@ def calibrate(
     """
     from onnxq import pipeline
     from onnxq.budget import Budget
-    from onnxq.cli import terminal
+    from onnxq.cli.progress_bars import progress_bars
     from onnxq.data import Data
     from onnxq.evidence.storage import save_statistics
     from onnxq.execution.resume import Collection, discard_checkpoints
@@ -78,7 +78,7 @@ def calibrate(
     check_output(chosen, model)
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
-    with terminal.progress_bars() as progress:
+    with progress_bars() as progress:
         statistics = pipeline.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source),

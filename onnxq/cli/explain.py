@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, NodeName, option
 from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
 from onnxq.cli.quantize import quantized
-from onnxq.cli.wanted import Asked, data_options, goal_options, scheme_options, speed_options
+from onnxq.cli.wanted import Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
     from onnxq.budget import Budget

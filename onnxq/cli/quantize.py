@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.groups import OUTPUT, WHAT, GroupedCommand, option
 from onnxq.cli.kept import Kept, kept_options, with_command
 from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
-from onnxq.cli.wanted import (
-    NO_SAMPLES,
-    SAID_BY_PLANS,
-    Asked,
-    data_options,
-    goal_options,
-    is_given,
-    scheme_options,
-    speed_options,
-)
+from onnxq.cli.wanted import NO_SAMPLES, SAID_BY_PLANS, Asked, data_options, is_given, scheme_options
 
 if TYPE_CHECKING:
     from onnxq.budget import Budget
@@ -199,9 +191,9 @@ def quantized(
 ) -> Quantized:
     """Run quantize() with bars that tell of its progress."""
     from onnxq import pipeline, progress
-    from onnxq.cli import terminal
+    from onnxq.cli.progress_bars import progress_bars
 
-    with terminal.progress_bars(budget.seconds) as told:
+    with progress_bars(budget.seconds) as told:
         return pipeline.quantize(
             model,
             data,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.goals import accuracy_option, speed_options
 from onnxq.cli.groups import OUTPUT, GroupedCommand, option
 from onnxq.cli.options import FILE, WRITING_EXIT_CODES, collection_options, image_options
-from onnxq.cli.wanted import NO_SAMPLES, Asked, accuracy_option, data_options, scheme_options, speed_options
+from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
     from onnxq.budget import Budget
@@ -57,7 +58,8 @@ def sensitivity(
     Noise is the SQNR of the worst output with all else in float. Times are of this machine.
     """
     from onnxq import pipeline
-    from onnxq.cli import tables, terminal
+    from onnxq.cli import tables
+    from onnxq.cli.progress_bars import progress_bars
     from onnxq.modelfile.publish import check_output
     from onnxq.progress import silent
 
@@ -65,7 +67,7 @@ def sensitivity(
         raise click.UsageError(NO_SAMPLES)
     if output is not None:
         check_output(output, model)
-    with terminal.progress_bars() as told:
+    with progress_bars() as told:
         budget = replace(budget, progress=silent if quiet else told)
         found = pipeline.sensitivity(
             model, data, scheme=asked.rules, target=asked.target, prepare=asked.prepare, budget=budget

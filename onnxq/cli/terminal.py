@@ -1,18 +1,13 @@
-"""What people see: progress bars and tables, on stderr unless they are the answer itself."""
+"""What people see: tables, on stderr unless they are the answer itself."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from onnxq import progress as progress_module
-from onnxq.deadline import Deadline
+from onnxq.cli.progress_bars import open_console
 from onnxq.inspection import Inspection
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
@@ -30,76 +25,11 @@ _LONGEST_NAME = 40
 _WIDE = 10_000
 # Of the bytes of a model.
 _WORTH_STRIPPING = 0.01
-# Seconds between two lines where no terminal shows bars.
-_SILENCE = 10.0
-_STAGES = {
-    "calibrate": "Calibrating",
-    "refine": "Choosing codes",
-    "profile": "Timing nodes",
-    "noise": "Measuring noise",
-    "search": "Measuring candidates",
-    "train": "Training",
-    "verify": "Verifying",
-}
-
-
-@contextlib.contextmanager
-def progress_bars(seconds: float = math.inf) -> Iterator[progress_module.Progress]:
-    """Yield a progress function that draws bars on a terminal and prints a line every ten seconds elsewhere.
-
-    Args:
-        seconds: that there are for all of it, of which it is told how many are left.
-    """
-    console, deadline = _console(stderr=True), Deadline.within(seconds)
-    if not console.is_terminal:
-        yield _lines(console, deadline)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
-            name = _STAGES.get(stage, stage) + _time_left(deadline)
-            bars.update(tasks[stage], description=name, completed=done, total=total or None)
-
-        yield show
-
-
-def _lines(console: Console, deadline: Deadline) -> progress_module.Progress:
-    """Return a progress function that prints a line when the last one is ten seconds old."""
-    printed = time.monotonic()
-
-    def say(stage: str, done: int, total: int) -> None:
-        nonlocal printed
-        if time.monotonic() >= printed + _SILENCE:
-            printed = time.monotonic()
-            count = f" {done} of {total}" if total else f" {done}" if done else ""
-            console.print(f"{_STAGES.get(stage, stage)}{count}{_time_left(deadline)}")
-
-    return say
-
-
-def _time_left(deadline: Deadline) -> str:
-    """Say how many seconds are left, where there is a limit."""
-    return "" if math.isinf(deadline.left) else f", {deadline.left:.0f} s left"
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Return a console that prints the names of a model as they are, whatever brackets they hold."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
     """Print on stderr doubts, what came of a run in one line, then the closing table; all figures where wanted."""
-    console = _console(stderr=True)
+    console = open_console(stderr=True)
     # Whatever is said of unlike samples holds for them alone.
     for sentence in report.samples.doubts:
         console.print(f"Doubt: {sentence}.")
@@ -246,7 +176,7 @@ def print_applied(done: Rewritten) -> None:
         changed, left = len(one.changes.changed), len(one.changes.left)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
         table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
-    _console(stderr=True).print(table)
+    open_console(stderr=True).print(table)
 
 
 def print_optimized(done: Optimized) -> None:
@@ -254,7 +184,7 @@ def print_optimized(done: Optimized) -> None:
     table = Table(Column("pass or rule", overflow="fold"), "changes", title="Optimized")
     for name, count in done.counts.items():
         table.add_row(name, str(count))
-    console = _console(stderr=True)
+    console = open_console(stderr=True)
     if done.counts:
         console.print(table)
     for name, reason in done.left_out:
@@ -278,7 +208,7 @@ def _difference(done: Optimized) -> str:
 
 def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
     """Print a table on stdout, whose first column may be long; off a terminal each row is one line."""
-    console = _console()
+    console = open_console()
     if not console.is_terminal:
         console.width = _WIDE
     table = Table(Column(header[0], overflow="fold"), *header[1:], title=title, title_justify="left")
@@ -291,7 +221,7 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]],
 
 def print_inspection(found: Inspection) -> None:
     """Print what is in a model on stdout."""
-    console = _console()
+    console = open_console()
     table = Table(title=found.path, show_header=False)
     external = f" and {size(found.external_bytes)} external" if found.external_bytes else ""
     table.add_row("size", size(found.bytes) + external)

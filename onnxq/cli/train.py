@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.goals import goal_options
 from onnxq.cli.groups import OUTPUT, SPEED, TRAINING, WHAT, GroupedCommand, option
 from onnxq.cli.kept import Kept, kept_options, with_command
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
 from onnxq.cli.quantize import check_files, default_name, keep, show
-from onnxq.cli.wanted import NO_SAMPLES, SAID_BY_PLANS, Asked, data_options, goal_options, is_given, scheme_options
+from onnxq.cli.wanted import NO_SAMPLES, SAID_BY_PLANS, Asked, data_options, is_given, scheme_options
 
 if TYPE_CHECKING:
     from onnxq.data import Data
@@ -136,7 +137,7 @@ def train(
     """
     from onnxq import progress
     from onnxq.budget import Budget
-    from onnxq.cli import terminal
+    from onnxq.cli.progress_bars import progress_bars
     from onnxq.planning.plan_file import load_plan
     from onnxq.report import FidelityError
     from onnxq.training import require_torch
@@ -157,7 +158,7 @@ def train(
     check_files(model, output, {**kept.files})
     wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
     try:
-        with terminal.progress_bars() as told:
+        with progress_bars() as told:
             budget = Budget(
                 "off", accuracy, seconds, collection=collection, progress=progress.silent if quiet else told
             )

@@ -1,9 +1,8 @@
-"""Options that say what is wanted of a quantization, packed into the values that quantize() takes."""
+"""Options that say which samples there are and what becomes of which nodes, packed into values of quantize()."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, EFFORT, ENGINE, FIDELITY, PRESET, RANGE, SPEED, TARGET, WHAT, option
-from onnxq.cli.options import FILE, FiniteRange, source_option
+from onnxq.cli.groups import DATA, PRESET, RANGE, TARGET, WHAT, option
+from onnxq.cli.options import FILE, source_option
 
 if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
@@ -86,7 +85,7 @@ def data_options(command: Command) -> Command:
         data = Data(calib, validation, limit, images, chain, source=source) if calib is not None else None
         command(*args, data=data, **kwargs)
 
-    return _with(
+    return with_options(
         with_data,
         option(
             "--calib",
@@ -129,7 +128,7 @@ def scheme_options(command: Command) -> Command:
         asked = Asked(scheme, kwargs.pop("target"), (*passes, *(("StripMetadata",) if strip else ())))
         command(*args, asked=asked, **kwargs)
 
-    return _with(
+    return with_options(
         with_scheme,
         option(
             "--preset",
@@ -198,130 +197,7 @@ def scheme_options(command: Command) -> Command:
     )
 
 
-accuracy_option: Callable[[Command], Command] = option(
-    "--accuracy",
-    group=FIDELITY,
-    type=EFFORT,
-    is_eager=True,
-    metavar="EFFORT",
-    default="fast",
-    show_default=True,
-    help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or "
-    "any of ranges,migration,scaling,compensation,bias.",
-)
-
-
-def goal_options(command: Command) -> Command:
-    """Add what says how faithful the model has to be, which a command takes as one argument ``goal``."""
-
-    @functools.wraps(command)
-    def with_goal(*args: Any, **kwargs: Any) -> None:
-        from onnxq.judging.goal import Goal
-        from onnxq.judging.metrics import load_metric
-
-        names = ("min_sqnr", "metric", "max_drop", "force", "exact")
-        min_sqnr, metric, max_drop, force, exact = (kwargs.pop(name) for name in names)
-        if max_drop is not None and metric is None:
-            raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
-        if metric is not None and is_given("min_sqnr"):
-            raise click.UsageError("--metric judges instead of --min-sqnr; leave one of them out")
-        # Labels are read last: what else is wrong with the command line is told without them.
-        made = functools.partial(load_metric, metric) if metric is not None else lambda: None
-        command(*args, goal=lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact), **kwargs)
-
-    return _with(
-        with_goal,
-        option(
-            "--min-sqnr",
-            group=FIDELITY,
-            type=float,
-            metavar="DECIBELS",
-            default=20.0,
-            show_default=True,
-            help="Decibels the worst output must have.",
-        ),
-        option(
-            "--metric",
-            group=FIDELITY,
-            metavar="METRIC",
-            help="Judge by top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION instead, on samples in their order.",
-        ),
-        option(
-            "--max-drop",
-            group=FIDELITY,
-            type=FiniteRange(min=0),
-            metavar="NUMBER",
-            help="How much the metric may lose.  [default: 0]",
-        ),
-        accuracy_option,
-        option("--force", group=FIDELITY, is_flag=True, help="Write the model even below --min-sqnr."),
-        option(
-            "--exact",
-            group=FIDELITY,
-            is_flag=True,
-            help="Refuse a model whose weights have not all the bits that were asked for.",
-        ),
-    )
-
-
-def speed_options(command: Command) -> Command:
-    """Add how much is measured, which a command takes with --accuracy and ``collection`` as one argument ``budget``."""
-
-    @functools.wraps(command)
-    def with_budget(*args: Any, **kwargs: Any) -> None:
-        from onnxq.budget import Budget
-
-        latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
-        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection")}
-        engine = kwargs.pop("engine") or ""
-        command(*args, budget=Budget(**given, latency=latency, seconds=limit, engine=engine), **kwargs)
-
-    return _with(
-        with_budget,
-        option(
-            "--search",
-            group=SPEED,
-            type=click.Choice(["off", "fast", "full"]),
-            default="fast",
-            show_default=True,
-            help="Measure what each node costs and adds in noise, and take the fastest plan that is faithful enough; "
-            "off takes the scheme as it is.",
-        ),
-        option(
-            "--seconds",
-            group=SPEED,
-            type=FiniteRange(min=0),
-            metavar="SECONDS",
-            default=2.0,
-            show_default=True,
-            help="Time to spend on comparing latency; 0 skips all timing.",
-        ),
-        option(
-            "--engine",
-            group=SPEED,
-            type=ENGINE,
-            metavar="NAME[:PLACE]",
-            help="What verifies and times the result, such as openvino, onnxruntime-web:FOLDER, python:PATH or "
-            "ssh:HOST.  [default: that of --target, where it is installed]",
-        ),
-        option(
-            "--budget",
-            "limit_seconds",
-            group=SPEED,
-            type=FiniteRange(min=0, min_open=True),
-            metavar="SECONDS",
-            help="Time for all of it, of which calibrating and judging the result have theirs for certain.",
-        ),
-        option(
-            "--costs",
-            group=SPEED,
-            type=FILE,
-            help="Keep the node times that a search measures in this file, for the next one.",
-        ),
-    )
-
-
-def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
     """Return a command with options, in the order in which they are given here."""
     for one in reversed(options):
         command = one(command)

@@ -21,35 +21,6 @@ MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 
 
-def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    with terminal.progress_bars(seconds=60.0) as progress:
-        for done in range(1, 22):
-            now[0] += 1.0
-            progress("calibrate", done, 30)
-        now[0] += 60.0
-        progress("search", 7, 0)
-    lines = ["Calibrating 10 of 30, 50 s left", "Calibrating 20 of 30, 40 s left", "Measuring candidates 7, 0 s left"]
-    assert capsys.readouterr() == ("", "\n".join([*lines, ""]))
-
-
-def test_progress_bars_are_drawn_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    with terminal.progress_bars() as progress:
-        for done in (1, 2):
-            progress("calibrate", done, 2)
-        progress("verify", 0, 0)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Calibrating" in err
-
-
 def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     report = quantize(
         MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.1)

@@ -9,8 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.options import collection_options, image_options
-from onnxq.cli.wanted import chosen_scheme, data_options, goal_options, scheme_options, speed_options
+from onnxq.cli.wanted import chosen_scheme, data_options, scheme_options
 from onnxq.errors import SchemeError
 from onnxq.judging.goal import Goal
 

@@ -1,0 +1,80 @@
+"""What people see of work in progress: bars on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from onnxq import progress as progress_module
+from onnxq.deadline import Deadline
+
+# Seconds between two lines where no terminal shows bars.
+_SILENCE = 10.0
+_STAGES = {
+    "calibrate": "Calibrating",
+    "refine": "Choosing codes",
+    "profile": "Timing nodes",
+    "noise": "Measuring noise",
+    "search": "Measuring candidates",
+    "train": "Training",
+    "verify": "Verifying",
+}
+
+
+@contextlib.contextmanager
+def progress_bars(seconds: float = math.inf) -> Iterator[progress_module.Progress]:
+    """Yield a progress function that draws bars on a terminal and prints a line every ten seconds elsewhere.
+
+    Args:
+        seconds: that there are for all of it, of which it is told how many are left.
+    """
+    console, deadline = open_console(stderr=True), Deadline.within(seconds)
+    if not console.is_terminal:
+        yield _lines(console, deadline)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
+            name = _STAGES.get(stage, stage) + _time_left(deadline)
+            bars.update(tasks[stage], description=name, completed=done, total=total or None)
+
+        yield show
+
+
+def _lines(console: Console, deadline: Deadline) -> progress_module.Progress:
+    """Return a progress function that prints a line when the last one is ten seconds old."""
+    printed = time.monotonic()
+
+    def say(stage: str, done: int, total: int) -> None:
+        nonlocal printed
+        if time.monotonic() >= printed + _SILENCE:
+            printed = time.monotonic()
+            count = f" {done} of {total}" if total else f" {done}" if done else ""
+            console.print(f"{_STAGES.get(stage, stage)}{count}{_time_left(deadline)}")
+
+    return say
+
+
+def _time_left(deadline: Deadline) -> str:
+    """Say how many seconds are left, where there is a limit."""
+    return "" if math.isinf(deadline.left) else f", {deadline.left:.0f} s left"
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints the names of a model as they are, whatever brackets they hold."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
