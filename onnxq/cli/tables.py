@@ -143,8 +143,8 @@ def _ends(values: Sequence[float]) -> str:
 def written(spec: Spec | None) -> str:
     """Return how something is quantized, in words.
 
-    >>> written(Spec("int4", (32,))), written(Spec("uint8")), written(None)
-    ('int4 in blocks of 32', 'uint8', '-')
+    >>> written(Spec("int4", (32,))), written(Spec("int8")), written(None)
+    ('int4 in blocks of 32', 'int8', '-')
     """
     if spec is None:
         return "-"

@@ -146,8 +146,9 @@ class _Trace:
             return replace(self, gather=maker)
         if maker.op == "Gather" and isinstance(maker.inputs[0], Constant):
             return replace(self, table=maker.inputs[0])
-        if maker.op == "BitwiseAnd" and isinstance(others[0], Constant) and math.prod(others[0].shape) == 1:
-            return replace(self, mask=int(others[0].values.reshape(())))
+        if maker.op == "BitwiseAnd" and isinstance(others[0], Constant):
+            # Codes are masked behind the shift, all by one mask, or in front of it, the lowest by the least one.
+            return replace(self, mask=int(others[0].values.min()))
         return replace(self, signed=True) if maker.op == "BitwiseXor" else self
 
     @property

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import openvino
-
 from onnxq.engines.serving import Array, Loaded, serve
 
 # Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
@@ -21,6 +19,8 @@ class OpenVino:
 
     def __init__(self, precision: str = "") -> None:
         """Take what to compute in; left to OpenVINO it is bfloat16 where the processor multiplies that."""
+        import openvino
+
         self.core, self.precision = openvino.Core(), precision
         self.version = f"openvino {openvino.__version__.split('-')[0]}" + (f" in {precision}" if precision else "")
 

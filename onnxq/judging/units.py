@@ -58,7 +58,9 @@ class _Probe:
 
     def factor(self, arrays: Sequence[NDArray[Any]]) -> float:
         """Return how many times as large as expected values are, or how widely spread where their mean is 0."""
-        values = [array.astype(np.float64) - self.offset for array in arrays if array.size]
+        # Infinite values have no size, which is none that is doubted.
+        with np.errstate(invalid="ignore"):
+            values = [array.astype(np.float64) - self.offset for array in arrays if array.size]
         if not values:
             return 0.0
         size = math.sqrt(float(np.mean([np.square(one).mean() for one in values]))) / self.size
