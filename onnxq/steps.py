@@ -41,6 +41,7 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
+from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -195,7 +196,7 @@ def chosen(
         if budget.effort is None:
             return refined, chooser.follow(seen.plan, refined.basis.recipe)
         refined = chooser.affordable(seen.plan, refined, goal)
-        return refined, chooser.choose(seen.plan, refined.basis.recipe, budget.effort, goal, last)
+        return refined, choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
     finally:
         known.save()
 

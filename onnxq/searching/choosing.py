@@ -1,4 +1,4 @@
-"""Choosing by measuring: the range method and the plan that are faithful enough, checked on the model they make."""
+"""What it takes to choose: searches for plans, and the models that these make, built and judged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory
 from onnxq.searching.measures import Effort
 from onnxq.searching.noises import Noises
-from onnxq.searching.search import Outcome, Planner, as_stored, leave_what_hurts, slower, without_integers
+from onnxq.searching.search import Outcome, Planner, leave_what_hurts
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench
@@ -37,23 +37,16 @@ from onnxq.workbench import Workbench
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
-_HIGHEST_AIM = 150.0
+HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 1.0
-# How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
-_MORE_SEARCHES = 2
-# So many of those samples then join the ones that candidates are tried on.
-_JOINING = 4
 # Part of the time there is that goes to how codes are chosen.
 _REFINING = 1 / 3
 # Runs of the float model that take as long as the shortest search.
-_SEARCH_RUNS = 40
+SEARCH_RUNS = 40
 # Seconds that the last model takes to be built, loaded and looked at.
 _BUILDING = 2.0
-_UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
-# A metric falls as the noise rises, so the noisiest aim is tried first.
-_METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
 
 @dataclass(frozen=True)
@@ -140,38 +133,15 @@ class Chooser:
             refined: how its codes are chosen best.
             goal: how faithful the model has to be.
         """
-        if not self.measurable or not self.has_time(_SEARCH_RUNS):
+        if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        return affordable(self.laboratory(refined.basis.recipe), plan, refined, _aim(goal.min_sqnr))
+        return affordable(self.laboratory(refined.basis.recipe), plan, refined, aim_of(goal.min_sqnr))
 
     def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
         verification = self.built(outcome, recipe)
         return Chosen(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
-
-    def choose(self, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
-        """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
-
-        Args:
-            plan: what the scheme wants.
-            recipe: how codes are chosen.
-            effort: how much to measure.
-            goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
-            last: what is tried for the accuracy of the plan that is chosen.
-        """
-        choice = _Choice(self, plan, recipe, effort, goal, last)
-        if goal.metric is None:
-            return choice.faithful()
-        return choice.by_metric()
-
-    def stored(self, trials: Trials, choice: _Choice, outcome: Outcome, speed: float, aim: float) -> Outcome:
-        """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
-        reason = slower(speed)
-        same = self.bench.plan(as_stored(outcome.plan, choice.plan, reason))
-        if trials.sqnr(same, choice.recipe) >= aim:
-            return replace(outcome, plan=same, regions=(), times=())
-        return self.quietest(trials, choice.recipe, without_integers(self.bench.plan, choice.plan, reason), aim)
 
     @property
     def measurable(self) -> bool:
@@ -184,7 +154,7 @@ class Chooser:
 
         Where there is no time for a search, it is what the scheme says.
         """
-        if not self.measurable or not self.has_time(_SEARCH_RUNS):
+        if not self.measurable or not self.has_time(SEARCH_RUNS):
             return self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
         seconds = min(effort.seconds, self.judge.deadline.left - self._reserved)
         effort = replace(effort, seconds=seconds)
@@ -251,88 +221,6 @@ class Chooser:
         return self.judge.verified(self.files.staged, number if apart else number + outcome.measured)
 
 
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    """One choice by measuring: what a chooser is asked for, see `Chooser.choose`."""
-
-    chooser: Chooser
-    plan: Plan
-    recipe: Recipe
-    effort: Effort
-    goal: Goal
-    last: Accuracy
-
-    def by_metric(self) -> Chosen:
-        """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
-
-        A plan that reaches the next aims too is not searched for again. The last one is returned where none will do.
-        """
-        trials = self.chooser.trials
-        reached, number = -math.inf, 0
-        for aim in _METRIC_AIMS:
-            if aim <= reached:
-                continue
-            number += 1
-            found = self._attempted(trials, aim, number)
-            if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
-                break
-            if not self.chooser.has_time(_SEARCH_RUNS):
-                break
-            reached = trials.sqnr(found.outcome.plan, self.recipe)
-        return found
-
-    def faithful(self) -> Chosen:
-        """Return a plan that is faithful to the samples that judge it, or the last that was tried.
-
-        Where it is not, those of them join the trials that it is least faithful to, the aim rises by what lacked, and
-        the search goes on; in the end weights are only stored.
-        """
-        trials, aim = self.chooser.trials, _aim(self.goal.min_sqnr)
-        found = self._attempted(trials, aim)
-        for number in range(_MORE_SEARCHES + 1):
-            lacking = found.lacks(self.goal)
-            if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
-                break
-            last = number == _MORE_SEARCHES or not self.chooser.has_time(_SEARCH_RUNS)
-            trials, aim = self._with_hardest(trials), min(aim + lacking, _HIGHEST_AIM)
-            found = self._attempted(trials, aim, number + 2, stored=last)
-            found = replace(found, rounds=number + 2)
-            if last:
-                break
-        return found
-
-    def _with_hardest(self, trials: Trials) -> Trials:
-        chooser = self.chooser
-        return trials.joined(chooser.files.reference, chooser.judge.hardest(chooser.files.staged, _JOINING))
-
-    def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
-        """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
-        chooser = self.chooser
-        if stored:
-            planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
-            outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
-        else:
-            outcome = chooser.search(trials, self.recipe, self.effort, aim)
-        refined = chooser.refined(outcome.plan, self.recipe, self.last)
-        verification = chooser.built(outcome, refined.basis.recipe, number)
-        latency = verification.latency
-        if latency and outcome.plan.decodes and self._is_slower(verification):
-            weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-            outcome = replace(chooser.stored(trials, self, outcome, latency.speed, aim), frontier=weighed)
-            refined = chooser.refined(outcome.plan, self.recipe, self.last)
-            verification = chooser.built(outcome, refined.basis.recipe, number)
-        scores = chooser.judge.scores(chooser.files.staged, number)
-        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
-
-    def _is_slower(self, verification: Verification) -> bool:
-        """Whether the model that is staged is slower than the float model, by what was found of it first."""
-        if not self.chooser.measurable:
-            # Another runtime's time tells nothing of the target's.
-            return self.chooser.judge.engine is not None and verification.slower
-        laboratory = self.chooser.laboratory(self.recipe)
-        return laboratory.found_slower(self.chooser.files.staged, verification.slower)
-
-
-def _aim(min_sqnr: float) -> float:
+def aim_of(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
-    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), HIGHEST_AIM)

@@ -12,7 +12,6 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.accuracy.effort import OFF
 from onnxq.accuracy.folds import Basis
 from onnxq.accuracy.refining import Refined
 from onnxq.budget import Budget
@@ -23,13 +22,9 @@ from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import parse_range
 from onnxq.judging import latency
-from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
-from onnxq.judging.metrics import Metric, load_metric
-from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Kernels, Verification
 from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -38,10 +33,8 @@ from onnxq.progress import silent
 from onnxq.report import FidelityError
 from onnxq.runtime import open_session
 from onnxq.scheme import Mode
-from onnxq.searching.choosing import Chooser, Chosen, Files
+from onnxq.searching.choosing import Chooser, Files
 from onnxq.searching.laboratory import Laboratory
-from onnxq.searching.measures import Effort
-from onnxq.searching.search import Outcome
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
 from onnxq.workbench import open_workbench
@@ -68,74 +61,6 @@ def fidelity(outputs: list, samples: list) -> float:
 
 
 FLOAT = open_session(MODELS / "mobilenet.onnx")
-
-
-def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
-    drops = {}
-    for allowed in (0.1, 0.0003):
-        report = quantize(
-            MODELS / "mobilenet.onnx",
-            Data(CALIB, limit=16),
-            goal=Goal(metric=Metric("fidelity", fidelity), max_drop=allowed),
-            budget=Budget(latency=0, accuracy="off"),
-        ).report
-        assert report.fidelity.scores is not None
-        assert report.fidelity.scores.drop < report.fidelity.scores.most_lost <= allowed
-        drops[allowed] = report.fidelity.scores.drop
-    assert drops[0.1] > drops[0.0003]
-
-
-def test_a_plan_that_reaches_further_aims_is_not_searched_again(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aims: list[float] = []
-    plan, lost = chooser.bench.plan({}), Scores("m", 1.0, 0.5, most_lost=1.0, least_shown=0.1)
-
-    def attempted(self: object, trials: Trials, aim: float, number: int) -> Chosen:
-        aims.append(aim)
-        assert number == len(aims)
-        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost)
-
-    monkeypatch.setattr("onnxq.searching.choosing._Choice._attempted", attempted)
-    monkeypatch.setattr(Trials, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
-    goal = Goal(metric=Metric("m", max), max_drop=0.2)
-    found = chooser.choose(plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
-    assert aims == [8.0, 20.0, 23.0]
-    assert found.scores == lost
-
-
-def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
-    metric = load_metric(f"top1:{LABELS}")
-    report = quantize(
-        MODELS / "resnet.onnx",
-        Data(TEST, limit=200),
-        tmp_path / "out.onnx",
-        goal=Goal(metric=metric, max_drop=0.01),
-        budget=Budget(latency=0),
-    ).report
-    assert report.fidelity.scores is not None
-    assert report.fidelity.scores.reference > 0.9
-    assert report.fidelity.scores.drop <= 0.01
-    assert (tmp_path / "out.onnx").exists()
-
-
-def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) -> None:
-    first = {}
-
-    def metric(outputs: list, samples: list) -> float:
-        # Of equal outputs it is the same, and of others less.
-        key = first.setdefault(len(outputs), [one["logits"].tobytes() for one in outputs])
-        return 0.9 if sorted(key) == sorted(one["logits"].tobytes() for one in outputs) else 0.5
-
-    with pytest.raises(FidelityError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
-        quantize(
-            MODELS / "resnet.onnx",
-            Data(CALIB, limit=4),
-            tmp_path / "o.onnx",
-            goal=Goal(metric=Metric("mine", metric), max_drop=0.1),
-            budget=Budget(latency=0),
-        )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Choosing by measuring: one plan after the other is searched, built and judged, until one is faithful enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from onnxq.accuracy.effort import Accuracy
+from onnxq.encoding.recipe import Recipe
+from onnxq.judging.goal import Goal
+from onnxq.judging.verify import Verification
+from onnxq.planning.plan import Plan
+from onnxq.searching.choosing import HIGHEST_AIM, SEARCH_RUNS, Chooser, Chosen, aim_of
+from onnxq.searching.measures import Effort
+from onnxq.searching.search import Outcome, as_stored, slower, without_integers
+from onnxq.trials import Trials
+
+# How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
+_MORE_SEARCHES = 2
+# So many of those samples then join the ones that candidates are tried on.
+_JOINING = 4
+_UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
+# A metric falls as the noise rises, so the noisiest aim is tried first.
+_METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
+
+
+def choose(chooser: Chooser, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
+    """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
+
+    Args:
+        chooser: searches, builds and judges.
+        plan: what the scheme wants.
+        recipe: how codes are chosen.
+        effort: how much to measure.
+        goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
+        last: what is tried for the accuracy of the plan that is chosen.
+    """
+    choice = _Choice(chooser, plan, recipe, effort, goal, last)
+    return choice.faithful() if goal.metric is None else choice.by_metric()
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """One choice by measuring: what a chooser is asked for, see `choose`."""
+
+    chooser: Chooser
+    plan: Plan
+    recipe: Recipe
+    effort: Effort
+    goal: Goal
+    last: Accuracy
+
+    def by_metric(self) -> Chosen:
+        """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
+
+        A plan that reaches the next aims too is not searched for again. The last one is returned where none will do.
+        """
+        trials = self.chooser.trials
+        reached, number = -math.inf, 0
+        for aim in _METRIC_AIMS:
+            if aim <= reached:
+                continue
+            number += 1
+            found = self._attempted(trials, aim, number)
+            if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
+                break
+            if not self.chooser.has_time(SEARCH_RUNS):
+                break
+            reached = trials.sqnr(found.outcome.plan, self.recipe)
+        return found
+
+    def faithful(self) -> Chosen:
+        """Return a plan that is faithful to the samples that judge it, or the last that was tried.
+
+        Where it is not, those of them join the trials that it is least faithful to, the aim rises by what lacked, and
+        the search goes on; in the end weights are only stored.
+        """
+        trials, aim = self.chooser.trials, aim_of(self.goal.min_sqnr)
+        found = self._attempted(trials, aim)
+        for number in range(_MORE_SEARCHES + 1):
+            lacking = found.lacks(self.goal)
+            if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
+                break
+            last = number == _MORE_SEARCHES or not self.chooser.has_time(SEARCH_RUNS)
+            trials, aim = self._with_hardest(trials), min(aim + lacking, HIGHEST_AIM)
+            found = self._attempted(trials, aim, number + 2, stored=last)
+            found = replace(found, rounds=number + 2)
+            if last:
+                break
+        return found
+
+    def _with_hardest(self, trials: Trials) -> Trials:
+        chooser = self.chooser
+        return trials.joined(chooser.files.reference, chooser.judge.hardest(chooser.files.staged, _JOINING))
+
+    def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+        """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
+        chooser = self.chooser
+        if stored:
+            planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
+            outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
+        else:
+            outcome = chooser.search(trials, self.recipe, self.effort, aim)
+        refined = chooser.refined(outcome.plan, self.recipe, self.last)
+        verification = chooser.built(outcome, refined.basis.recipe, number)
+        latency = verification.latency
+        if latency and outcome.plan.decodes and self._is_slower(verification):
+            weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
+            outcome = replace(self._stored(trials, outcome, latency.speed, aim), frontier=weighed)
+            refined = chooser.refined(outcome.plan, self.recipe, self.last)
+            verification = chooser.built(outcome, refined.basis.recipe, number)
+        scores = chooser.judge.scores(chooser.files.staged, number)
+        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
+
+    def _stored(self, trials: Trials, outcome: Outcome, speed: float, aim: float) -> Outcome:
+        """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
+        reason = slower(speed)
+        same = self.chooser.bench.plan(as_stored(outcome.plan, self.plan, reason))
+        if trials.sqnr(same, self.recipe) >= aim:
+            return replace(outcome, plan=same, regions=(), times=())
+        return self.chooser.quietest(
+            trials, self.recipe, without_integers(self.chooser.bench.plan, self.plan, reason), aim
+        )
+
+    def _is_slower(self, verification: Verification) -> bool:
+        """Whether the model that is staged is slower than the float model, by what was found of it first."""
+        if not self.chooser.measurable:
+            # Another runtime's time tells nothing of the target's.
+            return self.chooser.judge.engine is not None and verification.slower
+        laboratory = self.chooser.laboratory(self.recipe)
+        return laboratory.found_slower(self.chooser.files.staged, verification.slower)
