@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from onnxq.steps import (
 )
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.wanted import Wanted
+from onnxq.workbench import Workbench
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,12 +224,7 @@ def plan(
     Returns:
         The plan before any node is left in float for its noise.
     """
-    wanted = Wanted.of(scheme, target, prepare)
-    graph = rewritten(model, prepare)
-    with staging(None) as folder:
-        bench = opened(graph, wanted, folder, measured=target == DEFAULT_TARGET)
-        found = bench.plan({})
-        check_plan(found, bench.graph)
+    with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
         return replace(found, emit=bench.emit, preparation=bench.preparation)
 
 
@@ -252,11 +248,17 @@ def explain(
     Raises:
         ModelError: there is no such node; the message suggests the nearest one.
     """
-    wanted = Wanted.of(scheme, target, prepare)
-    graph = rewritten(model, prepare)
-    with staging(None) as folder:
-        bench = opened(graph, wanted, folder, measured=target == DEFAULT_TARGET)
-        found = bench.plan({})
-        check_plan(found, bench.graph)
+    with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
         became = (name for name, origins in bench.origins.items() if node in dict(origins))
         return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))
+
+
+@contextmanager
+def _planned(model: Model, wanted: Wanted) -> Iterator[tuple[Workbench, Plan]]:
+    """Yield the workbench of a model and the plan that is tried first, which fits it."""
+    graph = rewritten(model, wanted.prepare)
+    with staging(None) as folder:
+        bench = opened(graph, wanted, folder, measured=wanted.target == DEFAULT_TARGET)
+        found = bench.plan({})
+        check_plan(found, bench.graph)
+        yield bench, found

@@ -31,7 +31,6 @@ from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.report import FidelityError
-from onnxq.runtime import open_session
 from onnxq.scheme import Mode
 from onnxq.searching.choosing import Chooser, Files
 from onnxq.searching.laboratory import Laboratory
@@ -41,8 +40,6 @@ from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
-TEST = MODELS / "data" / "test.npz"
-LABELS = MODELS / "data" / "test-labels.npy"
 
 
 @pytest.fixture
@@ -51,16 +48,6 @@ def chooser(tmp_path: Path) -> Chooser:
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
     return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
-
-
-def fidelity(outputs: list, samples: list) -> float:
-    """A metric that rises with the aim: minus the share of noise in the outputs of the float model."""
-    expected = (FLOAT.run(None, sample)[0] for sample in samples)
-    noise = sum(float(np.square(one["logits"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
-    return -noise / sum(float(np.square(FLOAT.run(None, sample)[0]).sum()) for sample in samples)
-
-
-FLOAT = open_session(MODELS / "mobilenet.onnx")
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
