@@ -11,7 +11,6 @@ from onnxq.errors import SchemeError, check_type
 from onnxq.execution.resume import Collection
 from onnxq.progress import Progress, silent
 from onnxq.searching.measures import EFFORTS, Effort, effort_named
-from onnxq.targets import DEFAULT_TARGET
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,10 @@ class Budget:
             return None
         return replace(effort, seconds=min(effort.seconds, self.seconds), measurements=self.measurements)
 
-    def measures(self, target: str) -> bool:
-        """Return whether a search measures time, which is that of the default target's runtime on this machine."""
-        return self.effort is not None and self.latency > 0 and target == DEFAULT_TARGET
+    @property
+    def measures(self) -> bool:
+        """Whether a search measures time, where something runs that tells of the target's."""
+        return self.effort is not None and self.latency > 0
 
     @property
     def tried(self) -> Accuracy:

@@ -109,7 +109,7 @@ def quantize(
     known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine)
     with engine or nullcontext(), staging(output) as folder:
-        ready = prepared(model, wanted, folder, output, budget)
+        ready = prepared(model, wanted, folder, output, budget, engine)
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         watch.lap("calibrate")
@@ -201,7 +201,7 @@ def calibrate(
     methods = FIRST_RANGES if method is None else (method,)
     graph = rewritten(model, prepare)
     with staging(None) as folder:
-        bench = opened(graph, wanted, folder, measured=budget.measures(wanted.target))
+        bench = opened(graph, wanted, folder, measured=budget.measures and wanted.target == DEFAULT_TARGET)
         samples = bench.samples(data.calibration, data, collection.notice)
         return bench.calibrate(bench.plan({}), samples, budget.progress, collection, methods)
 

@@ -19,6 +19,7 @@ from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
+from onnxq.engines.table import times_tell
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -44,7 +45,7 @@ from onnxq.samples.selection import split
 from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
-from onnxq.targets import DEFAULT_TARGET, target_named
+from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
 
@@ -119,7 +120,9 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
     return graph
 
 
-def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget) -> Prepared:
+def prepared(
+    model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget, engine: Engine | None = None
+) -> Prepared:
     """Prepare a model in a working folder, and keep it as it was given beside that."""
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
@@ -129,7 +132,7 @@ def prepared(model: Model, wanted: Wanted, folder: Path, output: Path | None, bu
     applied = apply_to_float(graph, passes)
     refuse_quantized(graph)
     staged = folder / (output.name if output is not None else "model.onnx")
-    bench = opened(graph, wanted, folder, measured=budget.measures(wanted.target))
+    bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
     name = str(source) if source else type(model).__name__
     return Prepared(name, Files(reference, staged, external > 0), bench, wanted.replay, external, applied)
 
@@ -213,8 +216,8 @@ def chooser_of(
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
     # The time of another runtime tells nothing of the target's.
-    timed = engine is not None or bench.target.name == DEFAULT_TARGET
-    judge = Judge.of(model.files.reference, seen.judged, budget.latency if timed else 0.0, goal.metric)
+    timed = budget.latency if times_tell(bench.target, engine) else 0.0
+    judge = Judge.of(model.files.reference, seen.judged, timed, goal.metric)
     judge = replace(judge, deadline=deadline, engine=engine)
     return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
 

@@ -105,12 +105,12 @@ class ChildEngine(Engine):
         with contextlib.suppress(OSError):
             self._process.stdin.write(program.sent)
         try:
-            self.version = self._greeted()
+            self._greeted()
         except EngineError:
             self.close()
             raise
 
-    def _greeted(self) -> str:
+    def _greeted(self) -> None:
         header, _ = self.ask({"ask": "hello"})
         protocol, version = header.get("protocol"), header.get("version")
         if protocol != PROTOCOL or not isinstance(version, str):
@@ -118,7 +118,7 @@ class ChildEngine(Engine):
                 f"engine {self.name} speaks version {protocol} of the protocol, expected {PROTOCOL}; use one of this "
                 "version of onnxq"
             )
-        return version
+        self.version, self.profiles, self.threads = version, header.get("profiles") is True, header.get("threads")
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model; it is sent where the engine does not see it."""
@@ -153,8 +153,9 @@ class ChildEngine(Engine):
             return tuple(_kernel(one) for one in header["kernels"])
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             written = Path(scratch) / "profile.json"
-            written.write_bytes(arrays[1].tobytes())
-            return read_profile(arrays[0].tobytes(), written, repeats)
+            *ran, events = arrays
+            written.write_bytes(events.tobytes())
+            return read_profile(ran[0].tobytes() if ran else model, written, repeats)
 
     def close(self) -> None:
         """End the process."""

@@ -41,10 +41,14 @@ class Engine(ABC):
     Attributes:
         name: the name users write.
         version: the runtime and its version, as in ``openvino 2026.4.1``, which stands beside every figure.
+        profiles: whether it tells what each node takes; a search times whole models where it does not.
+        threads: how many it takes by itself; None stands for as many as there are cores.
     """
 
     name: str
     version: str
+    profiles: bool = False
+    threads: int | None = None
 
     @abstractmethod
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
@@ -83,7 +87,7 @@ class Engine(ABC):
         Raises:
             EngineError: this engine does not tell.
         """
-        raise EngineError(f"engine {self.name} does not tell what each node takes; search without latency, --seconds 0")
+        raise EngineError(f"engine {self.name} does not tell what each node takes; time whole models")
 
     def close(self) -> None:  # noqa: B027
         """End what the engine has started."""

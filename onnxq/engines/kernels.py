@@ -100,11 +100,12 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
     )
 
 
-def read_profile(optimized: bytes, profile: Path, repeats: int) -> tuple[Kernel, ...]:
+def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel, ...]:
     """Return the kernels of a profile that was made elsewhere.
 
     Args:
-        optimized: the graph that ran, without its weights.
+        ran: the graph that ran, without its weights; where the runtime does not tell it, the model, whose nodes the
+            kernels are called after.
         profile: what was written of one run to warm up and then of ``repeats`` runs of each sample.
         repeats: at least one.
 
@@ -113,10 +114,24 @@ def read_profile(optimized: bytes, profile: Path, repeats: int) -> tuple[Kernel,
     """
     try:
         runs = _runs(_events(profile))
-        graph = onnx.load_model_from_string(optimized).graph
+        graph = _called_alike(ran, profile) if isinstance(ran, Path) else onnx.load_model_from_string(ran).graph
     except (DecodeError, KeyError, OSError, ValueError) as error:
         raise ModelError(f"the profile cannot be read: {error}; measure without a search") from error
     return tuple(_kernels(graph, runs[1:], repeats))
+
+
+def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
+    """Return the kernels of a profile as nodes, with the tensors of the nodes of a model that have their names."""
+    known = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
+    ran = {}
+    for event in _events(profile):
+        name = event["name"].removesuffix(_SUFFIX)
+        if event["cat"] == "Node" and name != event["name"]:
+            like = known.get(name, onnx.NodeProto())
+            ran[name] = onnx.NodeProto(
+                name=name, op_type=event["args"]["op_name"], input=like.input, output=like.output
+            )
+    return onnx.GraphProto(node=ran.values())
 
 
 def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:

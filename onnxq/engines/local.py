@@ -15,6 +15,7 @@ class OnnxRuntime(Engine):
     """onnxruntime's CPU provider in this process."""
 
     name = "onnxruntime"
+    profiles = True
 
     def __init__(self) -> None:
         self.version = runtime_version()

@@ -1,10 +1,15 @@
 // Runs models in Node for another process: messages of onnxq/engines/wire.py in, answers out.
 "use strict";
 const fs = require("node:fs");
+const os = require("node:os");
+const path = require("node:path");
 
 const PROTOCOL = 1;
-// WebAssembly is compiled again, better, while it runs.
+// WebAssembly is compiled again, better, while it runs: all of it at first, then what only another model needs.
 const WARM_UP_SECONDS = 2;
+const MORE_SECONDS = 0.4;
+// As many as onnxruntime-web takes by itself.
+const WEB_THREADS = Math.min(4, Math.ceil(os.availableParallelism() / 2));
 const SHORTEST_ROUND = 0.04;
 const [packageName, folder] = process.argv.slice(2);
 const TYPES = {
@@ -12,14 +17,18 @@ const TYPES = {
   uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, int64: BigInt64Array, uint64: BigUint64Array,
   bool: Uint8Array, float16: Uint16Array,
 };
-// Whatever libraries print is no answer.
+// Whatever libraries print is no answer; in WebAssembly, which writes to files itself, a profile is printed.
+let printed = null;
+const { writeSync } = fs;
 for (const name of ["log", "info", "debug"]) console[name] = console.error;
+fs.writeSync = (file, ...rest) => (file === 1 && printed ? printed.push(rest[0]) : writeSync(file === 1 ? 2 : file, ...rest));
 
 let ort;
 const sessions = new Map();
 let loads = 0;
 let threadsInUse;
-let warm = packageName !== "onnxruntime-web";
+const web = packageName === "onnxruntime-web";
+const warm = new Set();
 
 function tensor(described, data) {
   if (described.values) return new ort.Tensor("string", described.values, described.shape);
@@ -39,33 +48,79 @@ function samplesOf(header, arrays) {
   });
 }
 
-async function load(header) {
-  const web = packageName === "onnxruntime-web";
-  if (web && header.threads) {
-    if (threadsInUse && threadsInUse !== header.threads) throw new Error("threads cannot change once a model is loaded");
-    ort.env.wasm.numThreads = threadsInUse = header.threads;
+async function opened(model, threads, more = {}) {
+  const options = { logSeverityLevel: 4, graphOptimizationLevel: "all", ...more };
+  if (web) {
+    const wanted = threads || threadsInUse || WEB_THREADS;
+    if (threadsInUse && threadsInUse !== wanted) throw new Error("threads cannot change once a model is loaded");
+    ort.env.wasm.numThreads = threadsInUse = wanted;
+    return ort.InferenceSession.create(fs.readFileSync(model), { ...options, externalData: outside(model) });
   }
-  const options = { logSeverityLevel: 4, graphOptimizationLevel: "all" };
-  if (header.threads && !web) options.intraOpNumThreads = header.threads;
-  if (!web) options.extra = { session: { intra_op: { allow_spinning: "0" } } };
-  const session = await ort.InferenceSession.create(web ? fs.readFileSync(header.model) : header.model, options);
-  sessions.set(++loads, session);
+  if (threads) options.intraOpNumThreads = threads;
+  options.extra = { session: { intra_op: { allow_spinning: "0" } } };
+  return ort.InferenceSession.create(model, options);
+}
+
+// WebAssembly sees no files; weights outside of a model lie in files that are called after it.
+function outside(model) {
+  const { dir, base } = path.parse(model);
+  const names = fs.readdirSync(dir).filter((name) => name !== base && name.startsWith(base));
+  return names.map((name) => ({ path: name, data: fs.readFileSync(path.join(dir, name)) }));
+}
+
+async function load(header) {
+  const session = await opened(header.model, header.threads);
+  sessions.set(++loads, { session, model: header.model });
   return [{ session: loads, outputs: session.outputNames }, []];
+}
+
+async function warmUp({ session, model }, sample) {
+  const seconds = !web || warm.has(model) ? 0 : warm.size ? MORE_SECONDS : WARM_UP_SECONDS;
+  const end = performance.now() + 1000 * seconds;
+  for (let count = 0; count < 2 || performance.now() < end; count++) await session.run(sample);
+  warm.add(model);
+}
+
+// In WebAssembly the profile is printed and the graph that ran is not told; elsewhere both are files.
+async function profile(header, samples) {
+  if (web) {
+    const session = await opened(header.model);
+    await warmUp({ session, model: header.model }, samples[0]);
+    await session.release();
+  }
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "onnxq-"));
+  try {
+    const optimized = path.join(folder, "optimized.onnx");
+    const files = web ? {} : { optimizedModelFilePath: optimized, profileFilePrefix: path.join(folder, "profile") };
+    const session = await opened(header.model, null, { enableProfiling: true, ...files });
+    await session.run(samples[0]);
+    for (const sample of samples) for (let count = 0; count < header.repeats; count++) await session.run(sample);
+    printed = [];
+    session.endProfiling();
+    const events = printed.join("");
+    await session.release();
+    if (web) return [{}, [bytes(Buffer.from(events))]];
+    const written = fs.readdirSync(folder).find((name) => name.startsWith("profile"));
+    return [{}, [optimized, path.join(folder, written)].map((name) => bytes(fs.readFileSync(name)))];
+  } finally {
+    printed = null;
+    fs.rmSync(folder, { recursive: true });
+  }
+}
+
+function bytes(data) {
+  return { type: "uint8", dims: [data.length], data };
 }
 
 // As onnxq/engines/turns.py does it.
 async function time(header, samples) {
   const found = header.sessions.map((number) => sessions.get(number));
-  const timed = async (session, sample) => {
+  const timed = async ({ session }, sample) => {
     const start = performance.now();
     await session.run(sample);
     return (performance.now() - start) / 1000;
   };
-  for (const session of found) {
-    const end = performance.now() + (warm ? 0 : 1000 * WARM_UP_SECONDS);
-    for (let count = 0; count < 2 || performance.now() < end; count++) await session.run(samples[0]);
-  }
-  warm = true;
+  for (const one of found) await warmUp(one, samples[0]);
   const times = samples.map(() => []);
   const start = performance.now();
   for (let turn = header.turn; ; ) {
@@ -87,18 +142,20 @@ async function answer(header, arrays) {
     ort = require(require.resolve(packageName, { paths: [folder] }));
     const found = ort.env.versions;
     const version = found && (found.node || found.web || found.common);
-    return [{ protocol: PROTOCOL, version: `${packageName} ${version} on Node ${process.versions.node}` }, []];
+    const told = `${packageName} ${version} on Node ${process.versions.node}`;
+    return [{ protocol: PROTOCOL, version: told, profiles: true, threads: web ? WEB_THREADS : null }, []];
   }
   if (header.ask === "load") return load(header);
   if (header.ask === "close") {
-    await sessions.get(header.session).release();
+    await sessions.get(header.session).session.release();
     sessions.delete(header.session);
     return [{}, []];
   }
   const samples = samplesOf(header, arrays);
   if (header.ask === "time") return time(header, samples);
+  if (header.ask === "profile") return profile(header, samples);
   if (header.ask !== "run") throw new Error(`it does not ${header.ask}`);
-  const session = sessions.get(header.session);
+  const { session } = sessions.get(header.session);
   const found = await session.run(samples[0]);
   return [{}, session.outputNames.map((name) => found[name])];
 }
@@ -119,7 +176,7 @@ function write(header, tensors) {
 function writeAll(part) {
   for (let done = 0; done < part.length; ) {
     try {
-      done += fs.writeSync(1, part, done);
+      done += writeSync(1, part, done);
     } catch (error) {
       // A pipe that is full is asked again.
       if (error.code !== "EAGAIN") process.exit(1);

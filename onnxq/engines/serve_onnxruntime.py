@@ -17,6 +17,7 @@ class OnnxRuntime:
     """Stock onnxruntime on the CPU, with all optimisations and threads that do not spin."""
 
     version = f"onnxruntime {onnxruntime.__version__}"
+    profiles = True
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file."""

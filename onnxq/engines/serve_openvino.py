@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import sys
@@ -17,6 +18,8 @@ _SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:
 class OpenVino:
     """OpenVINO's CPU device, one request at a time."""
 
+    profiles = True
+
     def __init__(self, precision: str = "") -> None:
         """Take what to compute in; left to OpenVINO it is bfloat16 where the processor multiplies that."""
         import openvino
@@ -31,13 +34,13 @@ class OpenVino:
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Return the kernels that ran, with the names of all nodes that were fused into each as its outputs."""
+        """Return the kernels that ran, with the names of all nodes that were fused into each as its outputs.
+
+        Its inputs are the kernels that made them.
+        """
         compiled = self._compiled(model, None, PERF_COUNT=True)
-        originals = {
-            node.friendly_name: str(node.get_rt_info()["originalLayersNames"].astype(str)).split(",")
-            for node in compiled.get_runtime_model().get_ops()
-            if "originalLayersNames" in node.get_rt_info()
-        }
+        ran = {node.friendly_name: node for node in compiled.get_runtime_model().get_ops()}
+        sizes = self._sizes(model, samples)
         request = compiled.create_infer_request()
         request.infer(dict(samples[0]))
         times: dict[str, list[float]] = {}
@@ -56,14 +59,26 @@ class OpenVino:
             {
                 "name": name,
                 "op_type": kinds[name],
-                "inputs": [],
-                "outputs": originals.get(name, [name]),
+                "inputs": [one.get_node().friendly_name for one in ran[name].input_values()] if name in ran else [],
+                "outputs": (fused := [name, *_fused(ran[name])] if name in ran else [name]),
                 "nanoseconds": sum(found) / len(samples),
-                "elements": 0.0,
+                "elements": max(sizes.get(one, 0.0) for one in fused),
             }
             for name, found in times.items()
         ]
         return {"kernels": kernels}, ()
+
+    def _sizes(self, model: str, samples: Sequence[Mapping[str, Array]]) -> dict[str, float]:
+        """Return the mean size of what nodes make, as far as the shapes of the samples say it."""
+        sizes: dict[str, float] = {}
+        for sample in samples:
+            read = self.core.read_model(model)
+            read.reshape({name: list(array.shape) for name, array in sample.items()})
+            for node in read.get_ordered_ops():
+                if node.get_output_size() and node.get_output_partial_shape(0).is_static:
+                    size = math.prod(node.get_output_shape(0)) / len(samples)
+                    sizes[node.friendly_name] = sizes.get(node.friendly_name, 0.0) + size
+        return sizes
 
     def _compiled(self, model: str, threads: int | None, **options: Any) -> Any:
         settings = {"PERFORMANCE_HINT": "LATENCY", **options}
@@ -88,6 +103,13 @@ class _Session:
         except RuntimeError as error:
             raise RuntimeError(_SOURCE_PLACE.sub("", str(error))) from None
         return [found[number].copy() for number in range(len(self.outputs))]
+
+
+def _fused(node: Any) -> list[str]:
+    """Return the names of the nodes that were fused into one that runs."""
+    told = node.get_rt_info()
+    names = str(told["originalLayersNames"].astype(str)).split(",") if "originalLayersNames" in told else []
+    return [name for name in names if name]
 
 
 def _name(output: Any) -> str:

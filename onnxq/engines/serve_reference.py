@@ -15,6 +15,7 @@ class Reference:
     """`onnx.reference.ReferenceEvaluator`."""
 
     version = f"onnx {onnx.__version__}"
+    profiles = False
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; it runs in one thread of Python."""

@@ -39,9 +39,11 @@ class Backend(Protocol):
 
     Attributes:
         version: name and version, as in ``onnxruntime 1.31.1``.
+        profiles: whether it tells what each node takes.
     """
 
     version: str
+    profiles: bool
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file."""
@@ -99,7 +101,7 @@ class _Answering:
         """Return the answer to a message."""
         asked = header["ask"]
         if asked == "hello":
-            return {"protocol": PROTOCOL, "version": self.backend.version}, ()
+            return {"protocol": PROTOCOL, "version": self.backend.version, "profiles": self.backend.profiles}, ()
         if asked == "keep":
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
         if asked == "load":

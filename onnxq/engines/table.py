@@ -125,6 +125,11 @@ def engine_of(target: Target, asked: str = "") -> tuple[Engine | None, str]:
         return None, str(error)
 
 
+def times_tell(target: Target, engine: Engine | None) -> bool:
+    """Return whether times are the target's: those of an engine for it, or of onnxruntime in this process."""
+    return engine is not None or target.name == DEFAULT_TARGET
+
+
 def engine_names() -> list[str]:
     """Return the names of all engines, installed or not."""
     return [*ENGINES, *registered_names(ENTRY_POINTS)]

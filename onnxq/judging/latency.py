@@ -109,7 +109,7 @@ def measure_latencies(
         models: file of the reference, and of each candidate.
         samples: run round robin; at least one.
         seconds: time to spend, loading each model in each round and one or two runs to warm it up aside.
-        threads: threads inside an operator; None takes all cores.
+        threads: threads inside an operator; None takes as many as the engine by itself, mostly all cores.
         rounds: how often all models are loaded; below 6 there is no interval.
         patience: seconds after which no further round begins, for models that take long to load.
         enough: runs of a model in a round after which the next one begins, unless they took hardly any time; None
@@ -121,7 +121,8 @@ def measure_latencies(
     """
     # Not every system says which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads, engine = threads or cores, engine or OnnxRuntime()
+    engine = engine or OnnxRuntime()
+    threads = threads or engine.threads or cores
     times: list[list[Turn]] = [[] for _ in samples]
     typical: list[NDArray[np.float64]] = []
     start = time.perf_counter()

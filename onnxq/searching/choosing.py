@@ -14,6 +14,8 @@ from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.deadline import NEVER
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines.local import OnnxRuntime
+from onnxq.engines.table import times_tell
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
@@ -26,11 +28,11 @@ from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.affording import affordable
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
-from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory
+from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
 from onnxq.searching.measures import Effort
 from onnxq.searching.noises import Noises
 from onnxq.searching.search import Outcome, Planner, leave_what_hurts
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.searching.whole import fastest_whole
 from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench
 
@@ -145,9 +147,9 @@ class Chooser:
 
     @property
     def measurable(self) -> bool:
-        """Whether latency is asked for, and this machine's tells anything about the target's."""
-        own = self.bench.target.name == DEFAULT_TARGET and self.judge.engine is None
-        return self.judge.seconds > 0 and own and not self.bench.is_large
+        """Whether latency is asked for, and what runs here tells anything about the target's."""
+        known = times_tell(self.bench.target, self.judge.engine)
+        return self.judge.seconds > 0 and known and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
         """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one.
@@ -159,13 +161,17 @@ class Chooser:
         seconds = min(effort.seconds, self.judge.deadline.left - self._reserved)
         effort = replace(effort, seconds=seconds)
         laboratory = replace(self.laboratory(recipe), trials=trials)
+        if not laboratory.timing.engine.profiles:
+            quiet = self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
+            return replace(quiet, plan=fastest_whole(laboratory, self.bench.target, quiet.plan, aim))
         return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
 
     def laboratory(self, recipe: Recipe) -> Laboratory:
         """Return what measures plans whose codes are chosen so."""
         seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
         reference, asked = self.files.reference, self._asked
-        return Laboratory(self.trials, recipe, reference, timed, seconds, self.costs, self.progress, asked)
+        timing = Timing(timed, seconds, self.judge.engine or OnnxRuntime())
+        return Laboratory(self.trials, recipe, reference, timing, self.costs, self.progress, asked)
 
     @cached_property
     def _asked(self) -> dict[Hashable, Noises]:

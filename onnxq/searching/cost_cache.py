@@ -17,7 +17,6 @@ from typing import Any
 from onnxq.errors import DataError, OutputError
 from onnxq.execution.workers import available_cores
 from onnxq.modelfile.publish import check_output, locked
-from onnxq.runtime import runtime_version
 from onnxq.searching.kernel_times import NodeTimes
 
 _FORMAT = "onnxq costs 1"
@@ -88,16 +87,17 @@ class CostCache:
         self.added_speeds.clear()
 
 
-def cost_key(model: str, samples: Iterable[str], effect: object) -> str:
+def cost_key(model: str, samples: Iterable[str], effect: object, engine: str) -> str:
     """Return what times are told apart by: what ran, and where.
 
     Args:
         model: digest of the prepared model.
         samples: digests of what it ran on.
         effect: what the plan does whose model ran; None stands for the float model.
+        engine: what ran it, and its version.
     """
     ran = (model, *samples, effect)
-    place = (platform.machine(), _processor(), available_cores(), runtime_version(), version("onnxq"))
+    place = (platform.machine(), _processor(), available_cores(), engine, version("onnxq"))
     return hashlib.blake2b(repr((ran, place)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 

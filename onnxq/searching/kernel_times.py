@@ -13,11 +13,13 @@ from onnxq.graph import Graph, Node, scopes
 from onnxq.operators import Role, operator_of
 
 # What the runtime appends to the names of nodes that it puts in the place of others.
-_RENAMED = re.compile(r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion)+$")
+_RENAMED = re.compile(
+    r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
+)
 # What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
 _BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
-_CODERS = frozenset({"DequantizeLinear", "QuantizeLinear", "Sum"})
-_REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
+_CODERS = frozenset({"DequantizeLinear", "FakeQuantize", "QuantizeLinear", "Sum"})
+_REORDERS = frozenset({"Reorder", "ReorderInput", "ReorderOutput"})
 _LAYOUTS = _REORDERS | {"Transpose"}
 
 
@@ -89,6 +91,7 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     # Bodies may have tensors of the same name; their nodes have names of their own.
     by_tensor = {name: node for name, node in makers if times_made[name] == 1}
     by_name = {node.name: node for node in everywhere}
+    order = {node: place for place, node in enumerate(everywhere)}
     tensors = {*by_tensor, *(tensor.name for scope in scopes(graph) for tensor in scope.inputs)}
     nodes: dict[Node, float] = defaultdict(float)
     elements: dict[Node, float] = {}
@@ -103,7 +106,8 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
         name = _RENAMED.sub("", kernel.name)
         border = _BORDER.sub("", name)
         source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
-        node = next((by_tensor[one] for one in kernel.outputs if one in by_tensor), None)
+        made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
+        node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
         if border != name and border in tensors and kernel.op_type in _CODERS:
             borders[border] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, border))
@@ -112,7 +116,7 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
         if node is None and kernel.op_type in _LAYOUTS and source:
             borders[source] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, source))
-        elif node is None and kernel.op_type == "DynamicQuantizeLinear":
+        elif node is None and kernel.op_type == "DynamicQuantizeLinear" and kernel.outputs:
             codes[kernel.outputs[0]] = kernel.nanoseconds
         elif node is None:
             rest += kernel.nanoseconds

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.encoding.recipe import Recipe
-from onnxq.engines.kernels import profile_kernels
+from onnxq.engines.engine import Engine
+from onnxq.engines.local import OnnxRuntime
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.graph import scopes
-from onnxq.judging.latency import measure_latencies
+from onnxq.judging.latency import Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
 from onnxq.samples.inputs import Sample
@@ -40,6 +41,21 @@ _SHORTEST_RUN = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
+class Timing:
+    """How models are timed.
+
+    Attributes:
+        samples: on which they run.
+        seconds: time to spend on timing one candidate beside the float model.
+        engine: what runs them.
+    """
+
+    samples: Sequence[Sample]
+    seconds: float
+    engine: Engine = field(default_factory=OnnxRuntime)
+
+
+@dataclass(frozen=True, eq=False)
 class Laboratory:
     """What the search for the fastest plan measures, with one recipe.
 
@@ -47,8 +63,7 @@ class Laboratory:
         trials: builds candidates and knows the float model's outputs.
         recipe: how codes are chosen.
         reference: file of the float model.
-        timed: the samples on which models are timed.
-        seconds: time to spend on timing one candidate beside the float model.
+        timing: on what models are timed, and for how long.
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
@@ -57,8 +72,7 @@ class Laboratory:
     trials: Trials
     recipe: Recipe
     reference: Path
-    timed: Sequence[Sample]
-    seconds: float
+    timing: Timing
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
     asked: dict[Hashable, Noises] = field(default_factory=dict)
@@ -108,7 +122,7 @@ class Laboratory:
     def times(self, plan: Plan | None) -> NodeTimes:
         """Return how long each node takes, as measured now or before; None stands for the float model."""
         effect = (self.trials.bench.emit, plan.effect) if plan is not None else None
-        return self.costs.times(cost_key(*self._measured_on, effect), lambda: self._profiled(plan))
+        return self.costs.times(self._key(self._prepared, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return how many times as fast as the float model the models of plans run, all by turns."""
@@ -116,32 +130,42 @@ class Laboratory:
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
-        keys = [self._key(model, "speed") for model in models]
+        keys = [self._key(model_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
-        seconds = len(asked) * self.seconds
-        given = (self.reference, *asked)
-        found = measure_latencies(given, self.timed, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH) if asked else []
+        found = self._latencies(asked) if asked else []
         measured = {model: latency.speed for model, latency in zip(asked, found, strict=True)}
         return [self.costs.speed(key, measured.get(model, 0.0)) for model, key in zip(models, keys, strict=True)]
 
     def found_slower(self, model: Path, now: bool) -> bool:
         """Return whether a model was found to be slower than the float model: before, where that is known, or now."""
-        return self.costs.speed(self._key(model, "slower"), 0.0 if now else 1.0) == 0
+        return self.costs.speed(self._key(model_digest(model), "slower"), 0.0 if now else 1.0) == 0
 
-    def _key(self, model: Path, asked: str) -> str:
-        return cost_key(model_digest(model), self._measured_on[1], asked)
+    def _latencies(self, models: Sequence[Path]) -> list[Latency]:
+        timing, given = self.timing, (self.reference, *models)
+        seconds, engine = len(models) * timing.seconds, timing.engine
+        return measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH, engine=engine)
+
+    def _key(self, digest: str, asked: object) -> str:
+        engine = self.timing.engine
+        return cost_key(digest, self._samples, asked, f"{engine.name}, {engine.version}")
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
         model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
-        samples = self.timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(self.timed))
-        kernels = profile_kernels(model, samples, bench.prepared.parent, repeats=math.ceil(self._runs / len(samples)))
+        timed, engine = self.timing.samples, self.timing.engine
+        samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
+        kernels = engine.profile(model, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph)
 
     @cached_property
-    def _measured_on(self) -> tuple[str, tuple[str, ...]]:
-        """Digests of the prepared model and of the samples that are timed."""
-        return model_digest(self.trials.bench.prepared), tuple(sample_digest(sample) for sample in self.timed)
+    def _prepared(self) -> str:
+        """Digest of the prepared model."""
+        return model_digest(self.trials.bench.prepared)
+
+    @cached_property
+    def _samples(self) -> tuple[str, ...]:
+        """Digests of the samples that are timed."""
+        return tuple(sample_digest(sample) for sample in self.timing.samples)
 
     @property
     def _runs(self) -> int:

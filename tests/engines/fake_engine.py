@@ -43,6 +43,7 @@ class Session:
 
 class Backend:
     version = "fake 1.0"
+    profiles = True
 
     def load(self, model, threads):
         if fault == "refuse":

@@ -128,6 +128,7 @@ class Session:
         return [np.array([len((self.model.parent / "deep" / "w.bin").read_bytes()), len(self.model.read_bytes())])]
 class Backend:
     version = "far"
+    profiles = False
     def load(self, model, threads):
         return Session(model)
 serving.serve(Backend())

@@ -59,6 +59,7 @@ def test_a_stranger_writes_an_engine(model: Path, monkeypatch: pytest.MonkeyPatc
         assert loaded.run(sample)[0].tolist() == [1, 2, 3, 4]
         [times] = engine.time((loaded, engine.load(model)), [sample], 0.0)
         assert all(second > 0 for pair in times for second in pair)
+        assert not engine.profiles
         with pytest.raises(EngineError, match="engine evaluator does not tell what each node takes"):
             engine.profile(model, [sample], model.parent, 1)
         loaded.close()

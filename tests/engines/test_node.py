@@ -14,6 +14,9 @@ from onnx import ModelProto, helper
 from onnxq.engines.engine import Engine
 from onnxq.engines.node import node_engine
 from onnxq.errors import EngineError
+from onnxq.modelfile import as_graph
+from onnxq.preparation import prepare
+from onnxq.searching.kernel_times import trace_kernels
 
 PLACE = os.environ.get("ONNXQ_NODE_MODULES", "")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node")
@@ -37,9 +40,20 @@ def test_it_runs_and_times(perceptron: ModelProto, samples_for, tmp_path: Path, 
         assert first.outputs == tuple(output.name for output in perceptron.graph.output)
         assert np.allclose(first.run(samples[0])[0], expected, atol=1e-5)
         assert sum(map(len, engine.time((first, second), samples, 0.0))) == 1
-        with pytest.raises(EngineError, match=f"engine {package} cannot profile .*: it does not profile"):
-            engine.profile(tmp_path / "model.onnx", samples, tmp_path, 1)
         first.close()
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_it_tells_what_nodes_take(perceptron: ModelProto, samples_for, tmp_path: Path, package: str) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    graph = prepare(as_graph(perceptron))
+    with started(package) as engine:
+        assert engine.profiles
+        kernels = engine.profile(tmp_path / "model.onnx", samples_for(perceptron, 2), tmp_path, 2)
+    times = trace_kernels(kernels, graph)
+    assert times.nodes
+    assert times.rest == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int32", "int64", "bool", "float64"])

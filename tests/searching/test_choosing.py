@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -18,6 +19,10 @@ from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines import table
+from onnxq.engines.engine import Engine, LoadedModel
+from onnxq.engines.kernels import Kernel
+from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import parse_range
@@ -48,6 +53,47 @@ def chooser(tmp_path: Path) -> Chooser:
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
     return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
+
+
+class Elsewhere(OnnxRuntime):
+    """A runtime that remembers what it was asked to time."""
+
+    name = "elsewhere"
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, place: str) -> None:
+        self.version = "elsewhere 1"
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        self.asked.append("load")
+        return super().load(model, threads)
+
+    def profile(self, *given: Any) -> tuple[Kernel, ...]:
+        self.asked.append("profile")
+        return super().profile(*given)
+
+
+@pytest.mark.parametrize("profiles", [True, False])
+def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPatch, profiles: bool) -> None:
+    offered = {"elsewhere": Elsewhere}
+    monkeypatch.setattr(table, "registered", lambda group, name, what: offered.get(name))
+    monkeypatch.setattr(Elsewhere, "profiles", profiles)
+    monkeypatch.setattr(Elsewhere, "asked", [])
+    # Whatever is timed in this process is timed here.
+    monkeypatch.setattr(OnnxRuntime, "time", lambda self, *given: timed.append(self.name) or Engine.time(self, *given))
+    timed: list[str] = []
+    report = quantize(
+        MODELS / "vit.onnx",
+        Data(CALIB, limit=8),
+        target="openvino",
+        goal=Goal(force=True),
+        budget=Budget(accuracy="off", latency=0.2, engine="elsewhere"),
+    ).report
+    assert set(timed) == {"elsewhere"}
+    assert ("profile" in Elsewhere.asked) == profiles
+    assert bool(report.search.frontier) == profiles
+    assert report.performance.latency is not None
+    assert report.performance.latency.engine == "elsewhere 1"
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.engines import local
 from onnxq.engines.kernels import profile_kernels
 from onnxq.errors import DataError, OutputError
 from onnxq.modelfile.publish import locked
 from onnxq.pipeline import quantize
-from onnxq.searching import cost_cache, laboratory
+from onnxq.searching import cost_cache
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes
 
@@ -151,12 +152,19 @@ def test_places_that_cannot_hold_a_file_are_told_in_a_sentence(tmp_path: Path) -
 
 
 def test_other_models_plans_data_runtimes_and_machines_have_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [cost_key("m", ["s"], "e"), cost_key("n", ["s"], "e"), cost_key("m", ["t"], "e"), cost_key("m", ["s"], None)]
-    for name in ("_processor", "available_cores", "runtime_version"):
+    asked = [
+        ("m", "s", "e", "r"),
+        ("n", "s", "e", "r"),
+        ("m", "t", "e", "r"),
+        ("m", "s", None, "r"),
+        ("m", "s", "e", "q"),
+    ]
+    keys = [cost_key(model, [sample], effect, engine) for model, sample, effect, engine in asked]
+    for name in ("_processor", "available_cores"):
         monkeypatch.setattr(cost_cache, name, lambda: "another")
-        keys.append(cost_key("m", ["s"], "e"))
+        keys.append(cost_key("m", ["s"], "e", "r"))
     assert len(set(keys)) == 7
-    assert keys[-1] == cost_key("m", ["s"], "e")
+    assert keys[-1] == cost_key("m", ["s"], "e", "r")
 
 
 def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +174,7 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
         profiled.append(given[0].name)
         return profile_kernels(*given, **options)
 
-    monkeypatch.setattr(laboratory, "profile_kernels", counted)
+    monkeypatch.setattr(local, "profile_kernels", counted)
     path = tmp_path / "costs.json"
     data, options = Data(CALIB, limit=4), {"goal": 0.0, "budget": Budget(latency=0.05, costs=path)}
     quantize(MODELS / "resnet.onnx", data, **options)

@@ -41,6 +41,23 @@ def test_a_fused_kernel_counts_at_the_node_with_the_weight(conv_relu: ModelProto
     assert times.elements["first"] == 512
 
 
+def test_kernels_that_several_names_were_fused_into_count_at_the_last(conv_relu: ModelProto) -> None:
+    graph = prepare(as_graph(conv_relu))
+    times = trace_kernels(
+        [
+            kernel("x.quantize", "FakeQuantize", "x", "x.quantize", 1.0),
+            kernel("x.quantize_abcd_acdb_first", "Reorder", "x.quantize", "x.quantize_abcd_acdb_first", 2.0),
+            kernel("first", "Convolution", "reorder", "first first/WithoutBiases Multiply_7 b.quantize", 10.0),
+            kernel("last/WithoutBiases", "Convolution", "first", "last/WithoutBiases last", 8.0),
+            kernel("last_acdb_abcd", "Reorder", "last/WithoutBiases", "last_acdb_abcd", 3.0),
+        ],
+        graph,
+    )
+    assert times.nodes == {"first": 10.0, "last": 8.0}
+    assert times.borders == {"x": 3.0, "y": 3.0}
+    assert times.rest == 0
+
+
 def test_borders_and_layouts_count_at_their_tensor(conv_relu: ModelProto) -> None:
     graph = prepare(as_graph(conv_relu))
     times = trace_kernels(

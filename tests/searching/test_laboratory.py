@@ -16,7 +16,7 @@ from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
-from onnxq.searching.laboratory import Laboratory, _of_other_shapes
+from onnxq.searching.laboratory import Laboratory, Timing, _of_other_shapes
 from onnxq.switchboard import Source
 from onnxq.targets import target_named
 from onnxq.trials import Trials
@@ -30,7 +30,7 @@ def laboratory(residual: ModelProto, samples_for: Callable[..., list], tmp_path:
     bench = Workbench(path, preset_named("int8"), target_named("onnxruntime-cpu"))
     samples = samples_for(residual, 4)
     statistics = bench.calibrate(bench.plan({}), samples, silent)
-    return Laboratory(Trials.of(bench, path, samples, statistics), Recipe(), path, samples, seconds=0.05)
+    return Laboratory(Trials.of(bench, path, samples, statistics), Recipe(), path, Timing(samples, 0.05))
 
 
 def test_storing_all_weights_is_more_faithful_than_integers(laboratory: Laboratory) -> None:
