@@ -32,6 +32,7 @@ from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.sink_transposes import SinkTransposes
 from onnxq.passes.prepare.split_hard_swishes import SplitHardSwishes
+from onnxq.passes.prepare.split_p_relus import SplitPRelus
 from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
@@ -52,6 +53,7 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
+_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), SplitPRelus())
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
 _ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
@@ -127,6 +129,8 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
         found.append(UnfuseProducts())
     if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.fused:
         found.append(SplitHardSwishes())
+    if target.workarounds:
+        found.append(SplitPRelus())
     return tuple(found)
 
 
@@ -136,7 +140,7 @@ def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
     Raises:
         SchemeError: a name is none of these.
     """
-    known: Mapping[str, Pass] = {type(step).__name__: step for step in (UnfuseProducts(), SplitHardSwishes())}
+    known: Mapping[str, Pass] = {type(step).__name__: step for step in _INTEGER_STEPS}
     for name in names:
         if name not in known:
             raise SchemeError(f"the plan has step {name!r}, expected any of {', '.join(known)}{nearest(name, known)}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 
+from onnxq.presets import PRESETS
 from onnxq.scheme import Mode
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
@@ -83,15 +84,39 @@ def test_a_range_that_the_operator_fixes_is_not_calibrated(op: str, expected: ob
     assert ("b" in plan.taps) is (expected is None)
 
 
-def test_silu_between_convolutions_is_integer(build, plan_of, quantize_to, running_graph, tmp_path: Path) -> None:
-    model = between_convolutions(build, "[gate] s = Sigmoid(a) [silu] b = Mul(a, s)")
+@pytest.mark.parametrize(
+    ("middle", "opset"), [("[gate] s = Sigmoid(a) [silu] b = Mul(a, s)", 17), ("[silu] b = Swish(a)", 24)]
+)
+def test_silu_between_convolutions_is_integer(
+    middle: str, opset: int, build, plan_of, quantize_to, running_graph, tmp_path: Path
+) -> None:
+    text = f"(float[1,8,8,8] x) => (float[N,C,H,W] y) {{ a = Conv(x, w0) {middle} y = Conv(b, w1) }}"
+    model = build(text, opset=opset, w0=KERNEL, w1=KERNEL)
     plan = plan_of(model)
     assert set(modes(plan).values()) == {STATIC}
-    assert groups(plan) == {name: name for name in ("x", "a", "s", "b", "y")}
+    assert len(set(groups(plan).values())) == 5
     quantize_to(model, tmp_path / "q.onnx")
     running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
     assert (running["QLinearConv"], running["QLinearSigmoid"], running["QLinearMul"]) == (2, 1, 1)
     assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
+
+
+def test_silu_that_is_left_in_float_between_convolutions_is_one_kernel(
+    build, quantize_to, running_graph, tmp_path: Path
+) -> None:
+    model = between_convolutions(build, "[gate] s = Sigmoid(a) [silu] b = Mul(a, s)")
+    quantize_to(model, tmp_path / "q.onnx", scheme=PRESETS["int8"].excluding("gate", "silu"))
+    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
+    assert (running["QLinearConv"], running["QuickGelu"], running["Sigmoid"], running["Mul"]) == (2, 1, 0, 0)
+
+
+def test_a_rectifier_with_slopes_is_computed_in_float_without_its_slow_kernel(
+    build, quantize_to, running_graph, tmp_path: Path
+) -> None:
+    slope = np.linspace(-0.1, 0.3, 8, dtype=np.float32).reshape(8, 1, 1)
+    quantize_to(between_convolutions(build, "[n] b = PRelu(a, k)", k=slope), tmp_path / "q.onnx")
+    running = Counter(node.op_type for node in running_graph(tmp_path / "q.onnx").node)
+    assert (running["QLinearConv"], running["Mul"], running["Max"], running["PRelu"]) == (2, 1, 1, 0)
 
 
 def test_a_constant_operand_has_the_range_of_its_values(build, plan_of) -> None:
