@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     __version__: str
 
     from onnxq.budget import Budget
+    from onnxq.cli.progress_bars import progress_bars
     from onnxq.data import Data
     from onnxq.dequantization import dequantize
     from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, PassError, SchemeError
@@ -125,6 +126,7 @@ __all__ = [
     "optimize",
     "plan",
     "prepare",
+    "progress_bars",
     "quantize",
     "remove_nodes",
     "replace_uses",
@@ -139,6 +141,7 @@ __all__ = [
 
 _HOMES = {
     "onnxq.budget": ("Budget",),
+    "onnxq.cli.progress_bars": ("progress_bars",),
     "onnxq.data": ("Data",),
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": (

@@ -80,8 +80,8 @@ def quantize(
         model: a file, a ModelProto or a GraphSurgeon graph.
         data: representative samples: a file or folder (see open_samples), dictionaries of arrays by input, or Data.
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
-        scheme: a preset's name, a Scheme, or a Plan of an earlier report or file to carry out as it is, on its own
-            target and without a search.
+        scheme: a preset's name, a scheme's TOML file, a Scheme, or a Plan of an earlier report or file to carry out as
+            it is, on its own target and without a search.
         target: a name of TARGETS.
         prepare: passes of your own, or texts that name them (see pass_named), which rewrite the float model before
             onnxq prepares it. The result is compared with the model as it was given all the same.

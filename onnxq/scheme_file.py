@@ -42,6 +42,15 @@ def load_scheme(path: str | Path) -> Scheme:
         raise SchemeError(f"scheme {path}: {reason}") from reason
 
 
+def scheme_named(text: str) -> Scheme:
+    """Return the scheme of a preset's name, or of a file that ends in ``.toml``.
+
+    Raises:
+        SchemeError: there is no such preset, or the file is wrong.
+    """
+    return load_scheme(text) if text.endswith(".toml") else preset_named(text)
+
+
 def _parse_scheme(document: Mapping[str, object]) -> Scheme:
     _check_keys("scheme", document, {"base", "correct_biases", "emit", "ranges", "rule"})
     entries = document.get("rule", [])

@@ -217,7 +217,7 @@ def chooser_of(
     bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency if times_tell(bench.target, engine) else 0.0
-    judge = Judge.of(model.files.reference, seen.judged, timed, goal.metric)
+    judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
     judge = replace(judge, deadline=deadline, engine=engine)
     return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
 

@@ -11,6 +11,7 @@ from onnxq.named_passes import Step
 from onnxq.planning.plan import Plan
 from onnxq.presets import preset_named
 from onnxq.scheme import Scheme
+from onnxq.scheme_file import scheme_named
 from onnxq.targets import target_named
 
 
@@ -37,11 +38,11 @@ class Wanted:
         Raises:
             SchemeError: a name is not known, or an argument is of another type.
         """
-        check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset, a Scheme or a Plan")
+        check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset or TOML file, a Scheme or a Plan")
         check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
         if isinstance(scheme, Plan):
             return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
-        return cls(preset_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
+        return cls(scheme_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
 
     def emit(self, *, measured: bool) -> Emit:
         """Return what may be written for the target: where time is not measured nothing is known to be faster.

@@ -125,7 +125,7 @@ def test_passes_know_no_command_line(wanted: str) -> None:
 
 
 def test_only_the_terminal_draws() -> None:
-    assert importers_of("rich", "onnxq") == ["onnxq.cli.progress_bars", "onnxq.cli.terminal"]
+    assert importers_of("rich", "onnxq") == ["onnxq.cli.measured", "onnxq.cli.progress_bars", "onnxq.cli.terminal"]
 
 
 @pytest.mark.parametrize("room", ["onnxq.planning", "onnxq.searching"])

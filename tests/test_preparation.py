@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import onnxq
+from onnxq.data import Data
 from onnxq.errors import ModelError, OutputError
 from onnxq.modelfile import load, to_model
 from onnxq.preparation import prepare, refuse_overwriting, refuse_quantized
@@ -20,7 +21,7 @@ def test_prepare_leaves_the_outputs_as_they_were(tmp_path: Path) -> None:
 
     for name in NAMES:
         onnxq.save(prepare(onnxq.load(MODELS / f"{name}.onnx")), tmp_path / "prepared.onnx")
-        agreement = compare_files(MODELS / f"{name}.onnx", tmp_path / "prepared.onnx", CALIB, limit=8)
+        agreement = compare_files(MODELS / f"{name}.onnx", tmp_path / "prepared.onnx", Data(CALIB, limit=8))
         assert agreement.worst_sqnr > 100, name
         ops = {node.op for node in onnxq.load(tmp_path / "prepared.onnx").nodes}
         assert not ops & {"BatchNormalization", "Constant", "Identity", "Dropout"}, name

@@ -25,7 +25,7 @@ from onnxq.scheme import (
     Spec,
     Storage,
 )
-from onnxq.scheme_file import load_scheme
+from onnxq.scheme_file import load_scheme, scheme_named
 
 
 def write(folder: Path, text: str) -> Path:
@@ -178,3 +178,11 @@ def test_a_file_that_cannot_be_read_is_told(make, tmp_path: Path) -> None:
     make(path)
     with pytest.raises(SchemeError, match=r"^scheme .*scheme\.toml cannot be read: "):
         load_scheme(path)
+
+
+def test_a_text_is_a_preset_or_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[[rule]]\nmode = "float"\n')
+    assert scheme_named(str(path)) == load_scheme(path)
+    assert scheme_named("int4-block32") is PRESETS["int4-block32"]
+    with pytest.raises(SchemeError, match="cannot be read"):
+        scheme_named(str(tmp_path / "none.toml"))

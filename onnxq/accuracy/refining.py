@@ -22,6 +22,7 @@ from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.range_table import range_text
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 
@@ -165,7 +166,7 @@ def _kept(name: str, found: Recipe, before: Recipe) -> str:
         return ""
     own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
     words = {
-        "ranges": f"{found.ranges!r}{own}",
+        "ranges": f"{range_text(found.ranges) or found.ranges}{own}",
         "migration": f"{len(found.migration.factors)} tensors",
         "scaling": f"{len(found.scaling.factors)} tensors",
         "compensation": f"weights of at most {found.compensation.bits} bits" if found.compensation else "",

@@ -8,36 +8,41 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import READING_EXIT_CODES, FiniteRange, image_options, two_models
+from onnxq.cli.groups import SPEED, GroupedCommand, option
+from onnxq.cli.options import READING_EXIT_CODES, FiniteRange, two_models
 
 if TYPE_CHECKING:
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data import Data
 
 
-@click.command(short_help="Say which of two models is faster, and how certainly.", epilog=READING_EXIT_CODES)
-@two_models
-@click.option(
-    "--threads", type=click.IntRange(min=1), metavar="COUNT", help="Threads inside an operator.  [default: all cores]"
+@click.command(
+    cls=GroupedCommand, short_help="Say which of two models is faster, and how certainly.", epilog=READING_EXIT_CODES
 )
-@click.option(
+@two_models
+@option(
+    "--threads",
+    group=SPEED,
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Threads inside an operator.  [default: all cores]",
+)
+@option(
     "--seconds",
+    group=SPEED,
     type=FiniteRange(min=0),
     metavar="SECONDS",
     default=10.0,
     show_default=True,
     help="Time to spend, loading aside.",
 )
-@image_options
 def bench(
     reference: Path,
     candidate: Path,
-    data: Path,
+    data: Data,
     threads: int | None,
     seconds: float,
-    limit: int | None,
     engine: str,
     as_json: bool,
-    images: ImageOptions | None,
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
     from onnxq.cli import tables
@@ -45,9 +50,7 @@ def bench(
     from onnxq.judging import latency_comparison
 
     with open_engine(engine) as runtime:
-        found = latency_comparison.bench(
-            reference, candidate, data, threads=threads, seconds=seconds, images=images, limit=limit, engine=runtime
-        )
+        found = latency_comparison.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:

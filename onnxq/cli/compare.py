@@ -8,43 +8,47 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.options import BELOW_FIDELITY, COMPARING_EXIT_CODES, FILE, image_options, two_models
+from onnxq.cli.groups import FIDELITY, OUTPUT, GroupedCommand, option
+from onnxq.cli.options import BELOW_FIDELITY, COMPARING_EXIT_CODES, FILE, two_models
 
 if TYPE_CHECKING:
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data import Data
 
 
-@click.command(short_help="Say how well two models agree on samples.", epilog=COMPARING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Say how well two models agree on samples.", epilog=COMPARING_EXIT_CODES)
 @two_models
-@click.option(
-    "--layers", "by_layer", is_flag=True, help="Also print noise along the depth: of each layer alone, and of all."
+@option(
+    "--layers",
+    "by_layer",
+    group=FIDELITY,
+    is_flag=True,
+    help="Also print noise along the depth: of each layer alone, and of all.",
 )
-@click.option(
+@option(
     "--min-sqnr",
+    group=FIDELITY,
     type=float,
     metavar="DECIBELS",
     help="Decibels the worst output must have, else the exit code is 3; for a check in CI.",
 )
-@click.option(
+@option(
     "--report",
+    group=FIDELITY,
     type=FILE,
     help="What quantize --report wrote of CANDIDATE: with it --layers tells modes, and compares tensors too whose "
     "channels were divided.",
 )
-@click.option("--html", type=FILE, help="Write a page that shows the same.")
-@image_options
+@option("--html", group=OUTPUT, type=FILE, help="Write a page that shows the same.")
 def compare(
     reference: Path,
     candidate: Path,
-    data: Path,
-    limit: int | None,
+    data: Data,
     engine: str,
     as_json: bool,
     by_layer: bool,
     min_sqnr: float | None,
     report: Path | None,
     html: Path | None,
-    images: ImageOptions | None,
 ) -> None:
     """Run two models on the same samples and print how well each output agrees.
 
@@ -74,10 +78,8 @@ def compare(
     with open_engine(engine) as runtime:
         # Where both run here, models that draw random numbers draw the same.
         there = None if engine == DEFAULT_ENGINE else runtime
-        agreement = compare_files(reference, candidate, data, images=images, limit=limit, engine=there)
-    found = None
-    if by_layer:
-        found = compare_layers(reference, candidate, data, plan=plan, images=images, limit=limit)
+        agreement = compare_files(reference, candidate, data, engine=there)
+    found = compare_layers(reference, candidate, data, plan=plan) if by_layer else None
     if html is not None:
         Comparison(reference, candidate, agreement, found).save_html(html)
     if as_json:

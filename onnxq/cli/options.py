@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from onnxq.cli.groups import DATA, ENGINE, option
+from onnxq.cli.groups import DATA, ENGINE, OUTPUT, SPEED, option
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -42,16 +42,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 limit_option = click.option(
     "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
 )
-engine_option = click.option(
-    "--engine",
-    type=ENGINE,
-    metavar="NAME[:PLACE]",
-    default="onnxruntime",
-    show_default=True,
-    help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+chain_option = option(
+    "--chain",
+    group=DATA,
+    multiple=True,
+    metavar="OUTPUT=INPUT",
+    help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
+    "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
 )
-
-
 source_option = option(
     "--source",
     group=DATA,
@@ -79,17 +77,45 @@ _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
 
 def two_models(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what a command takes that sets two models side by side: these, and what runs them on which samples."""
+    """Add what a command takes that sets two models side by side: these, what runs them, and samples as ``data``."""
+
+    @functools.wraps(command)
+    def with_data(*args: Any, **kwargs: Any) -> None:
+        from onnxq.data import Data
+        from onnxq.execution.chain import parse_chain
+
+        samples, limit, images, chain, source = (
+            kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source")
+        )
+        command(*args, data=Data(samples, None, limit, images, parse_chain(chain), source=source), **kwargs)
+
+    wrapped: Callable[..., None] = image_options(with_data)
     for one in (
-        json_option,
-        engine_option,
-        limit_option,
-        click.option("--data", required=True, type=FILE, help="Samples, as --calib takes them."),
+        option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON."),
+        option(
+            "--engine",
+            group=SPEED,
+            type=ENGINE,
+            metavar="NAME[:PLACE]",
+            default="onnxruntime",
+            show_default=True,
+            help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+        ),
+        source_option,
+        chain_option,
+        option(
+            "--limit",
+            group=DATA,
+            type=click.IntRange(min=1),
+            metavar="COUNT",
+            help="Use at most this many samples, from all over; the first ones for --chain.",
+        ),
+        option("--data", group=DATA, required=True, type=FILE, help="Samples, as --calib takes them."),
         click.argument("candidate", type=FILE),
         click.argument("reference", type=FILE),
     ):
-        command = one(command)
-    return command
+        wrapped = one(wrapped)
+    return wrapped
 
 
 def image_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -192,14 +218,7 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
 
     wrapped: Callable[..., None] = with_collection
     for one in (
-        option(
-            "--chain",
-            group=DATA,
-            multiple=True,
-            metavar="OUTPUT=INPUT",
-            help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
-            "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
-        ),
+        chain_option,
         option(
             "--memory",
             group="Calibration",

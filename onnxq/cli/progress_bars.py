@@ -6,12 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from onnxq import progress as progress_module
 from onnxq.deadline import Deadline
+from onnxq.progress import Progress as Told
 
 # Seconds between two lines where no terminal shows bars.
 _SILENCE = 10.0
@@ -27,14 +28,19 @@ _STAGES = {
 
 
 @contextlib.contextmanager
-def progress_bars(seconds: float = math.inf) -> Iterator[progress_module.Progress]:
-    """Yield a progress function that draws bars on a terminal and prints a line every ten seconds elsewhere.
+def progress_bars(seconds: float = math.inf) -> Iterator[Told]:
+    """Yield a progress function that draws bars on a terminal or in a notebook, and prints lines elsewhere.
 
     Args:
         seconds: that there are for all of it, of which it is told how many are left.
+
+    >>> from onnxq import Budget
+    >>> with progress_bars() as progress:
+    ...     budget = Budget(progress=progress)
     """
     console, deadline = open_console(stderr=True), Deadline.within(seconds)
-    if not console.is_terminal:
+    # Without widgets a notebook shows no bars, and a warning.
+    if not (console.is_terminal or (console.is_jupyter and find_spec("ipywidgets"))):
         yield _lines(console, deadline)
         return
     columns = (
@@ -56,7 +62,7 @@ def progress_bars(seconds: float = math.inf) -> Iterator[progress_module.Progres
         yield show
 
 
-def _lines(console: Console, deadline: Deadline) -> progress_module.Progress:
+def _lines(console: Console, deadline: Deadline) -> Told:
     """Return a progress function that prints a line when the last one is ten seconds old."""
     printed = time.monotonic()
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 
 from rich.table import Column, Table
 
+from onnxq.cli.measured import measured
 from onnxq.cli.progress_bars import open_console
 from onnxq.inspection import Inspection
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.optimization import Optimized
 from onnxq.planning.delivery import missing
+from onnxq.planning.plan import Decision
 from onnxq.report import Report
-from onnxq.report.figures import decibels, duration, milliseconds, shortened, size, threads
+from onnxq.report.figures import decibels, duration, shortened, size, threads
 from onnxq.report.suggestions import suggestions
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
@@ -25,6 +29,13 @@ _LONGEST_NAME = 40
 _WIDE = 10_000
 # Of the bytes of a model.
 _WORTH_STRIPPING = 0.01
+_IN_WORDS = {
+    Mode.STATIC: "static (integers)",
+    Mode.DYNAMIC: "dynamic (integers, scaled anew in each run)",
+    Mode.WEIGHT_ONLY: "weight-only (float times codes)",
+    Mode.STORAGE: "storage (float, from weights kept as codes)",
+    Mode.FLOAT: "float",
+}
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
@@ -37,17 +48,32 @@ def print_report(report: Report, *, every: bool = False) -> None:
     if tries := suggestions(report):
         console.print("Try the same with")
     for one in tries:
-        console.print(f"  {one.options}\n    {one.why}")
+        for told, indent in ((one.options, " " * 2), (one.why, " " * 4)):
+            console.print(_indented(told, console.width, indent))
     if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
     console.print(_summary(report))
-    if reasons := report.plan.left_in_float():
-        console.print(_left(reasons, None if every else _SHOWN_REASONS))
-    evidence = [table for table in (_gains(report), _regions(report), _plans(report), _noises(report)) if table.rows]
+    if (left := _left(report.plan.decisions, None if every else _SHOWN_REASONS)).rows:
+        console.print(left)
+    evidence = measured(report, console.width)
     for table in evidence if every else ():
         console.print(table)
-    if evidence and not every:
-        console.print("--verbose shows what was measured, --html all of it on a page.")
+    if evidence:
+        # After pages of figures the first line is out of sight.
+        told = report.verdict if every else "--verbose shows what was measured, --html all of it on a page."
+        console.print(told)
+
+
+def _indented(text: str, width: int, indent: str) -> str:
+    """Return a text in lines of a width, whose words stay whole so that options can be copied."""
+    return fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _summary(report: Report) -> Table:
@@ -78,12 +104,10 @@ def _summary(report: Report) -> Table:
     if (scores := report.fidelity.scores) is not None:
         bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on others"
         table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name}); {bound}")
-    table.add_row(
-        "kernels",
-        f"{kernels.integer} integer, {kernels.heavy_float} float convolutions and products, "
-        f"{kernels.quantize} QuantizeLinear and DequantizeLinear left",
-    )
-    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)))
+    between = f"; {_counted(kernels.quantize, 'conversion')} to or from codes" if kernels.quantize else ""
+    heavy = kernels.integer + kernels.heavy_float
+    table.add_row("in integers", f"{kernels.integer} of {heavy} convolutions and products{between}")
+    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {_IN_WORDS[mode]}" for mode in Mode if plan.count(mode)))
     if cells := report.encoding.left_by_standard:
         table.add_row("standard ONNX", f"has no integers for {cells} LSTM; --emit fastest measures onnxruntime's own")
     if report.encoding.corrected_biases:
@@ -108,62 +132,34 @@ def _output(output: OutputAgreement) -> tuple[str, str]:
     return f"{kind} {shortened(output.name, _LONGEST_NAME)}{judges}", ", ".join(parts) or "not compared"
 
 
-def _left(reasons: Sequence[tuple[str, int]], most: int | None) -> Table:
-    """Return why nodes are not static, each reason with how many nodes it holds for."""
-    table = Table(title="Not static, and why", title_justify="left", show_header=False)
-    shown = reasons[:most]
-    for reason, count in shown:
-        table.add_row(_counted(count), reason)
-    if others := sum(count for _, count in reasons[len(shown) :]):
-        table.add_row(_counted(others), "other reasons; see --report")
+def _left(decisions: Sequence[Decision], most: int | None) -> Table:
+    """Return why nodes are not static, each reason with the operators that it holds for."""
+    table = Table(title="Not in integers throughout, and why", title_justify="left", show_header=False)
+    reasons = defaultdict[str, Counter[str]](Counter)
+    for decision in decisions:
+        if decision.mode is not Mode.STATIC:
+            reasons[decision.reason][decision.op_type] += 1
+    found = sorted(reasons.items(), key=lambda item: -item[1].total())
+    for reason, operators in found[:most]:
+        table.add_row(_operators(operators), reason)
+    if others := sum(operators.total() for _, operators in found[len(found[:most]) :]):
+        table.add_row(_counted(others, "node"), "other reasons; see --report")
     return table
 
 
-def _gains(report: Report) -> Table:
-    gains = Table("method", "without", "with", "seconds", Column("kept", overflow="fold"))
-    gains.title = "Accuracy, worst output on the samples that candidates are judged by"
-    for gain in report.encoding.gains:
-        told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
-        kept = "; ".join(filter(None, told))
-        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
-    return gains
+def _operators(counts: Counter[str]) -> str:
+    """Return how many nodes there are of each operator, or of more than two how many in all.
+
+    >>> _operators(Counter(Erf=12)), _operators(Counter(Mul=2, Add=3)), _operators(Counter("abc"))
+    ('12 Erf', '3 Add, 2 Mul', '3 nodes')
+    """
+    if len(counts) > 2:
+        return _counted(counts.total(), "node")
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
-def _regions(report: Report) -> Table:
-    regions = Table(Column("from node", overflow="fold"), "mode", "nodes", "float", "integer")
-    regions.title = "Integer regions, profiled"
-    for region in report.performance.regions:
-        times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
-        regions.add_row(region.first, str(region.mode), str(region.nodes), *times)
-    return regions
-
-
-def _plans(report: Report) -> Table:
-    modes = ("static", "dynamic", "weight-only")
-    plans = Table(*modes, "profiled", "expected", "worst output", "speed", "", title="Plans that were weighed")
-    for point in report.search.frontier:
-        plans.add_row(
-            str(point.static),
-            str(point.dynamic),
-            str(point.weight_only),
-            f"{point.milliseconds:.2f} ms",
-            decibels(point.predicted),
-            decibels(point.sqnr),
-            "-" if point.speed is None else f"{point.speed:.2f}x",
-            "float" if point.is_float else "taken" if point.chosen else "",
-        )
-    return plans
-
-
-def _noises(report: Report) -> Table:
-    hurt = Table(Column("node", overflow="fold"), "as", "alone at the worst output", title="What hurts most")
-    for one in report.search.sensitivities:
-        hurt.add_row(one.node, str(one.mode), decibels(one.sqnr))
-    return hurt
-
-
-def _counted(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what if count == 1 else what + 's'}"
 
 
 def print_applied(done: Rewritten) -> None:

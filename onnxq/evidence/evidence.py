@@ -71,6 +71,10 @@ class Evidence:
         kept = (array.nbytes for one in self.statistics.values() for array in one.arrays().values())
         return sum(kept) + sum(map(len, self.samples))
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(request.kind for request in self.statistics))
+        return f"Evidence({len(self.samples)} samples, {len(self.by_tensor)} tensors: {kinds or 'nothing'})"
+
     def _repr_html_(self) -> str:
         """Return what notebooks show: of each tensor the kinds of statistics that are known."""
         rows = [(tensor, ", ".join(request.kind for request in known)) for tensor, known in self.by_tensor.items()]

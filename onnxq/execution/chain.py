@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxq.data import Data, SamplesLike
 from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array, open_session, run
-from onnxq.samples.data import Samples
+from onnxq.samples.data import Samples, open_samples
 from onnxq.samples.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 
 Chain = Mapping[str, str]
@@ -154,6 +157,31 @@ class ChainedSamples:
             return False
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         return all(value.size and not (is_floating(value.dtype) and np.isnan(value).any()) for value in arrays)
+
+
+def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
+    """Open samples for the file of a model, as quantize() does for a model that it is given.
+
+    Args:
+        reference: the file, whose model completes chained inputs.
+        data: the samples, of Data those for calibration.
+
+    Raises:
+        ModelError: the file cannot be read.
+        DataError: the samples do not fit.
+        SchemeError: the chain names no output or input of the model.
+    """
+    data = Data.of(data)
+    inputs = with_optional(model_inputs(skeleton(load(reference))), data.chain)
+    samples = open_samples(
+        data.calibration,
+        inputs,
+        images=data.images,
+        limit=data.limit,
+        source=data.source,
+        in_order=bool(data.chain),
+    )
+    return ChainedSamples(samples, reference, data.chain) if data.chain else samples
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
+from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound
 from onnxq.judging.views import EngineView, View, Views
-from onnxq.modelfile import load
 from onnxq.modelfile.publish import staging
 from onnxq.numbers.numerics import signal_to_noise
-from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array
-from onnxq.samples.data import open_samples
-from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import Sample, model_inputs
+from onnxq.samples.inputs import Sample
 
 # Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
 _SHARE_AT_0_DB = 0.1
@@ -164,10 +162,8 @@ def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sam
 def compare_files(
     reference: Path,
     candidate: Path,
-    data: Path,
+    data: SamplesLike | Data,
     *,
-    images: ImageOptions | None = None,
-    limit: int | None = None,
     engine: Engine | None = None,
 ) -> Agreement:
     """Compare two model files on samples that fit the reference; see compare.
@@ -175,9 +171,7 @@ def compare_files(
     Args:
         reference: file of the float model, which runs on onnxruntime in this process.
         candidate: file of a model made from it.
-        data: the samples.
-        images: how image files become arrays.
-        limit: use only the first samples.
+        data: the samples, or Data with how they are read; chained inputs are completed by the reference.
         engine: what runs the candidate; None stands for onnxruntime in this process.
 
     Raises:
@@ -185,8 +179,7 @@ def compare_files(
         DataError: the samples do not fit, or the outputs differ in name.
         EngineError: the engine fails.
     """
-    inputs = model_inputs(skeleton(load(reference)))
-    samples = open_samples(data, inputs, images=images, limit=limit)
+    samples = samples_of(reference, data)
     views = Views.of(reference, candidate)
     with staging(None) as folder:
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnxq.errors import SchemeError, check_type
-from onnxq.judging.metrics import Metric, of_first_samples
+from onnxq.judging.metrics import Metric, load_metric, of_first_samples
 
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
@@ -18,27 +19,29 @@ class Goal:
 
     Attributes:
         min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
-        metric: what tells instead whether the model is good; see load_metric.
+        metric: what tells instead whether the model is good, or a text that load_metric takes, which is read at once.
         max_drop: how much less than the float model's the metric may be.
         force: whether a model that is less faithful is written nevertheless.
         exact: whether a model is refused in which not all weights have the bits that the scheme asks for.
 
     Raises:
-        SchemeError: the decibels are NaN, the drop is negative or not finite, or something is of another type.
+        SchemeError: the decibels are NaN, the drop is negative or not finite, the metric's text names none, or
+            something is of another type.
+        DataError: the labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
     (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False))
     """
 
     min_sqnr: float = MINIMUM_SQNR
-    metric: Metric | None = None
+    metric: Metric | str | None = None
     max_drop: float = 0.0
     force: bool = False
     exact: bool = False
 
     def __post_init__(self) -> None:
         check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
-        check_type(self.metric, (Metric, type(None)), "the metric", 'what load_metric("top1:labels.npy") returns')
+        check_type(self.metric, (Metric, str, type(None)), "the metric", "a text such as top1:labels.npy, or a Metric")
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
         for name in ("force", "exact"):
             check_type(getattr(self, name), bool, name, "True or False")
@@ -48,14 +51,21 @@ class Goal:
             raise SchemeError(
                 f"the drop of the metric is {self.max_drop}, expected a finite number that is not negative"
             )
+        # A text that names nothing is told here and not after minutes.
+        _ = self.judged_by
 
     @classmethod
     def of(cls, given: float | Goal) -> Goal:
         """Return a goal as it is; a number stands for decibels."""
         return given if isinstance(given, Goal) else cls(given)
 
+    @cached_property
+    def judged_by(self) -> Metric | None:
+        """The metric; None where decibels tell."""
+        return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
+
     def for_samples(self, limit: int | None) -> Goal:
         """Return the goal for the first samples alone, where labels are of all; None is no limit."""
-        if self.metric is None or limit is None:
+        if self.judged_by is None or limit is None:
             return self
-        return replace(self, metric=of_first_samples(self.metric))
+        return replace(self, metric=of_first_samples(self.judged_by))

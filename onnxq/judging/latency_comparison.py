@@ -7,13 +7,11 @@ import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
+from onnxq.execution.chain import samples_of
 from onnxq.judging.latency import Latency, measure_latency
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import model_inputs
+from onnxq.samples.data import evenly
 
 _TIMED_SAMPLES = 8
 # The two lowest and highest of the rounds are left out of the interval, so one disturbed round moves nothing.
@@ -62,12 +60,10 @@ class Bench:
 def bench(
     reference: Path,
     candidate: Path,
-    data: Path,
+    data: SamplesLike | Data,
     *,
     threads: int | None = None,
     seconds: float = 10.0,
-    images: ImageOptions | None = None,
-    limit: int | None = None,
     engine: Engine | None = None,
 ) -> Bench:
     """Time two models by turns on at most 8 evenly spaced samples; see measure_latency.
@@ -75,11 +71,9 @@ def bench(
     Args:
         reference: file of the model to compare with, such as the float model.
         candidate: file of a model with the same inputs.
-        data: samples that fit the reference.
+        data: samples that fit the reference, or Data with how they are read.
         threads: threads inside an operator; None takes all cores.
         seconds: time to spend, loading aside.
-        images: how image files become arrays.
-        limit: most samples to choose from.
         engine: what runs both; None stands for onnxruntime in this process.
 
     Returns:
@@ -89,8 +83,7 @@ def bench(
         ModelError: a file cannot be read or loaded.
         DataError: the samples do not fit a model.
     """
-    samples = open_samples(data, model_inputs(skeleton(load(reference))), images=images, limit=limit)
-    timed = tuple(evenly(samples, _TIMED_SAMPLES))
+    timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
     latency = measure_latency(
         reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS, engine=engine
     )

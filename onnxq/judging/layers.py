@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.data import Data, SamplesLike
 from onnxq.errors import DataError
+from onnxq.execution.chain import samples_of
 from onnxq.execution.runner import read_without_data
 from onnxq.execution.stage import Stage, stages
 from onnxq.execution.taps import tensor_types
@@ -20,9 +22,7 @@ from onnxq.numbers.numerics import signal_to_noise
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.records import plain
 from onnxq.runtime import Array
-from onnxq.samples.data import open_samples
-from onnxq.samples.images import ImageOptions
-from onnxq.samples.inputs import Sample, model_inputs
+from onnxq.samples.inputs import Sample
 
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
@@ -90,11 +90,9 @@ class Layers:
 def compare_layers(
     reference: str | Path,
     candidate: str | Path,
-    data: str | Path,
+    data: SamplesLike | Data,
     *,
     plan: Plan | None = None,
-    images: ImageOptions | None = None,
-    limit: int | None = None,
 ) -> Layers:
     """Run a float model and what was quantized from it, and compare all tensors of the main graphs that bear one name.
 
@@ -103,11 +101,10 @@ def compare_layers(
     Args:
         reference: file of the float model.
         candidate: file of the quantized model.
-        data: samples that fit the float model, see `open_samples`; of one at a time all tensors are in memory.
+        data: samples that fit the float model, or Data with how they are read; of one at a time all tensors are in
+            memory.
         plan: what the candidate was made by. It holds the factors that the channels of some tensors are divided by,
             without which these are not compared.
-        images: how image files become arrays.
-        limit: most samples to use.
 
     Raises:
         ModelError: a file cannot be read or loaded.
@@ -128,7 +125,7 @@ def compare_layers(
             f"{reference} and {candidate} share no tensor of a name, expected a float model and what was quantized "
             "from it"
         )
-    samples = open_samples(data, model_inputs(floats), images=images, limit=limit)
+    samples = samples_of(reference, data)
     (whole,) = stages(reference, (), observed=names)
     tallies = {name: _Tally(factors.get(name)) for name in names}
     parts = stages(candidate, names)

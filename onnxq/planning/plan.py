@@ -218,6 +218,9 @@ class Plan:
     observed: tuple[str, ...] = ()
     scaling: tuple[Scaling, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Plan({self.scheme} for {self.target}; {self})"
+
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := self.count(mode)))
         return f"{len(self.decisions)} nodes: {counts}" if counts else "no nodes"

@@ -52,7 +52,7 @@ def trained(
         return replace(found, gains=(*found.gains, done.gain)), done.doubts
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
-    judge = Judge.of(files.reference, seen.judged, budget.latency, goal.metric)
+    judge = Judge.of(files.reference, seen.judged, budget.latency, goal.judged_by)
     verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
     after = replace(found, verification=verification, scores=scores, codes=done.codes)
     if _worth(after) < _worth(found):

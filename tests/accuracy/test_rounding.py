@@ -13,6 +13,7 @@ from onnxq.accuracy.effort import FAST, Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.gram import Gram
 from onnxq.judging.agreement import compare_files
@@ -56,7 +57,7 @@ def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, 
     found = []
     for basis in (plain, best):
         bench.build(plan, basis.evidence, basis.recipe, tmp_path / "out.onnx", external_data=False)
-        found.append(compare_files(bench.prepared, tmp_path / "out.onnx", MODELS / "data" / "test.npz", limit=50))
+        found.append(compare_files(bench.prepared, tmp_path / "out.onnx", Data(MODELS / "data" / "test.npz", limit=50)))
     assert found[1].worst_sqnr > found[0].worst_sqnr + 2
 
 

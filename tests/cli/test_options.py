@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from onnxq.cli.options import collection_options, image_options
+from onnxq.cli.options import collection_options, image_options, two_models
 from onnxq.execution.resume import Collection
 from onnxq.execution.workers import Cluster, Processes
 from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
@@ -96,3 +96,19 @@ def test_a_preset_of_images_is_one_that_there_is_and_other_options_go_before() -
     assert list(option.type.choices) == list(IMAGE_PRESETS)  # type: ignore[attr-defined]
     invoke("--image-preset", "imagenet", "--image-resize", "384")
     assert TAKEN[0]["images"] == dataclasses.replace(IMAGE_PRESETS["imagenet"], resize=384)
+
+
+def test_two_models_take_samples_as_quantize_does() -> None:
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @two_models
+    def both(**given: Any) -> None:
+        found.update(given)
+
+    options = ("--limit", "3", "--chain", "new=old", "--source", "audio:rate=8000", "--image-preset", "imagenet")
+    done = CliRunner().invoke(both, ["a.onnx", "b.onnx", "--data", "d", *options])
+    assert done.exit_code == 0, done.output
+    data = found["data"]
+    assert (str(data.calibration), data.limit, dict(data.chain), data.source) == ("d", 3, {"new": "old"}, options[5])
+    assert data.images == IMAGE_PRESETS["imagenet"]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from rich.console import Console
+from rich.progress import ProgressColumn
 
 from onnxq.cli import progress_bars
 
@@ -32,3 +36,20 @@ def test_progress_bars_are_drawn_on_a_terminal(
     out, err = capsys.readouterr()
     assert out == ""
     assert "Calibrating" in err
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_bars_are_drawn_in_a_notebook_that_has_widgets(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Bars(progress_bars.Progress):
+        def __init__(self, *columns: ProgressColumn, **options: Any) -> None:
+            super().__init__(*columns, disable=True, **options)
+            made.append(self)
+
+    monkeypatch.setattr(progress_bars, "Progress", Bars)
+    monkeypatch.setattr(progress_bars, "open_console", lambda stderr: Console(force_jupyter=True))
+    monkeypatch.setattr(progress_bars, "find_spec", lambda name: object() if widgets else None)
+    with progress_bars.progress_bars() as progress:
+        progress("calibrate", 1, 2)
+    assert [task.completed for bars in made for task in bars.tasks] == [1] * widgets

@@ -34,7 +34,7 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     )
     assert result.exit_code == 0
     assert result.stdout == f"{output}\n"
-    for word in ("size", "SQNR", "latency", "kernels", "storage"):
+    for word in ("size", "SQNR", "latency", "in integers", "storage"):
         assert word in result.stderr
     figures = json.loads(report.read_text())
     samples = figures["samples"]

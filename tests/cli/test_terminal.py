@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reports import FULL, changed
+from reports import FULL, REPORT, changed
 
 from onnxq.budget import Budget
 from onnxq.cli import terminal
@@ -12,10 +12,11 @@ from onnxq.data import Data
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
+from onnxq.planning.plan import Decision
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
 from onnxq.runtime import runtime_version
-from onnxq.scheme import Scheme
+from onnxq.scheme import Mode, Scheme
 
 MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
@@ -29,7 +30,7 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
     terminal.print_report(report)
     out, err = capsys.readouterr()
     assert out == ""
-    for row in ("size", "output logits", "latency", "kernels", "nodes", "Not static, and why"):
+    for row in ("size", "output logits", "latency", "in integers", "nodes", "Not in integers throughout, and why"):
         assert row in err
 
 
@@ -50,10 +51,17 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
     short = capsys.readouterr().err
     terminal.print_report(FULL, every=True)
     whole = capsys.readouterr().err
-    for title in ("Accuracy, worst output", "Integer regions, profiled", "Plans that were weighed", "What hurts most"):
+    for title in (
+        "Accuracy, at the worst output",
+        "Integer regions, profiled",
+        "Plans that were weighed",
+        "What hurts most",
+    ):
         assert title not in short
         assert title in " ".join(whole.split())
-    assert whole.count("taken") == 1
+    assert whole.count("(taken)") == 1
+    # Figures push the first line out of sight.
+    assert " ".join(whole.split()).count("Verified: 2.00x as fast") == 2
     assert "--verbose shows what was measured" in short
 
 
@@ -68,6 +76,21 @@ def test_doubts_and_the_verdict_come_first_and_the_rest_fits_one_screen(
     assert " ".join(lines).startswith(first)
     assert max(map(len, lines)) <= columns
     assert len(lines) < 40
+
+
+def test_reasons_are_told_with_the_operators_they_hold_for(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = {"Softmax is not worth an integer": ["Softmax"] * 2, "no integer kernel": ["Erf", "Tanh", "Sin"]}
+    decisions = [
+        Decision(f"{op}{index}", op, Mode.FLOAT, reason)
+        for reason, names in reasons.items()
+        for index, op in enumerate(names)
+    ]
+    terminal.print_report(replace(REPORT, plan=replace(REPORT.plan, decisions=tuple(decisions))))
+    lines = [line.strip("│ ").split("│") for line in capsys.readouterr().err.splitlines()]
+    told = {row[0].strip(): row[1].strip() for row in lines if len(row) == 2}
+    assert told["2 Softmax"] == "Softmax is not worth an integer"
+    assert told["3 nodes"] == "no integer kernel"
+    assert told["nodes"] == "5 float"
 
 
 def test_a_refusal_comes_behind_doubts_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +138,7 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
     terminal.print_report(partly, every=True)
     shown = capsys.readouterr().err
     assert "\n3 of 18 weights have 2 bits.\n" in shown
-    assert shown.count("│ float ") == 1
+    assert shown.count("│ the float model ") == 1
     assert runtime_version() in shown
 
 

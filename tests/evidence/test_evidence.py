@@ -28,6 +28,12 @@ def test_evidence_merges_by_request_and_keeps_its_samples_in_order() -> None:
     assert merged.of("c") == b.of("c")
 
 
+def test_evidence_shows_as_a_line() -> None:
+    assert repr(Evidence()) == "Evidence(0 samples, 0 tensors: nothing)"
+    assert repr(sample("a", x=[1.0], y=[2.0])).startswith("Evidence(1 samples, 2 tensors: range")
+    assert len(repr(sample("a", x=[1.0]))) < 120
+
+
 def test_the_same_sample_is_not_merged_twice_but_may_be_run_twice() -> None:
     one = sample("a", x=[1.0])
     with pytest.raises(DataError, match="Both hold the same 1 samples, such as 'a', expected each sample once"):

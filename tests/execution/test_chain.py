@@ -9,10 +9,11 @@ import pytest
 from observations import wanted
 from onnx import TensorProto, helper
 
+from onnxq.data import Data
 from onnxq.errors import SchemeError
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.value_range import Range
-from onnxq.execution.chain import ChainedSamples, parse_chain, with_optional
+from onnxq.execution.chain import ChainedSamples, parse_chain, samples_of, with_optional
 from onnxq.execution.runner import collect
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import Sample, model_inputs
@@ -66,6 +67,15 @@ def test_each_folder_and_each_file_of_several_samples_starts_anew(tmp_path: Path
     samples = ChainedSamples(open_samples(tmp_path, inputs), running_sum(), CHAIN)
     streams = [[[0, 0], [1, 10]], [[0, 0]], [[0, 0], [1, 10], [3, 30]], [[0, 0], [1, 10], [3, 30]]]
     assert befores(samples) == [before for stream in streams for before in stream]
+
+
+def test_samples_of_a_file_are_chained_and_limited_where_that_is_said(tmp_path: Path) -> None:
+    onnx.save(running_sum(dims=(1, 2)), tmp_path / "model.onnx")
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, x=np.concatenate([row["x"] for row in ROWS]))
+    assert befores(samples_of(tmp_path / "model.onnx", Data(rows, chain=CHAIN))) == [[0, 0], [1, 10], [3, 30]]
+    assert befores(samples_of(tmp_path / "model.onnx", Data(rows, limit=2, chain=CHAIN))) == [[0, 0], [1, 10]]
+    assert len(samples_of(tmp_path / "model.onnx", [{**row, "before": row["x"]} for row in ROWS])) == 3
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from onnxq.data import Data
 from onnxq.engines.engine import LoadedModel
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
@@ -233,7 +234,7 @@ def test_files_are_compared_on_samples_from_disk(perceptron: ModelProto, samples
     onnx.save(perceptron, tmp_path / "model.onnx")
     for index, sample in enumerate(samples_for(perceptron, 3)):
         np.savez(tmp_path / f"{index}.npz", **sample)
-    agreement = compare_files(tmp_path / "model.onnx", tmp_path / "model.onnx", tmp_path, limit=2)
+    agreement = compare_files(tmp_path / "model.onnx", tmp_path / "model.onnx", Data(tmp_path, limit=2))
     assert (agreement.samples, agreement.worst_sqnr) == (2, math.inf)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from onnxq.errors import SchemeError
+from onnxq.errors import DataError, SchemeError
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
+from onnxq.judging.metrics import score
 
 
 def test_a_number_stands_for_decibels() -> None:
@@ -15,6 +18,17 @@ def test_a_number_stands_for_decibels() -> None:
     assert Goal().min_sqnr == MINIMUM_SQNR
     goal = Goal(force=True)
     assert Goal.of(goal) is goal
+
+
+def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.array([1, 0]))
+    goal = Goal(metric=f"top1:{tmp_path / 'labels.npy'}")
+    (tmp_path / "labels.npy").unlink()
+    assert goal.judged_by is not None
+    assert score(goal.judged_by, [{"y": np.float32([[0, 1]])}] * 2, [{}, {}]) == 0.5
+    assert goal.for_samples(1).judged_by is not goal.judged_by
+    with pytest.raises(DataError, match="labels"):
+        Goal(metric=f"top1:{tmp_path / 'labels.npy'}")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +39,8 @@ def test_a_number_stands_for_decibels() -> None:
         ({"max_drop": math.nan}, "the drop of the metric is nan, expected a finite number that is not negative"),
         ({"max_drop": math.inf}, "the drop of the metric is inf, expected"),
         ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
-        ({"metric": "top1:l.npy"}, r"the metric is 'top1:l.npy' of type str, expected what load_metric"),
+        ({"metric": 1}, r"the metric is 1 of type int, expected a text such as top1:labels.npy"),
+        ({"metric": "top1"}, r"metric top1 needs labels"),
         ({"force": 1}, "force is 1 of type int, expected True or False"),
     ],
 )

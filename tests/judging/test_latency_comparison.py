@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from onnxq.data import Data
 from onnxq.engines.table import open_engine
 from onnxq.errors import DataError
 from onnxq.judging import latency_comparison
@@ -42,13 +43,13 @@ def test_a_bench_says_what_was_run_and_where(model: Path, data: Path) -> None:
 
 def test_both_run_on_the_engine_that_is_given(model: Path, data: Path) -> None:
     with open_engine(f"python:{sys.executable}") as engine:
-        found = bench(model, model, data, threads=1, seconds=0.0, limit=2, engine=engine)
+        found = bench(model, model, Data(data, limit=2), threads=1, seconds=0.0, engine=engine)
     assert found.runtime == found.latency.engine == engine.version
     assert found.latency.runs == 12
 
 
 def test_samples_are_limited(model: Path, data: Path) -> None:
-    assert bench(model, model, data, threads=1, seconds=0.0, limit=3).samples == 3
+    assert bench(model, model, Data(data, limit=3), threads=1, seconds=0.0).samples == 3
 
 
 def test_samples_must_fit_both_models(model: Path, data: Path, build, tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:
     assert PLAN.left_in_float() == (("Tanh has no integer kernel", 2), ("computes in float", 1))
 
 
+def test_a_plan_shows_as_a_line() -> None:
+    assert repr(PLAN) == "Plan(int8 for onnxruntime-cpu; 4 nodes: 1 static, 1 storage, 2 float)"
+
+
 def test_plans_are_values() -> None:
     twin = Plan(PLAN.decisions, PLAN.activations, "int8", "onnxruntime-cpu")
     assert twin == PLAN

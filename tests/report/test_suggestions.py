@@ -42,6 +42,12 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
     assert "39.2 dB" in told[2][1]
 
 
+def test_a_search_comes_first_where_there_was_none() -> None:
+    first, *_ = refused(search={"measured": 0, "sensitivities": ()})
+    assert first[0] == "onnxq quantize ... --search fast"
+    assert "39.2 dB" in first[1]
+
+
 def test_a_metric_is_asked_for_less() -> None:
     told = refused(search={"sensitivities": ()}, fidelity={"scores": Scores("top1", 0.91, 0.9)})
     assert told[1] == ("onnxq quantize ... --max-drop 0.01", "top1 fell by 0.01")

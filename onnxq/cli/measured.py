@@ -1,0 +1,69 @@
+"""What a run has measured, as tables for people who ask for all of it."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from onnxq.report import Report
+from onnxq.report.figures import decibels, milliseconds, shortened
+from onnxq.scheme import Mode
+
+_SHOWN_NODES = 10
+# Columns that figures take beside names, and those that names have at least.
+_FIGURES, _NAME = 42, 18
+
+
+def measured(report: Report, columns: int) -> list[Table]:
+    """Return the tables that a report has figures for.
+
+    Args:
+        report: what was found out.
+        columns: of the terminal, which names are shortened for.
+    """
+    width = max(columns - _FIGURES, _NAME)
+    tables = (_gains(report), _regions(report, width), _plans(report), _noises(report, width))
+    return [table for table in tables if table.rows]
+
+
+def _table(title: str, *header: str) -> Table:
+    return Table(*header, title=title, title_justify="left")
+
+
+def _gains(report: Report) -> Table:
+    gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
+    for gain in report.encoding.gains:
+        told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        kept = "; ".join(filter(None, told))
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
+    return gains
+
+
+def _regions(report: Report, width: int) -> Table:
+    regions = _table("Integer regions, profiled", "from node", "mode", "nodes", "float", "integer")
+    for region in report.performance.regions:
+        times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
+        name = shortened(region.first, width)
+        regions.add_row(name, str(region.mode), str(region.nodes), *times)
+    return regions
+
+
+def _plans(report: Report) -> Table:
+    plans = _table("Plans that were weighed", "nodes", "profiled", "expected", "worst", "speed")
+    for point in report.search.frontier:
+        modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
+        told = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
+        plans.add_row(
+            "the float model" if point.is_float else f"{', '.join(told)}{' (taken)' if point.chosen else ''}",
+            f"{point.milliseconds:.2f} ms",
+            decibels(point.predicted),
+            decibels(point.sqnr),
+            "-" if point.speed is None else f"{point.speed:.2f}x",
+        )
+    return plans
+
+
+def _noises(report: Report, width: int) -> Table:
+    hurt = _table("What hurts most", "node", "as", "alone, at the worst output")
+    for one in report.search.sensitivities[:_SHOWN_NODES]:
+        hurt.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
+    return hurt
