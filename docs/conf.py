@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as version_of
+from onnxq.version import VERSION
 
 project = "onnxq"
 author = "the onnxq authors"
-release = version = version_of("onnxq")
+release = version = VERSION
 
 extensions = [
     "myst_parser",

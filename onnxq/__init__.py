@@ -242,7 +242,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return import_module("importlib.metadata").version("onnxq")
+        return import_module("onnxq.version").VERSION
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 
 from onnxq.data import Data, SamplesLike
@@ -51,6 +50,7 @@ from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
+from onnxq.version import VERSION
 
 # What preparing computes from more bytes of weights waits in a file to be saved.
 _SPILLED = 1 << 30
@@ -119,7 +119,7 @@ class Workbench:
     def preparation(self) -> Preparation:
         """What plans of this model are made for and by."""
         steps = tuple(type(step).__name__ for step in self.steps)
-        return Preparation(self.digest, version("onnxq"), self.graph.opset, steps, self.half > 0)
+        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.half > 0)
 
     def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
         """Check that evidence is of this model and has what a plan and any of these range methods need.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from itertools import chain
 
 from onnx import TensorProto
@@ -17,6 +16,7 @@ from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
 from onnxq.scheme import Mode
 from onnxq.targets import Target, target_named
+from onnxq.version import VERSION
 
 
 def preparation_of(plan: Plan) -> Preparation:
@@ -29,9 +29,9 @@ def preparation_of(plan: Plan) -> Preparation:
         raise SchemeError(
             "the plan does not say what it was made for, expected that under preparation; make it again with --plan-out"
         )
-    if plan.preparation.version != version("onnxq"):
+    if plan.preparation.version != VERSION:
         raise SchemeError(
-            f"the plan was made by onnxq {plan.preparation.version}, expected {version('onnxq')}, which is installed; "
+            f"the plan was made by onnxq {plan.preparation.version}, expected {VERSION}, which is installed; "
             "make it again, or install the other one"
         )
     return plan.preparation

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from onnxq.execution.workers import available_cores
+from onnxq.version import VERSION
 
-_PACKAGES = ("onnxq", "onnxruntime", "onnx", "numpy")
+_PACKAGES = ("onnxruntime", "onnx", "numpy")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ class Machine:
         >>> sorted(Machine.this().versions)
         ['numpy', 'onnx', 'onnxq', 'onnxruntime', 'python']
         """
-        versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+        versions = {
+            "python": platform.python_version(),
+            "onnxq": VERSION,
+            **{name: version(name) for name in _PACKAGES},
+        }
         return cls(platform.machine(), available_cores(), f"{platform.system()} {platform.release()}", versions)
 
 

@@ -10,7 +10,6 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from onnxq.errors import DataError, OutputError
 from onnxq.execution.workers import available_cores
 from onnxq.modelfile.publish import check_output, locked
 from onnxq.searching.kernel_times import NodeTimes
+from onnxq.version import VERSION
 
 _FORMAT = "onnxq costs 1"
 # Those of some twenty searches, fewer of models with very many nodes; the oldest make room.
@@ -97,7 +97,7 @@ def cost_key(model: str, samples: Iterable[str], effect: object, engine: str) ->
         engine: what ran it, and its version.
     """
     ran = (model, *samples, effect)
-    place = (platform.machine(), _processor(), available_cores(), engine, version("onnxq"))
+    place = (platform.machine(), _processor(), available_cores(), engine, VERSION)
     return hashlib.blake2b(repr((ran, place)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
