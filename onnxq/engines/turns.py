@@ -50,7 +50,9 @@ def timed_by_turns(
         times[index].append(tuple(taken[place] for place in range(len(runs))))
         turn += 1
         spent = time.perf_counter() - start
-        if spent >= seconds or (enough is not None and turn - first >= enough and spent >= _SHORTEST_ROUND):
+        many = enough is not None and turn - first >= enough and spent >= _SHORTEST_ROUND
+        # Another turn of a slow model may take longer than there is time.
+        if many or spent * (1 + 0.5 / (turn - first)) >= seconds:
             return times
 
 

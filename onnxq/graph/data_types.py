@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import ml_dtypes
@@ -79,7 +80,12 @@ def data_type_of(dtype: object) -> int:
         return 0
     if isinstance(dtype, int):
         return int(dtype)
-    wanted = np.dtype(dtype)  # type: ignore[call-overload]
+    return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
+
+
+@cache
+def _of_numpy(wanted: np.dtype[np.generic]) -> int:
+    # Asked for every tensor by every pass.
     if wanted.kind in "USO":
         return int(TensorProto.STRING)
     if wanted.newbyteorder("=") not in _ONNX:

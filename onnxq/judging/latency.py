@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.turns import Turn
+from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array
 
 _EQUAL_SPEED = 0.97
@@ -119,9 +121,12 @@ def measure_latencies(
     Returns:
         The times of each candidate beside the reference; at least one run of each model in each round.
     """
+    if engine is None:
+        with staging(None) as folder:
+            again = partial(measure_latencies, models, samples, seconds=seconds, threads=threads, rounds=rounds)
+            return again(patience=patience, enough=enough, engine=OnnxRuntime(folder))
     # Not every system says which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    engine = engine or OnnxRuntime()
     threads = threads or engine.threads or cores
     times: list[list[Turn]] = [[] for _ in samples]
     typical: list[NDArray[np.float64]] = []

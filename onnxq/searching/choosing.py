@@ -42,7 +42,7 @@ _HEADROOM = 1.5
 HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
-_SEARCH_SECONDS = 1.0
+_SEARCH_SECONDS = 0.5
 # Part of the time there is that goes to how codes are chosen.
 _REFINING = 1 / 3
 # Runs of the float model that take as long as the shortest search.
@@ -170,8 +170,13 @@ class Chooser:
         """Return what measures plans whose codes are chosen so."""
         seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
         reference, asked = self.files.reference, self._asked
-        timing = Timing(timed, seconds, self.judge.engine or OnnxRuntime())
+        timing = Timing(timed, seconds, self.judge.engine or self._own_engine)
         return Laboratory(self.trials, recipe, reference, timing, self.costs, self.progress, asked)
+
+    @cached_property
+    def _own_engine(self) -> OnnxRuntime:
+        """What times candidates where nothing else does; it loads the float model beside each of them."""
+        return OnnxRuntime(self.bench.prepared.parent)
 
     @cached_property
     def _asked(self) -> dict[Hashable, Noises]:

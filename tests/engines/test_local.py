@@ -28,3 +28,20 @@ def test_it_runs_times_and_profiles(perceptron: ModelProto, samples_for, tmp_pat
         first.close()
         with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
             engine.load(tmp_path / "gone.onnx")
+
+
+def test_a_model_that_is_loaded_again_is_what_optimisations_made_of_it_before(
+    perceptron: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    model, [sample] = tmp_path / "model.onnx", samples_for(perceptron, 1)
+    onnx.save(perceptron, model)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    engine = OnnxRuntime(kept)
+    first, second = engine.load(model), engine.load(model)
+    assert len(list(kept.rglob("*.onnx"))) == 1
+    assert np.array_equal(first.run(sample)[0], second.run(sample)[0])
+    perceptron.graph.initializer[0].raw_data = bytes(len(perceptron.graph.initializer[0].raw_data))
+    onnx.save(perceptron, model)
+    assert not np.array_equal(engine.load(model).run(sample)[0], first.run(sample)[0])
+    assert len(list(kept.rglob("*.onnx"))) == 2

@@ -63,7 +63,7 @@ def test_the_speed_is_that_of_the_medians_averaged_over_the_samples(monkeypatch:
     assert (latency.reference, latency.candidate, latency.speed) == pytest.approx((9, 6, 1.5))
     assert latency.interval == pytest.approx((1.5, 1.5))
     assert latency.significant
-    assert latency.runs == 6 * 8
+    assert latency.runs == 6 * 7
 
 
 def test_both_models_are_loaded_anew_in_every_round_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
