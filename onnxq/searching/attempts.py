@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from onnxq.accuracy.effort import Accuracy
+from onnxq.accuracy.effort import OFF, Accuracy
+from onnxq.accuracy.refining import Refined
 from onnxq.encoding.recipe import Recipe
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Verification
@@ -101,16 +102,21 @@ class _Choice:
             outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
         else:
             outcome = chooser.search(trials, self.recipe, self.effort, aim)
-        refined = chooser.refined(outcome.plan, self.recipe, self.last)
+        refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         latency = verification.latency
         if latency and outcome.plan.decodes and self._is_slower(verification):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(self._stored(trials, outcome, latency.speed, aim), frontier=weighed)
-            refined = chooser.refined(outcome.plan, self.recipe, self.last)
+            refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
         scores = chooser.judge.scores(chooser.files.staged, number)
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
+
+    def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:
+        """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""
+        spared = not self.last.thorough and trials.sqnr(outcome.plan, self.recipe) >= aim
+        return self.chooser.refined(outcome.plan, self.recipe, OFF if spared else self.last)
 
     def _stored(self, trials: Trials, outcome: Outcome, speed: float, aim: float) -> Outcome:
         """Return a plan that computes in float: with the same codes where these are faithful, else searched."""

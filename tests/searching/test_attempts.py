@@ -90,6 +90,13 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     assert found.scores == lost
 
 
+@pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
+def test_biases_of_a_plan_that_is_faithful_without_are_worth_full_effort_alone(accuracy: str, tried: bool) -> None:
+    data, budget = Data(CALIB, limit=8), Budget(latency=0, accuracy=accuracy)
+    report = quantize(MODELS / "gru.onnx", data, budget=budget).report
+    assert ("bias" in [gain.method for gain in report.encoding.gains]) == tried
+
+
 def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
     metric = load_metric(f"top1:{LABELS}")
     report = quantize(
