@@ -25,6 +25,16 @@ accuracy_option: Callable[[Command], Command] = option(
     "any of ranges,migration,scaling,compensation,bias.",
 )
 
+seconds_option: Callable[[Command], Command] = option(
+    "--seconds",
+    group=SPEED,
+    type=FiniteRange(min=0),
+    metavar="SECONDS",
+    default=2.0,
+    show_default=True,
+    help="Time to spend on comparing latency; 0 skips all timing.",
+)
+
 
 def goal_options(command: Command) -> Command:
     """Add what says how faithful the model has to be, which a command takes as one argument ``goal``."""
@@ -102,15 +112,7 @@ def speed_options(command: Command) -> Command:
             help="Measure what each node costs and adds in noise, and take the fastest plan that is faithful enough; "
             "off takes the scheme as it is.",
         ),
-        option(
-            "--seconds",
-            group=SPEED,
-            type=FiniteRange(min=0),
-            metavar="SECONDS",
-            default=2.0,
-            show_default=True,
-            help="Time to spend on comparing latency; 0 skips all timing.",
-        ),
+        seconds_option,
         option(
             "--engine",
             group=SPEED,

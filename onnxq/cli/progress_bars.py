@@ -22,6 +22,7 @@ _STAGES = {
     "profile": "Timing nodes",
     "noise": "Measuring noise",
     "search": "Measuring candidates",
+    "blocks": "Training blocks",
     "train": "Training",
     "verify": "Verifying",
 }

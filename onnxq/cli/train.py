@@ -2,24 +2,111 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.goals import goal_options
-from onnxq.cli.groups import OUTPUT, SPEED, TRAINING, WHAT, GroupedCommand, option
-from onnxq.cli.kept import Kept, kept_options, with_command
+from onnxq.cli.goals import goal_options, seconds_option
+from onnxq.cli.groups import TRAINING, WHAT, GroupedCommand, option
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
-from onnxq.cli.quantize import check_files, default_name, keep, show
-from onnxq.cli.wanted import NO_SAMPLES, SAID_BY_PLANS, Asked, data_options, is_given, scheme_options
+from onnxq.cli.output import Output, output_options
+from onnxq.cli.wanted import NO_SAMPLES, Asked, Command, data_options, scheme_options, with_options
+from onnxq.training.settings import BLOCKS, Training
 
 if TYPE_CHECKING:
+    from onnxq.budget import Budget
     from onnxq.data import Data
     from onnxq.execution.resume import Collection
     from onnxq.judging.goal import Goal
+    from onnxq.pipeline import Quantized
+
+
+def training_options(command: Command) -> Command:
+    """Add how a model is trained to a command, which takes it as one argument ``training``."""
+
+    @functools.wraps(command)
+    def with_training(*args: Any, **kwargs: Any) -> None:
+        names = ("labels", "loss", "blocks", "epochs", "batch", "rate", "patience", "seed")
+        given = {name: kwargs.pop(name) for name in names}
+        learn = tuple(name.strip() for name in kwargs.pop("learn").split(","))
+        command(*args, training=Training(learn=learn, **given), **kwargs)
+
+    return with_options(
+        with_training,
+        option(
+            "--labels",
+            group=TRAINING,
+            type=FILE,
+            help="Learn the classes of this .npy file, one for each sample of --calib.",
+        ),
+        option(
+            "--loss",
+            group=TRAINING,
+            metavar="FILE.py:FUNCTION",
+            default="",
+            help="Make small what this function of outputs, the float model's outputs and inputs returns.  "
+            "[default: the noise on the outputs, without labels]",
+        ),
+        option(
+            "--learn",
+            group=TRAINING,
+            metavar="NAMES",
+            default="weights,biases,scales,zero-points",
+            show_default=True,
+            help="What changes.",
+        ),
+        option(
+            "--blocks",
+            group=TRAINING,
+            type=click.Choice(BLOCKS),
+            default="first",
+            show_default=True,
+            help="Let blocks of a few weights learn one after the other before all learn together, or only them.",
+        ),
+        option(
+            "--epochs",
+            group=TRAINING,
+            metavar="COUNT",
+            type=click.IntRange(min=1),
+            help="How often samples are seen.  [default: by their number]",
+        ),
+        option(
+            "--batch",
+            group=TRAINING,
+            metavar="COUNT",
+            type=click.IntRange(min=1),
+            help="Samples of a step.  [default: 32, or an eighth of few]",
+        ),
+        option(
+            "--rate",
+            group=TRAINING,
+            metavar="SHARE",
+            type=FiniteRange(min=0, min_open=True),
+            default=1e-3,
+            show_default=True,
+            help="How much of its size a weight may change in the first steps.",
+        ),
+        option(
+            "--patience",
+            group=TRAINING,
+            metavar="COUNT",
+            type=click.IntRange(min=1),
+            help="Epochs without gain until it ends.  [default: all are run]",
+        ),
+        option(
+            "--seed",
+            group=TRAINING,
+            metavar="NUMBER",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Of the order of samples.",
+        ),
+    )
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train what becomes codes.", epilog=EXIT_CODES)
@@ -31,103 +118,21 @@ if TYPE_CHECKING:
 @option(
     "--plan", "plan_file", group=WHAT, type=FILE, help="Train what this plan, such as of onnxq plan, makes codes of."
 )
-@option(
-    "--labels", group=TRAINING, type=FILE, help="Learn the classes of this .npy file, one for each sample of --calib."
-)
-@option(
-    "--loss",
-    group=TRAINING,
-    metavar="FILE.py:FUNCTION",
-    default="",
-    help="Make small what this function of outputs, the float model's outputs and inputs returns.  [default: the noise "
-    "on the outputs, without labels]",
-)
-@option(
-    "--learn",
-    group=TRAINING,
-    metavar="NAMES",
-    default="weights,biases,scales,zero-points",
-    show_default=True,
-    help="What changes.",
-)
-@option(
-    "--epochs",
-    group=TRAINING,
-    metavar="COUNT",
-    type=click.IntRange(min=1),
-    help="How often samples are seen.  [default: by their number]",
-)
-@option(
-    "--batch",
-    group=TRAINING,
-    metavar="COUNT",
-    type=click.IntRange(min=1),
-    help="Samples of a step.  [default: 32, or an eighth of few]",
-)
-@option(
-    "--rate",
-    group=TRAINING,
-    metavar="SHARE",
-    type=FiniteRange(min=0, min_open=True),
-    default=1e-3,
-    show_default=True,
-    help="How much of its size a weight may change in the first steps.",
-)
-@option(
-    "--patience",
-    group=TRAINING,
-    metavar="COUNT",
-    type=click.IntRange(min=1),
-    help="Epochs without gain until it ends.  [default: all are run]",
-)
-@option(
-    "--seed",
-    group=TRAINING,
-    metavar="NUMBER",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Of the order of samples.",
-)
+@training_options
 @goal_options
-@option(
-    "--seconds",
-    group=SPEED,
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    default=2.0,
-    show_default=True,
-    help="Time to spend on comparing latency; 0 skips all timing.",
-)
-@option(
-    "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.PRESET.onnx in the current folder]"
-)
-@kept_options
-@option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print the report as JSON instead of the written file.")
-@option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions.")
-@option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables.")
+@seconds_option
+@output_options("MODEL.PRESET.onnx")
 def train(
     model: Path,
-    output: Path | None,
+    output: Output,
     data: Data | None,
     asked: Asked,
     plan_file: Path | None,
+    training: Training,
     goal: Callable[[], Goal],
     accuracy: str,
     seconds: float,
     collection: Collection | None,
-    kept: Kept,
-    as_json: bool,
-    verbose: bool,
-    quiet: bool,
-    labels: Path | None,
-    loss: str,
-    learn: str,
-    epochs: int | None,
-    batch: int | None,
-    rate: float,
-    patience: int | None,
-    seed: int,
 ) -> None:
     """Quantize MODEL as its scheme or a plan says, train what becomes codes, and write it when it is verified.
 
@@ -135,39 +140,29 @@ def train(
 
     Prints the written file on stdout; progress and the closing table go to stderr.
     """
-    from onnxq import progress
     from onnxq.budget import Budget
-    from onnxq.cli.progress_bars import progress_bars
-    from onnxq.planning.plan_file import load_plan
-    from onnxq.report import FidelityError
     from onnxq.training import require_torch
-    from onnxq.training.pipeline import train as train_model
-    from onnxq.training.settings import Training
-    from onnxq.wanted import Wanted
 
     require_torch()
     if data is None:
         raise click.UsageError(NO_SAMPLES)
-    if plan_file is not None:
-        if any(map(is_given, SAID_BY_PLANS)):
-            raise click.UsageError("--plan says what happens to every node; leave out what else says so")
-        asked = replace(asked, scheme=load_plan(plan_file))
-    names = tuple(name.strip() for name in learn.split(","))
-    training = Training(labels, loss, names, epochs, batch, rate, patience, seed)
-    output = output or Path(f"{model.stem}.{default_name(asked)}.onnx")
-    check_files(model, output, {**kept.files})
+    asked = asked.following(plan_file)
+    file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
+    budget = Budget("off", accuracy, seconds, collection=collection)
+    report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))
+    click.echo(report.to_json() if output.as_json else report.output)
+
+
+def trained(
+    model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, training: Training, *, quiet: bool
+) -> Quantized:
+    """Run train() with bars that tell of its progress."""
+    from onnxq import progress
+    from onnxq.cli.progress_bars import progress_bars
+    from onnxq.training.pipeline import train as train_model
+    from onnxq.wanted import Wanted
+
     wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
-    try:
-        with progress_bars() as told:
-            budget = Budget(
-                "off", accuracy, seconds, collection=collection, progress=progress.silent if quiet else told
-            )
-            done = train_model(model, data, output, scheme=wanted, goal=goal(), budget=budget, training=training)
-    except FidelityError as refused:
-        refused.report = with_command(refused.report)
-        keep(refused.report, kept, None)
-        raise
-    report = with_command(done.report)
-    keep(report, kept, None)
-    show(report, quiet=quiet, verbose=verbose)
-    click.echo(report.to_json() if as_json else report.output)
+    with progress_bars(budget.seconds) as told:
+        budget = replace(budget, progress=progress.silent if quiet else told)
+        return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)

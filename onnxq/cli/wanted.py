@@ -49,6 +49,30 @@ class Asked:
         assert isinstance(self.scheme, Scheme)
         return self.scheme
 
+    @property
+    def name(self) -> str:
+        """How outputs are called after it."""
+        from onnxq.planning.plan import Plan
+
+        return self.scheme.scheme if isinstance(self.scheme, Plan) else self.scheme.name
+
+    def following(self, plan_file: Path | None) -> Asked:
+        """Return what the plan of a file asks for in the place of options, or the same where there is no file.
+
+        Raises:
+            UsageError: options say what the plan says.
+        """
+        from onnxq.planning.plan_file import load_plan
+
+        if plan_file is None:
+            return self
+        if any(map(is_given, SAID_BY_PLANS)):
+            raise click.UsageError(
+                "--plan says what happens to every node; leave out --preset, --scheme, --exclude, --range, --target, "
+                "--search, --accuracy, --emit and --strict-types"
+            )
+        return replace(self, scheme=load_plan(plan_file))
+
 
 def is_given(name: str) -> bool:
     """Return whether a parameter stands on the command line."""

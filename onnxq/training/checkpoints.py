@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from onnxq.errors import OutputError
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file with the state of one training.
+    """A file with the state of one training, or of a part of it.
 
     Attributes:
         path: the file; None keeps nothing.
@@ -25,6 +26,11 @@ class Checkpoint:
 
     path: Path | None
     key: str = ""
+
+    @classmethod
+    def of(cls, part: str, folder: Path | None, key: str) -> Checkpoint:
+        """Return what keeps a part of a training in a folder; no folder keeps nothing."""
+        return cls(None if folder is None else folder / part, key)
 
     def load(self) -> dict[str, Any] | None:
         """Return the state that was kept of this training, or None where there is none that can be read."""
@@ -46,18 +52,15 @@ class Checkpoint:
             return
         new = self.path.with_name(f"{self.path.name}.new")
         try:
+            self.path.parent.mkdir(exist_ok=True)
             torch.save({"key": self.key, "state": state}, new)
             new.replace(self.path)
         except (OSError, RuntimeError) as error:
-            new.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                new.unlink()
             raise OutputError(
                 f"the state of training {self.path} cannot be written: {error}; make room there"
             ) from error
-
-    def remove(self) -> None:
-        """Forget the state, once nothing is left to go on with."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
 
 def key_of(parts: Iterable[object]) -> str:

@@ -22,6 +22,7 @@ from onnxq.training.learning import Task, learn, parameter_groups
 from onnxq.training.lessons import Lessons, read_lessons, stackable
 from onnxq.training.losses import CrossEntropy, Distillation, Loss, user_loss
 from onnxq.training.module import FakeQuantized
+from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import Training
 
 _METHOD = "training"
@@ -63,7 +64,7 @@ def fitted(
         reference: file of the float model.
         samples: to learn from and to compare by.
         training: how.
-        state: a file that keeps where training stands, so that a killed one is gone on with; None keeps nothing.
+        state: a folder that keeps where training stands, so that a killed one is gone on with; None keeps nothing.
         progress: told of the stage ``train``.
 
     Raises:
@@ -85,15 +86,37 @@ def fitted(
             *(one for each in task.lessons.single for one in each.inputs.values()),
         )
     )
-    found = learn(module, task, training, Checkpoint(state, key), progress)
-    kept = f"epoch {found.best} of {found.epochs}" if found.best else ""
-    seconds = time.perf_counter() - start
+    score, before = task.measured(module)
+    kept, undone = _learned(module, task, training, (state, key), progress)
+    better, after = task.measured(module)
+    worth = bool(kept) and better < score
     gain = Gain(
-        _METHOD, _decibels(found.before), _decibels(found.after), kept, seconds, "" if kept else "no less noise"
+        _METHOD,
+        _decibels(before),
+        _decibels(after if worth else before),
+        ", ".join(kept) if worth else "",
+        time.perf_counter() - start,
+        "" if worth else "no less noise",
     )
     frozen = module.frozen
     told = (f"no gradient passes {', '.join(frozen)}, which torch has no function for here",) if frozen else ()
-    return Fitted(module.codes() if found.best else codes, gain, (*found.undone, *told))
+    return Fitted(module.codes() if worth else codes, gain, (*undone, *told))
+
+
+def _learned(
+    module: FakeQuantized, task: Task, training: Training, keep: tuple[Path | None, str], progress: Progress
+) -> tuple[list[str], list[str]]:
+    """Let blocks and the whole learn; return what is better for it, in words, and what was undone."""
+    kept, undone = list[str](), list[str]()
+    if training.blocks == "only" or (training.blocks == "first" and len(module.parts) > 1):
+        blocks = learn_blocks(module, task, training, Checkpoint.of("blocks", *keep), progress)
+        undone += blocks.undone
+        kept += [f"{blocks.better} of {blocks.done} blocks"] if blocks.better else []
+    if training.blocks != "only":
+        found = learn(module, task, training, Checkpoint.of("whole", *keep), progress)
+        undone += found.undone
+        kept += [f"epoch {found.best} of {found.epochs}"] if found.best else []
+    return kept, undone
 
 
 def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training) -> Task:

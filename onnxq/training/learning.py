@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.progress import Progress
+from onnxq.training.blocks import Block
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.losses import Distillation, Loss
 from onnxq.training.module import FakeQuantized
+from onnxq.training.quantizers import FakeQuantizedBias
 from onnxq.training.settings import Training
+
+Learner = FakeQuantized | Block
+"""What learns: all, or a block."""
 
 _STEPS = 240
 _FEWEST_EPOCHS = 8
@@ -47,19 +52,20 @@ class Task:
     held: Lessons
     noise: Distillation
 
-    def measured(self, module: FakeQuantized) -> tuple[float, float]:
+    def measured(self, module: Learner) -> tuple[float, float]:
         """Return what states are compared by, the smaller the better, and the noise of the worst held output."""
-        total, noises, count = 0.0, dict.fromkeys(self.noise.signals, 0.0), len(self.held)
+        total, noises, count = 0.0, dict.fromkeys(self.noise.signals, 0.0), 0
         with torch.no_grad():
-            for some in self.held.batches(range(count), _BATCH):
+            for some in self.held.batches(range(len(self.held)), _BATCH if self.held.stacked else 1):
                 for batch in some:
                     outputs = module.outputs(batch.inputs)
+                    count += batch.count
                     if self.loss is not self.noise:
-                        total += float(self.loss(outputs, batch)) * batch.count / count
+                        total += float(self.loss(outputs, batch)) * batch.count
                     for name, noise in self.noise.noises(outputs, batch).items():
-                        noises[name] += float(noise) * batch.count / count
-        worst = max(math.inf if math.isnan(noise) else noise for noise in noises.values())
-        return (worst if self.loss is self.noise else total), worst
+                        noises[name] += float(noise) * batch.count
+        worst = max(math.inf if math.isnan(noise) else noise / count for noise in noises.values())
+        return (worst if self.loss is self.noise else total / count), worst
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class _State:
     undone: list[str] = field(default_factory=list)
 
 
-def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoint, progress: Progress) -> Learned:
+def learn(module: Learner, task: Task, training: Training, keep: Checkpoint, progress: Progress) -> Learned:
     """Train a module until its best state stays the best, and leave it in that state.
 
     Steps of Adam (Kingma and Ba 2015), whose rates fall along a cosine, are relative to the size of each tensor. A step
@@ -110,7 +116,7 @@ def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoin
         keep: where it stands after each epoch is kept, and what was kept is gone on with.
         progress: told of the stage ``train``.
     """
-    size = training.batch or min(_BATCH, max(len(task.lessons) // _PART, 1))
+    size = training.batch or usual_batch(len(task.lessons))
     steps = -(-len(task.lessons) // size)
     epochs = training.epochs or max(_FEWEST_EPOCHS, -(-_STEPS // steps))
     optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
@@ -141,9 +147,14 @@ def learn(module: FakeQuantized, task: Task, training: Training, keep: Checkpoin
     return Learned(state.before, state.after, state.best_epoch, state.epoch, tuple(state.undone))
 
 
-def parameter_groups(module: FakeQuantized, training: Training) -> Iterator[dict[str, Any]]:
+def usual_batch(count: int) -> int:
+    """Return how many samples of so many a step takes."""
+    return min(_BATCH, max(count // _PART, 1))
+
+
+def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, Any]]:
     """Yield the parameters that learn, each with its own rate, as optimisers of torch take them."""
-    biases = {id(one) for one in module.biases.parameters()}
+    biases = {id(one.values) for one in module.modules() if isinstance(one, FakeQuantizedBias)}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -157,7 +168,7 @@ def parameter_groups(module: FakeQuantized, training: Training) -> Iterator[dict
             yield {"params": [parameter], "lr": 0.0, "largest": rate * training.rate}
 
 
-def _start(module: FakeQuantized, optimizer: torch.optim.Optimizer, task: Task, keep: Checkpoint) -> _State:
+def _start(module: Learner, optimizer: torch.optim.Optimizer, task: Task, keep: Checkpoint) -> _State:
     kept = keep.load()
     if kept is not None:
         state = _State(**kept)
@@ -170,7 +181,7 @@ def _start(module: FakeQuantized, optimizer: torch.optim.Optimizer, task: Task, 
 
 
 def _step(
-    module: FakeQuantized, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float
+    module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float
 ) -> float | None:
     """Take a step, or return the loss where it, or its gradient, is no number."""
     optimizer.zero_grad()
@@ -191,7 +202,7 @@ def _step(
     return None
 
 
-def _compare(module: FakeQuantized, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> None:
+def _compare(module: Learner, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> None:
     """Note where an epoch ended, and whether that is the best place so far."""
     score, noise = task.measured(module)
     state.epoch += 1

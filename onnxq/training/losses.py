@@ -48,11 +48,11 @@ class Distillation:
         rows = frozenset(
             name for name in floats if all(are_probabilities(one.expected[name].numpy()) for one in lessons)
         )
-        totals = dict.fromkeys(floats, 0.0)
+        totals, count = dict.fromkeys(floats, 0.0), sum(one.count for one in lessons)
         for one in lessons:
             for name in floats:
                 totals[name] += float(_compared(one.expected[name], name in rows).square().sum())
-        signals = {name: total / len(lessons) for name, total in totals.items() if 0 < total < math.inf}
+        signals = {name: total / count for name, total in totals.items() if 0 < total < math.inf}
         if not signals:
             raise DataError("no output of the model is a float that is not zero, so there is nothing to learn from")
         return cls(signals, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -19,6 +20,7 @@ from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
 from onnxq.training.rounding import dynamically_quantized
@@ -150,26 +152,53 @@ class FakeQuantized(nn.Module):
         found = tuple(self.outputs({**dict(zip(self.names, inputs, strict=False)), **named}).values())
         return found[0] if len(found) == 1 else found
 
-    def outputs(self, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by output for tensors by input."""
-        held = {tensor: getattr(self, name) for tensor, name in self._constants.items()}
-        return self._program.run(fed, held, self._read, self._made)
+    def outputs(self, fed: Mapping[str, Tensor], part: Part | None = None) -> dict[str, Tensor]:
+        """Return tensors by output for tensors by input, of all or of a part; those of a part are not yet codes."""
+        return self._program.run(fed, self._held, self._read, self._made if part is None else _same, part)
+
+    def exact(self, fed: Mapping[str, Tensor], part: Part) -> dict[str, Tensor]:
+        """Return what the float model makes of tensors by input in a part."""
+        return self._program.run(fed, self._held, _same, _same, part)
+
+    @property
+    def _held(self) -> dict[Constant, Tensor]:
+        return {tensor: getattr(self, name) for tensor, name in self._constants.items()}
+
+    def learners(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
+        """Return what makes codes of what a node of the main graph and its bodies read."""
+        every = (node, *(inner for body in node.bodies() for _, inner in nodes(body)))
+        found = (self._learner(one, index) for one in every for index in range(len(one.inputs)))
+        return tuple(one for one in found if one is not None)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The graph as parts that can learn one after the other."""
+        found = {node: learners for node in self.graph.nodes if (learners := self.learners(node))}
+        weights = {node: sum(isinstance(one, FakeQuantizedWeight) for one in some) for node, some in found.items()}
+        return parts(self.graph, weights)
 
     def _read(self, node: Node, index: int, value: Tensor) -> Tensor:
         """Return what a node computes with in the place of one of its inputs."""
-        tensor, key = node.inputs[index], (node.name, index)
-        if key in self._weights:
-            return self._weights[key]().reshape(value.shape)
-        if key in self._biases:
-            return self._biases[key][1]().reshape(value.shape)
-        quantizer = self._activations.get(tensor.name)
-        if quantizer is not None:
-            own = isinstance(tensor, Variable) or tensor in data_inputs(node)
-            if own and (node.name in self._static or (tensor.name in self._every and isinstance(tensor, Variable))):
-                return quantizer(value)
+        found = self._learner(node, index)
+        if isinstance(found, FakeQuantizedWeight | FakeQuantizedBias):
+            return found().reshape(value.shape)
+        if found is not None:
+            return found(value)
         if index == 0 and node.name in self._dynamic and self.fake_quant_enabled:
             return dynamically_quantized(value)
         return value
+
+    def _learner(self, node: Node, index: int) -> FakeQuantize | FakeQuantizedBias | None:
+        """Return what makes codes of an input of a node, or None for what stays as it is."""
+        tensor, key = node.inputs[index], (node.name, index)
+        if key in self._weights:
+            return self._weights[key]
+        if key in self._biases:
+            return self._biases[key][1]
+        own = isinstance(tensor, Variable) or tensor in data_inputs(node)
+        if own and (node.name in self._static or (tensor.name in self._every and isinstance(tensor, Variable))):
+            return self._activations.get(tensor.name)
+        return None
 
     def _made(self, node: Node, index: int, value: Tensor) -> Tensor:
         """Return what an output of the model is."""
@@ -201,6 +230,10 @@ class FakeQuantized(nn.Module):
                     format = format_named(self.plan.by_tensor[tensor.name].spec.format)
                     stored[tensor.name] = quantize(tensor.values, activations[tensor.name], format)
         return Codes(MappingProxyType(activations), stored, weights, biases)
+
+
+def _same(node: Node, index: int, value: Tensor) -> Tensor:
+    return value
 
 
 def _with_biases(graph: Graph, codes: Codes) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -84,7 +85,7 @@ def train(
         check_fidelity(report, goal)
         done = Quantized(published(ready, output), report)
     if state is not None:
-        state.unlink(missing_ok=True)
+        shutil.rmtree(state, ignore_errors=True)
     return done
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnxq.modelfile import to_model
 from onnxq.runtime import Session, open_session, run
 from onnxq.training.calls import Call
 from onnxq.training.operators import function_of
+from onnxq.training.parts import Part
 
 Reader = Callable[[Node, int, Tensor], Tensor]
 """Takes a node, the index of an input and the tensor there, and returns what the node computes with instead."""
@@ -35,15 +36,21 @@ class Program:
     frozen: dict[Node, Session] = field(default_factory=dict)
 
     def run(
-        self, fed: Mapping[str, Tensor], constants: Mapping[Constant, Tensor], read: Reader, result: Reader
+        self,
+        fed: Mapping[str, Tensor],
+        constants: Mapping[Constant, Tensor],
+        read: Reader,
+        result: Reader,
+        part: Part | None = None,
     ) -> dict[str, Tensor]:
-        """Run the graph once.
+        """Run the graph once, or a part of it.
 
         Args:
             fed: tensors by input.
             constants: tensors by constant.
             read: says what a node computes with.
-            result: says what an output of the graph is; asked with the node that makes it and the index of its output.
+            result: says what an output is; asked with the node that makes it and the index of its output.
+            part: what is run; None runs all.
 
         Returns:
             Tensors by output.
@@ -52,15 +59,16 @@ class Program:
             DataError: an input is missing, or a node cannot be computed with what the sample makes of its inputs.
             ModelError: a node makes something that is no tensor of numbers.
         """
+        part = part or Part.whole(self.graph)
         values: dict[Any, Tensor] = {}
-        for tensor in self.graph.inputs:
+        for tensor in part.inputs:
             if tensor.name not in fed:
                 raise DataError(f"input {tensor.name!r} is missing, found {', '.join(fed) or 'nothing'}; feed it")
             values[tensor] = fed[tensor.name]
         execution = _Execution(self, constants, read, values)
-        execution.nodes(self.graph)
+        execution.nodes(part.nodes)
         found = {}
-        for tensor in self.graph.outputs:
+        for tensor in part.outputs:
             value = execution.value(tensor)
             if isinstance(tensor, Variable) and tensor.inputs:
                 value = result(tensor.inputs[0], tensor.inputs[0].outputs.index(tensor), value)
@@ -83,8 +91,8 @@ class _Execution:
             raise ModelError(f"tensor {tensor.name!r} is no array of numbers, which training needs; leave it out")
         return found
 
-    def nodes(self, graph: Graph) -> None:
-        for node in graph.nodes:
+    def nodes(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
             outputs = self._outputs(node)
             for tensor, value in zip(node.outputs, outputs, strict=False):
                 if tensor.name:
@@ -92,7 +100,7 @@ class _Execution:
 
     def body(self, graph: Graph, arguments: Sequence[Tensor] = ()) -> list[Tensor]:
         self.values.update(zip(graph.inputs, arguments, strict=True))
-        self.nodes(graph)
+        self.nodes(graph.nodes)
         return [self.value(tensor) for tensor in graph.outputs]
 
     def _outputs(self, node: Node) -> Sequence[Tensor]:

@@ -11,6 +11,9 @@ from onnxq.errors import SchemeError, check_type, nearest
 LEARNED = ("weights", "biases", "scales", "zero-points")
 """What can learn."""
 
+BLOCKS = ("no", "first", "only")
+"""Whether blocks learn one after the other."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -22,6 +25,9 @@ class Training:
         loss: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` of three dictionaries of tensors, outputs, the float model's
             outputs and inputs, that returns a scalar tensor; empty for one of the others.
         learn: which of LEARNED change.
+        blocks: ``first`` lets blocks of a few weights learn one after the other, each from what the quantized ones
+            before it give, what the float model has behind it; then all learn together, which ``no`` does alone, and
+            ``only`` does not.
         epochs: how often all samples are seen; None takes as many as make some 240 steps, and 8 at least.
         batch: samples of a step; None takes 32, or an eighth of few samples.
         rate: of a step, how much of its own size a weight changes at most to begin with; scales likewise, and zero
@@ -40,6 +46,7 @@ class Training:
     labels: str | Path | None = None
     loss: str = ""
     learn: tuple[str, ...] = LEARNED
+    blocks: str = "first"
     epochs: int | None = None
     batch: int | None = None
     rate: float = 1e-3
@@ -54,8 +61,12 @@ class Training:
                 raise SchemeError(f"{name!r} is not one of {', '.join(LEARNED)}{nearest(name, LEARNED)}")
         if not self.learn:
             raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
+        if self.blocks not in BLOCKS:
+            raise SchemeError(f"blocks {self.blocks!r} is not one of {', '.join(BLOCKS)}{nearest(self.blocks, BLOCKS)}")
         if self.loss and self.labels is not None:
             raise SchemeError("a loss of yours is given no labels; load them in the function, or leave one of both out")
+        if self.blocks == "only" and (self.loss or self.labels is not None):
+            raise SchemeError("blocks learn from the float model, not from labels or a loss; let them learn first")
         for what, number in (("epochs", self.epochs), ("the batch", self.batch), ("the patience", self.patience)):
             check_type(number, (int, type(None)), what, "a whole number above 0")
             if number is not None and number < 1:

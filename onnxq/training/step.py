@@ -39,7 +39,7 @@ def trained(
         goal: what the models are judged by.
         budget: the time for latency, and who is told of progress.
         training: how.
-        state: a file that keeps where training stands; None keeps nothing.
+        state: a folder that keeps where training stands; None keeps nothing.
 
     Returns:
         What was chosen, with its gain, and sentences about what could not be learned.

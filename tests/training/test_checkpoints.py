@@ -39,7 +39,7 @@ def test_without_a_file_nothing_is_kept() -> None:
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"the state of training .* cannot be written"):
-        Checkpoint(tmp_path / "none" / "s").save(STATE)
+        Checkpoint(tmp_path / "none" / "deeper" / "s").save(STATE)
 
 
 def test_keys_tell_trainings_apart() -> None:

@@ -1,0 +1,145 @@
+"""Where the result of a quantization goes and how much is told of it, for all commands that quantize."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxq.cli.groups import OUTPUT, option
+from onnxq.cli.kept import Kept, kept_options, with_command
+from onnxq.cli.options import FILE
+from onnxq.cli.wanted import Command, with_options
+
+if TYPE_CHECKING:
+    from onnxq.pipeline import Quantized
+    from onnxq.report import Report
+
+
+@dataclass(frozen=True)
+class Output:
+    """What options say of the result.
+
+    Attributes:
+        file: to write.
+        kept: what is written beside it, of a refused result too.
+        as_json: whether the report is printed in the place of the written file.
+        verbose: whether all of it is told.
+        quiet: whether nothing is told on the way and at the end.
+    """
+
+    file: Path | None
+    kept: Kept
+    as_json: bool = False
+    verbose: bool = False
+    quiet: bool = False
+
+    def named(self, name: str, model: Path, others: Mapping[str, Path | str | None]) -> Path:
+        """Return the file to write, once it is no other one.
+
+        Args:
+            name: of the file where none is given.
+            model: the file that is read.
+            others: what else is written, by the options that name it.
+
+        Raises:
+            UsageError: two options name one file.
+            OutputError: a file cannot be written.
+        """
+        file = self.file or Path(name)
+        _check_files(model, file, {**self.kept.files, **others})
+        return file
+
+    def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
+        """Return the report of a quantization, after it was kept and told.
+
+        Args:
+            run: quantizes.
+            plan: a file for the plan that was carried out.
+
+        Raises:
+            FidelityError: the result misses the goal; what is kept is written all the same.
+        """
+        from onnxq.report import FidelityError
+
+        try:
+            report = with_command(run().report)
+        except FidelityError as refused:
+            refused.report = with_command(refused.report)
+            self._keep(refused.report, plan)
+            raise
+        self._keep(report, plan)
+        if not self.quiet:
+            from onnxq.cli import terminal
+
+            terminal.print_report(report, every=self.verbose)
+        return report
+
+    def _keep(self, report: Report, plan: Path | None) -> None:
+        """Write what was asked to be kept, most of all of what was refused."""
+        from onnxq.planning.plan_file import save_plan
+
+        self.kept.write(report)
+        if plan is not None:
+            save_plan(report.plan, plan)
+
+
+def output_options(default: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds where the result goes to a command, which takes it as one argument ``output``.
+
+    Args:
+        default: how the written file is called where no name is given.
+    """
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_output(*args: Any, **kwargs: Any) -> None:
+            file, kept, as_json, verbose, quiet = (
+                kwargs.pop(name) for name in ("output", "kept", "as_json", "verbose", "quiet")
+            )
+            if verbose and quiet:
+                raise click.UsageError("--verbose shows more and --quiet less; leave one of them out")
+            command(*args, output=Output(file, kept, as_json, verbose, quiet), **kwargs)
+
+        return with_options(
+            with_output,
+            option(
+                "-o",
+                "--output",
+                group=OUTPUT,
+                type=FILE,
+                help=f"File to write.  [default: {default} in the current folder]",
+            ),
+            kept_options,
+            option(
+                "--json",
+                "as_json",
+                group=OUTPUT,
+                is_flag=True,
+                help="Print the report as JSON instead of the written file.",
+            ),
+            option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."),
+            option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables."),
+        )
+
+    return add
+
+
+def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None]) -> None:
+    """Refuse files of one name before anything runs."""
+    from onnxq.modelfile.publish import check_output, data_file
+
+    written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
+    for name, path in others.items():
+        if path is None:
+            continue
+        check_output(Path(path), model)
+        other = written.setdefault(Path(path).resolve(), name)
+        if other.startswith("-") and other != name:
+            raise click.UsageError(f"{other} and {name} are both {path}; give one of them another name")
+        if other != name:
+            raise click.UsageError(f"{name} {path} is {other} itself; give another name")

@@ -1,0 +1,47 @@
+"""All commands that quantize say where the result goes in the same way, and check that before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.commands import CALIB, MODELS, invoke
+from onnxq.report import FidelityError
+
+COMMANDS = ("quantize", "plan", "train")
+SAMPLES = ("--calib", CALIB, "--limit", 8, "--seconds", 0, "--accuracy", "off")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_more_and_less_contradict_each_other(command: str) -> None:
+    result = invoke(command, MODELS / "gru.onnx", *SAMPLES, "-v", "-q")
+    assert result.exit_code == 2
+    assert "--verbose shows more and --quiet less" in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_output_is_no_file_that_is_kept_beside_it(command: str, tmp_path: Path) -> None:
+    result = invoke(command, MODELS / "gru.onnx", *SAMPLES, "-o", tmp_path / "o", "--report", tmp_path / "o")
+    assert result.exit_code == 2
+    assert "is the output itself" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("command", "more"), [("quantize", ("--search", "off")), ("train", ("--epochs", 1))])
+def test_a_report_is_printed_where_json_is_asked_for(command: str, more: tuple[object, ...], tmp_path: Path) -> None:
+    options = (*SAMPLES, *more, "--force", "--json", "-q", "-o", tmp_path / "q.onnx")
+    result = invoke(command, MODELS / "gru.onnx", *options)
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found["files"]["output"] == str(tmp_path / "q.onnx")
+    assert found["run"]["command"][0] == "onnxq"
+
+
+def test_a_refused_plan_is_kept_and_a_refused_model_is_not(tmp_path: Path) -> None:
+    options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, "-q")
+    with pytest.raises(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx", "--plan-out", tmp_path / "p.toml")
+    with pytest.raises(FidelityError):
+        invoke("plan", MODELS / "gru.onnx", *options, "-o", tmp_path / "refused.toml")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.toml"]
