@@ -210,6 +210,10 @@ class FakeQuantized(nn.Module):
         """All fake quantizers."""
         return (one for one in self.modules() if isinstance(one, FakeQuantize))
 
+    def quantizer_of(self, tensor: str) -> FakeQuantize:
+        """Return what makes codes of an activation of the plan."""
+        return self._activations[tensor]
+
     @property
     def fake_quant_enabled(self) -> bool:
         """Whether any quantizer makes codes."""
