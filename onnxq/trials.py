@@ -22,6 +22,7 @@ from onnxq.planning.plan import Plan
 from onnxq.runtime import return_memory
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
+from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
 
 TRIED_SAMPLES = 16
@@ -154,9 +155,10 @@ class Trials:
 
     def _outputs(self, plan: Plan, recipe: Recipe) -> list[Pair]:
         """Build a plan's model and return the float model's outputs and its own for each sample."""
-        # What an optimised session makes of the weights of a large model would all be in memory.
+        # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
-        view = self.views.open(self.candidate(plan, recipe), optimize=not large, mapped=large)
+        optimize = not large or any(plan.count(mode) for mode in (Mode.STATIC, Mode.DYNAMIC))
+        view = self.views.open(self.candidate(plan, recipe), optimize=optimize, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
         outputs: list[Pair] = [(expected, view.run(sample)) for sample, expected in pairs]
         if large:

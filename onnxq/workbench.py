@@ -189,7 +189,7 @@ class Workbench:
 
     def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
-        # The codes of a large model wait in a file to be written, and are not kept for others.
+        # The codes of a large model wait in a file to be written, for this model and others.
         with spilling(path.parent) if self.is_large else nullcontext():
             return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
 
@@ -208,14 +208,14 @@ class Workbench:
         """
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
-        SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
-        save(graph, path, external_data=False)
+        with spilling(path.parent) if self.is_large else nullcontext():
+            SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
+            save(graph, path, external_data=self.is_large)
         return switches
 
     def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
         """Return the codes of all that a plan quantizes."""
-        cache = CodesCache() if self.is_large else self.codes
-        return encode(plan, self.graph_for(plan), evidence, recipe, cache)
+        return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
 
     def graph_for(self, plan: Plan) -> Graph:
         """Return the prepared graph at an opset that can express a plan, for reading only."""

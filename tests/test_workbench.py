@@ -217,6 +217,24 @@ def test_means_of_a_large_model_are_kept_where_it_runs_anyway(
     assert set(found) == ({one.tensor for one in plan.requests if one.kind == "channel-means"} if kept else set())
 
 
+def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("onnxq.workbench.is_large", lambda path: True)
+    bench = bench_of(
+        build("(float[1,1024] x) => (float[1,1024] y) { y = MatMul(x, w) }", w=(1024, 1024)), "int8", tmp_path
+    )
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, [{"x": np.ones((1, 1024), np.float32)}], silent)
+    bench.build(plan, evidence, Recipe(), tmp_path / "first.onnx", external_data=True)
+    (codes,) = bench.codes_of(plan, evidence, Recipe()).weights.values()
+    assert isinstance(codes.codes, np.memmap)
+    monkeypatch.setattr("onnxq.encoding.node_codes.encode_weight", None)
+    bench.build(plan, evidence, Recipe(), tmp_path / "second.onnx", external_data=True)
+    first, second = ((tmp_path / f"{name}.onnx.data").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
 @pytest.mark.parametrize("bias", [(64,), (1, 64)])
 @pytest.mark.parametrize(
     ("scheme", "emit"),
