@@ -37,6 +37,7 @@ class Target:
         engine: name of the engine that runs it; empty where there is none on this machine.
         has_words: whether it shifts and masks uint32 as the standard says.
         fewest_bits: of codes that it reads.
+        constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     engine: str = ""
     has_words: bool = True
     fewest_bits: int = 2
+    constants: frozenset[str] = frozenset()
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -121,6 +123,9 @@ _ONNXRUNTIME_CPU_AVX2 = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", w
 # "Arm Architecture Reference Manual", SDOT).
 _ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation="int8")
 
+# The same library behind another interface.
+_ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="onnxruntime-node")
+
 # The CPU's own kernels compiled to WebAssembly ("ONNX Runtime Web" README); their products widen to 16 bits first and
 # add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime). How fast it multiplies
 # blocks of codes was not looked at.
@@ -153,6 +158,8 @@ _OPENVINO = replace(
     # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
     has_words=False,
     fewest_bits=4,
+    # It keeps codes that products may multiply, and refuses cells behind them ("expects Constant for port 3").
+    constants=frozenset({"GRU", "LSTM", "RNN"}),
     fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
     own_dynamic=frozenset(),
@@ -186,6 +193,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             _ONNXRUNTIME_CPU,
             _ONNXRUNTIME_CPU_AVX2,
             _ONNXRUNTIME_CPU_ARM,
+            _ONNXRUNTIME_NODE,
             _ONNXRUNTIME_WEB,
             _TENSORRT,
             _OPENVINO,

@@ -15,7 +15,9 @@ from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.spec import Spec, Storage
 
 
-def decode_folded(chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:
+def decode_folded(
+    chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False, widened: bool = False
+) -> Variable:
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
     The computation is float32 in the order of ``QTensor.dequantize``, so its values are the same bit for bit; a
@@ -27,12 +29,13 @@ def decode_folded(chain: Chain, quantized: QTensor, spec: Spec, dtype: int, *, s
         spec: its spec.
         dtype: ``TensorProto.DataType`` of the weight.
         strict: whether codes keep the ONNX type of their format where onnxruntime cannot read it.
+        widened: whether they pass through a wider type; see `native.numbers`.
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
         numbers = words.numbers(chain, quantized.codes, quantized.format)
     else:
-        numbers = native.numbers(chain, quantized.codes, quantized.format, strict=strict)
+        numbers = native.numbers(chain, quantized.codes, quantized.format, strict=strict, widened=widened)
     if layout.padded != layout.shape:
         missing = [whole - extent for whole, extent in zip(layout.padded, layout.shape, strict=True)]
         numbers = chain.pad("padded", numbers, missing)

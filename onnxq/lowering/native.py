@@ -31,12 +31,23 @@ def typed_codes(chain: Chain, codes: Array, format: Format) -> Constant:
     return chain.store_codes("codes", codes, format)
 
 
-def numbers(chain: Chain, codes: Array, format: Format, *, strict: bool = False) -> Variable:
-    """Return the codes as float32 numbers, from a constant that onnxruntime can read unless ``strict`` is set."""
+def numbers(chain: Chain, codes: Array, format: Format, *, strict: bool = False, widened: bool = False) -> Variable:
+    """Return the codes as float32 numbers.
+
+    Args:
+        chain: receives the nodes.
+        codes: the codes.
+        format: theirs.
+        strict: whether they are stored in the type of their format even where onnxruntime cannot read it.
+        widened: whether they pass through a wider type, for a runtime that keeps codes it knows from being folded.
+    """
     stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
         return look_up(chain, chain.store_codes("codes", codes.view(stored.dtype), stored), format)
-    return chain.cast("numbers", typed_codes(chain, codes.astype(stored.dtype, copy=False), stored))
+    typed: Tensor = typed_codes(chain, codes.astype(stored.dtype, copy=False), stored)
+    if widened:
+        typed = chain.cast("widened", typed, TensorProto.FLOAT16 if stored.is_float else TensorProto.INT32)
+    return chain.cast("numbers", typed)
 
 
 def look_up(chain: Chain, patterns: Tensor, format: Format) -> Variable:

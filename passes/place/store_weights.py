@@ -25,11 +25,13 @@ class StoreWeights(Pass):
         plan: names the nodes and weights.
         codes: what was chosen for their weights and biases.
         emit: strict decodes by DequantizeLinear, all others by nodes that are folded.
+        constants: op types whose weights the runtime wants folded, but does not fold from narrow codes.
     """
 
     plan: Plan
     codes: Codes
     emit: Emit = Emit.QDQ
+    constants: frozenset[str] = frozenset()
 
     def apply(self, graph: Graph) -> Changes:
         """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
@@ -46,16 +48,21 @@ class StoreWeights(Pass):
         for (source, weight), consumers in wanted.items():
             for node in consumers:
                 correct_bias(node, self.codes, names)
-            decoder = self._decoder(source, weight, next(iter(consumers.values())), names)
+            widened = any(node.op in self.constants for node in consumers)
+            decoder = self._decoder(source, weight, next(iter(consumers.values())), names, widened=widened)
             replace_uses(source, decoder[-1].outputs[0], set(consumers))
             first.setdefault(declaring[source], []).extend(decoder)
         for scope, nodes in first.items():
             insert_nodes(scope, first=nodes)
         return Changes(tuple(source.name for source, _ in wanted))
 
-    def _decoder(self, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
-        chain, strict = Chain(source.name, names), self.emit is Emit.STRICT
-        decode = decode_linear if strict and is_linear(quantized, weight.spec) else decode_folded
-        decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=strict)
+    def _decoder(
+        self, source: Constant, weight: Weight, quantized: QTensor, names: Names, *, widened: bool
+    ) -> list[Node]:
+        chain, strict, dtype = Chain(source.name, names), self.emit is Emit.STRICT, onnx_dtype(source)
+        if strict and is_linear(quantized, weight.spec):
+            decoded = decode_linear(chain, quantized, weight.spec, dtype, strict=strict)
+        else:
+            decoded = decode_folded(chain, quantized, weight.spec, dtype, strict=strict, widened=widened)
         decoded.dtype, decoded.shape = source.dtype, list(source.shape)
         return chain.nodes

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from model_zoo import recurrent_layers
 from onnx import ModelProto
 
+from onnxq import Budget, quantize
 from onnxq.engines.table import open_engine
 from onnxq.errors import EngineError
 
@@ -40,3 +42,13 @@ def test_what_it_refuses_is_told_in_its_words(build: Callable[..., ModelProto], 
     onnx.save(model, tmp_path / "model.onnx")
     with open_engine("openvino") as engine, pytest.raises(EngineError, match=r"engine openvino cannot load .*Unknown"):
         engine.load(tmp_path / "model.onnx")
+
+
+def test_recurrent_cells_with_stored_codes_are_loaded(tmp_path: Path) -> None:
+    made = recurrent_layers()
+    onnx.save(made, tmp_path / "float.onnx")
+    samples = [{"x": np.random.default_rng(seed).standard_normal((4, 2, 8)).astype(np.float32)} for seed in range(4)]
+    budget = Budget(search="off", accuracy="off", latency=0, engine="openvino-f32")
+    report = quantize(tmp_path / "float.onnx", samples, scheme="int8-storage", target="openvino", budget=budget).report
+    assert report.fidelity.elsewhere is not None
+    assert report.fidelity.elsewhere.agreement.worst_sqnr > 30

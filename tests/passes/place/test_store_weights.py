@@ -256,6 +256,20 @@ def test_recurrent_weights_have_one_scale_for_each_row_of_the_gates() -> None:
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
 
 
+@pytest.mark.parametrize(
+    ("spec", "wider"), [(PER_CHANNEL, TensorProto.INT32), (Spec("float8e4m3fn"), TensorProto.FLOAT16)]
+)
+def test_codes_that_a_runtime_does_not_fold_by_itself_pass_through_a_wider_type(spec: Spec, wider: int) -> None:
+    made = recurrent_layers()
+    graph = upgrade_opset(named_graph(made), 19)
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.STORAGE, weight=spec),)), target_named("openvino"))
+    apply_once(StoreWeights(plan, encode(plan, graph), constants=frozenset({"LSTM"})), graph)
+    assert [one.attrs["to"] for one in decoded_by(graph, "lstm")[:2]] == [wider, TensorProto.FLOAT]
+    assert [one.op for one in decoded_by(graph, "gru")] == ["Cast", "Mul"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.15
+
+
 def test_tables_of_embeddings_are_stored() -> None:
     made = model("g (int64[N] i) => (float[N, 8] y) { [look] y = Gather(w, i) }", w=values(64, 8))
     graph, changes = store(made)
