@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +30,10 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(one) for one in command], capture_output=True, text=True, cwd=cwd, check=False)
+    # What leads to a checkout would hide what is installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [str(one) for one in command]
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from conftest import Build
+from recipe_models import put_recipes
 from reports import FULL
 
 import onnxq
@@ -93,6 +94,7 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
         for index, image in enumerate(images):
             np.savez(tmp_path / name / f"{index}.npz", image=image)
     FULL.save(tmp_path / "report.json")
+    put_recipes(tmp_path, build)
     for name, document in (("my_passes.py", "passes.md"), ("my_rules.py", "rewriting.md")):
         (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)
@@ -158,7 +160,8 @@ def test_what_is_installed_and_run_from_a_clone_is_there(block: Block) -> None:
         assert all((ROOT / path).is_file() for path in paths)
         for extra in re.findall(r"\.\[(\w+)\]", " ".join(words)):
             assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        if (onnxq_at := next((i for i, word in enumerate(words) if word.endswith("bin/onnxq")), None)) is not None:
+        called = [place for place, word in enumerate(words) if word == "onnxq" or word.endswith("bin/onnxq")]
+        for onnxq_at in called:
             command = cli.commands[words[onnxq_at + 1]]  # type: ignore[attr-defined]
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in words[onnxq_at + 2 :] if word.startswith("-")} <= known
