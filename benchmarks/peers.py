@@ -120,11 +120,15 @@ def main() -> None:
     parser.add_argument("--update", type=Path, help="file to put the table of tools into")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    models = [path for path in sorted(options.models.glob("*.onnx")) if not options.names or path.stem in options.names]
-    cases = [(path, data) for path in models if (data := samples_of(options.data, path.stem)) is not None]
+    models = [
+        path.resolve()
+        for path in sorted(options.models.glob("*.onnx"))
+        if not options.names or path.stem in options.names
+    ]
+    cases = [(path, data) for path in models if (data := samples_of(options.data.resolve(), path.stem)) is not None]
     if not cases:
         sys.exit(f"there are no such models in {options.models}, or no samples of them in {options.data}")
-    python = environment(options.peers)
+    python = environment(options.peers.absolute())
     rows = []
     for model, data in cases:
         for tool, command in commands(python, model, data / "calib"):
@@ -165,8 +169,14 @@ def judge(tool: str, command: Sequence[str], model: Path, data: Path, options: a
         target = Path(folder) / "quantized.onnx"
         start = time.perf_counter()
         try:
+            # Some tools leave files in the current folder.
             run = subprocess.run(
-                [*command, str(target)], capture_output=True, text=True, check=False, timeout=options.timeout
+                [*command, str(target)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=options.timeout,
+                cwd=folder,
             )
         except subprocess.TimeoutExpired:
             return Row(model.stem, tool, failure=f"no answer in {options.timeout:.0f} s")

@@ -14,6 +14,7 @@ from typing import IO, Any, TypeAlias
 
 from onnxq.errors import DataError, OnnxqError
 
+_LOCAL = re.compile(r"file:/+(.*)", re.DOTALL)
 # One letter would be a drive; a `Path` has made one slash of two.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*):/{1,2}(?=[^/])(.*)", re.DOTALL)
 
@@ -150,6 +151,8 @@ def location(source: str | Path) -> Location:
     (PosixPath('calib'), '0.npz')
     """
     path = Path(source)
+    if (local := _LOCAL.fullmatch(str(source))) and not path.exists():
+        return Path("/", local[1])
     if (found := _URL.fullmatch(str(source))) and not path.exists():
         return StorePath(f"{found[1]}://{found[2]}")
     return path

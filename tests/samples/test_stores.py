@@ -35,6 +35,11 @@ def firsts(samples: object) -> list[float]:
     return [float(sample["x"].flat[0]) for sample in samples]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("url", ["file://{}", "file:{}"])
+def test_a_url_of_a_file_here_is_its_path(url: str, tmp_path: Path) -> None:
+    assert location(url.format(tmp_path)) == location(Path(url.format(tmp_path))) == tmp_path
+
+
 def test_samples_come_from_a_store_in_natural_order(store: str) -> None:
     samples = open_samples(store, SINGLE)
     assert firsts(samples) == firsts(pickle.loads(pickle.dumps(samples))) == [1, 2, 3]
