@@ -100,7 +100,7 @@ def fitted(
     )
     frozen = module.frozen
     told = (f"no gradient passes {', '.join(frozen)}, which torch has no function for here",) if frozen else ()
-    return Fitted(module.codes() if worth else codes, gain, (*undone, *told))
+    return Fitted(module.codes() if worth else codes, gain, (*dict.fromkeys(undone), *told))
 
 
 def _learned(

@@ -150,6 +150,11 @@ def user_loss(text: str) -> Loss:
             raise DataError(f"loss {text!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(found, torch.Tensor) or found.ndim or not found.is_floating_point():
             raise DataError(f"loss {text!r} returned {type(found).__name__}, expected a scalar tensor of floats")
+        if any(one.requires_grad for one in outputs.values()) and not found.requires_grad:
+            raise DataError(
+                f"loss {text!r} has no gradient, so nothing can be learned from it; compute it of the outputs by "
+                "functions that have one, which argmax, round and comparisons have not"
+            )
         return found
 
     return loss
