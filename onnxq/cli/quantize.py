@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.goals import goal_options, speed_options
-from onnxq.cli.groups import OUTPUT, WHAT, GroupedCommand, option
-from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
+from onnxq.cli.groups import OUTPUT, TRAINING, WHAT, GroupedCommand, option
+from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
@@ -38,6 +38,14 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
     type=FILE,
     help="Carry out the plan of this file as it is, instead of a preset, scheme or search.",
 )
+@option(
+    "--train",
+    "minutes",
+    group=TRAINING,
+    type=FiniteRange(min=0, min_open=True),
+    metavar="MINUTES",
+    help="Train the fastest plan that is just not faithful enough, and take it if it is then.",
+)
 @goal_options
 @speed_options
 @output_options("MODEL.PRESET.onnx")
@@ -49,6 +57,7 @@ def quantize(
     data: Data | None,
     asked: Asked,
     plan_file: Path | None,
+    minutes: float | None,
     goal: Callable[[], Goal],
     budget: Budget,
     plan_out: Path | None,
@@ -71,7 +80,13 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {"--plan-out": plan_out, "--costs": budget.costs})
-    report = output.of(lambda: quantized(model, file, data, asked, goal(), budget, quiet=output.quiet), plan_out)
+
+    def run() -> Quantized:
+        if minutes is None:
+            return quantized(model, file, data, asked, goal(), budget, quiet=output.quiet)
+        return with_training(model, file, data, asked, goal(), budget, minutes, quiet=output.quiet)
+
+    report = output.of(run, plan_out)
     click.echo(report.to_json() if output.as_json else report.output)
 
 
@@ -123,4 +138,26 @@ def quantized(
             prepare=asked.prepare,
             goal=goal,
             budget=replace(budget, progress=progress.silent if quiet else told),
+        )
+
+
+def with_training(
+    model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, minutes: float, *, quiet: bool
+) -> Quantized:
+    """Run quantize_and_train() with bars that tell of its progress."""
+    from onnxq import progress
+    from onnxq.cli.progress_bars import progress_bars
+    from onnxq.training.pipeline import quantize_and_train
+    from onnxq.training.settings import Training
+    from onnxq.wanted import Wanted
+
+    with progress_bars() as told:
+        return quantize_and_train(
+            model,
+            data,
+            output,
+            scheme=Wanted.of(asked.scheme, asked.target, asked.prepare),
+            goal=goal,
+            budget=replace(budget, progress=progress.silent if quiet else told),
+            training=Training(blocks="no", minutes=minutes),
         )

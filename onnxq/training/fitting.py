@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -108,6 +108,8 @@ def _learned(
 ) -> tuple[list[str], list[str]]:
     """Let blocks and the whole learn; return what is better for it, in words, and what was undone."""
     kept, undone = list[str](), list[str]()
+    if training.blocks == "first" and training.minutes is not None:
+        training = replace(training, minutes=training.minutes / 2)
     if training.blocks == "only" or (training.blocks == "first" and len(module.parts) > 1):
         blocks = learn_blocks(module, task, training, Checkpoint.of("blocks", *keep), progress)
         undone += blocks.undone

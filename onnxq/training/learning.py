@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,7 @@ class _State:
     epoch: int = 0
     best_epoch: int = 0
     factor: float = 1.0
+    seconds: float = 0.0
     undone: list[str] = field(default_factory=list)
 
 
@@ -121,30 +123,53 @@ def learn(module: Learner, task: Task, training: Training, keep: Checkpoint, pro
     epochs = training.epochs or max(_FEWEST_EPOCHS, -(-_STEPS // steps))
     optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
     state = _start(module, optimizer, task, keep)
-    while state.epoch < epochs and state.epoch - state.best_epoch < (training.patience or epochs):
+    clock = _Clock(training.minutes, state.seconds)
+    while state.epoch < epochs and state.epoch - state.best_epoch < (training.patience or epochs) and clock.share < 1:
         if len(state.undone) > _MOST_UNDONE:
             break
         progress("train", state.epoch, epochs)
         order = torch.randperm(
             len(task.lessons), generator=torch.Generator().manual_seed(training.seed * 1_000_003 + state.epoch)
         )
+        lost: float | None = None
         for number, some in enumerate(task.lessons.batches(order.tolist(), size)):
-            rate = state.factor * (1 + math.cos(math.pi * (state.epoch + number / steps) / epochs)) / 2
+            share = max((state.epoch + number / steps) / epochs, clock.share)
+            if number and share >= 1:
+                # What was learned of a part of the samples counts as an epoch.
+                break
+            rate = state.factor * (1 + math.cos(math.pi * min(share, 1))) / 2
             if (lost := _step(module, optimizer, task.loss, some, rate)) is not None:
                 state.undone.append(
                     f"step {number + 1} of epoch {state.epoch + 1} had a loss or gradient of {lost} and was undone"
                 )
-                state.factor /= 2
                 break
-        else:
+        if lost is None:
+            state.seconds = clock.seconds
             _compare(module, optimizer, task, state)
             keep.save(vars(state))
             continue
+        state.factor /= 2
         module.load_state_dict(state.module)
         optimizer.load_state_dict(copy.deepcopy(state.optimizer))
     progress("train", epochs, epochs)
     module.load_state_dict(state.best)
     return Learned(state.before, state.after, state.best_epoch, state.epoch, tuple(state.undone))
+
+
+class _Clock:
+    """How much of the time that there is was spent, before a killed run was gone on with and since."""
+
+    def __init__(self, minutes: float | None, seconds: float) -> None:
+        self._limit = math.inf if minutes is None else 60 * minutes
+        self._start = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def share(self) -> float:
+        return self.seconds / self._limit
 
 
 def usual_batch(count: int) -> int:

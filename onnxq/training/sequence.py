@@ -59,7 +59,8 @@ def learn_blocks(
         return so_far
     size = training.batch or usual_batch(len(task.lessons))
     # Samples are stacked as they enter, for behind that nothing says which axis tells them apart.
-    alone = replace(training, batch=1 if task.lessons.stacked else size)
+    minutes = None if training.minutes is None else training.minutes / len(found)
+    alone = replace(training, batch=1 if task.lessons.stacked else size, minutes=minutes)
     with ExitStack() as held:
         flow = Flow(module, *(held.enter_context(Activations(memory // 2)) for _ in range(2)))
         learned, judged = (flow.enter(_entering(lessons, size)) for lessons in (task.lessons, task.held))

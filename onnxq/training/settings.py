@@ -35,6 +35,7 @@ class Training:
         patience: epochs without a better result after which training ends; None runs all, whose last steps are the
             smallest and most often the best.
         seed: of the order of samples.
+        minutes: after which it ends; steps become small until then. None lets it take what it takes.
 
     Raises:
         SchemeError: a number is out of range, or names contradict each other.
@@ -52,6 +53,7 @@ class Training:
     rate: float = 1e-3
     patience: int | None = None
     seed: int = 0
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_type(self.labels, (str, Path, type(None)), "the labels", "a .npy file")
@@ -71,6 +73,8 @@ class Training:
             check_type(number, (int, type(None)), what, "a whole number above 0")
             if number is not None and number < 1:
                 raise SchemeError(f"{what}: {number}, expected a whole number above 0")
-        check_type(self.rate, (int, float), "the rate", "a number above 0")
-        if not 0 < self.rate < math.inf:
-            raise SchemeError(f"the rate is {self.rate}, expected a finite number above 0")
+        minutes = 1.0 if self.minutes is None else self.minutes
+        for what, given in (("the rate", self.rate), ("the time in minutes", minutes)):
+            check_type(given, (int, float), what, "a number above 0")
+            if not 0 < given < math.inf:
+                raise SchemeError(f"{what} is {given}, expected a finite number above 0")

@@ -55,7 +55,8 @@ def trained(
     judge = Judge.of(files.reference, seen.judged, budget.latency, goal.judged_by)
     verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
     after = replace(found, verification=verification, scores=scores, codes=done.codes)
-    if _worth(after) < _worth(found):
+    by_score = scores is not None and found.scores is not None
+    if _worth(after, by_score=by_score) < _worth(found, by_score=by_score):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the samples that judge"
         gain = replace(done.gain, after=done.gain.before, kept="", left=left)
@@ -63,6 +64,6 @@ def trained(
     return replace(after, gains=(*found.gains, done.gain)), done.doubts
 
 
-def _worth(found: Chosen) -> float:
+def _worth(found: Chosen, *, by_score: bool) -> float:
     """Return what the goal counts, the more the better."""
-    return found.verification.agreement.worst_sqnr if found.scores is None else found.scores.candidate
+    return found.scores.candidate if by_score and found.scores else found.verification.agreement.worst_sqnr

@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.errors import SchemeError
 from onnxq.planning.plan_file import load_plan
 from onnxq.report import FidelityError
 
@@ -258,3 +259,17 @@ def test_more_is_shown_on_wish_but_not_with_less(tmp_path: Path) -> None:
     assert "see --report" not in every
     assert len(every) > len(few)
     assert "leave one of them out" in invoke("quantize", MODELS / "vit.onnx", "-v", "-q").stderr
+
+
+def test_training_needs_a_search_that_a_faster_plan_is_found_by(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 8, "-o", tmp_path / "q.onnx", "--train", 1)
+    with pytest.raises(SchemeError, match="training looks for a faster plan"):
+        invoke("quantize", MODELS / "gru.onnx", *options, "--search", "off")
+    with pytest.raises(SchemeError, match="training looks for a faster plan"):
+        invoke("quantize", MODELS / "gru.onnx", *options, "--seconds", 0)
+
+
+def test_a_faster_plan_is_looked_for_with_training(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 24, "--seconds", 0.1, "--accuracy", "off", "--train", 0.02)
+    result = invoke("quantize", MODELS / "mobilenet.onnx", *options, "-o", tmp_path / "q.onnx")
+    assert result.stdout == f"{tmp_path / 'q.onnx'}\n"

@@ -11,6 +11,7 @@ import torch
 from conftest import Build
 
 from onnxq.progress import silent
+from onnxq.training import learning
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.learning import Task, learn, parameter_groups
 from onnxq.training.lessons import Batch, Lessons, read_lessons
@@ -132,3 +133,23 @@ def test_what_was_stopped_ends_in_the_same_weights(stop: int, build: Build, task
     found = learn(resumed, task, SHORT, keep, silent)
     assert found.epochs == 3
     assert state_of(resumed) == state_of(whole)
+
+
+def test_time_that_is_over_ends_it_with_the_smallest_steps(
+    module: FakeQuantized, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(learning.time, "monotonic", monotonic)
+    rates = []
+    step = learning._step
+    monkeypatch.setattr(learning, "_step", lambda *arguments: (rates.append(arguments[-1]), step(*arguments))[1])
+    found = learn(module, task, Training(epochs=1000, batch=8, minutes=0.5), Checkpoint(None), silent)
+    assert 1 < found.epochs < 30
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 0.9
+    assert rates[-1] < 0.1

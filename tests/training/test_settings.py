@@ -23,6 +23,9 @@ from onnxq.training.settings import Training
         ({"batch": -1}, "the batch: -1, expected"),
         ({"rate": 0.0}, "the rate is 0.0, expected a finite number above 0"),
         ({"rate": float("nan")}, "the rate is nan"),
+        ({"minutes": 0.0}, "the time in minutes is 0.0, expected a finite number above 0"),
+        ({"blocks": "onyl"}, "blocks 'onyl' is not one of no, first, only; did you mean 'only'?"),
+        ({"blocks": "only", "labels": "l.npy"}, "blocks learn from the float model, not from labels or a loss"),
         ({"labels": 3}, "the labels is 3 of type int"),
     ],
 )

@@ -1,0 +1,140 @@
+"""A faster plan is taken where training makes it faithful, and otherwise what was there is built again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Build
+
+from onnxq.accuracy.refining import Refined
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.errors import SchemeError
+from onnxq.judging.agreement import compare_files
+from onnxq.judging.goal import Goal
+from onnxq.judging.latency import Latency
+from onnxq.pipeline import quantize
+from onnxq.searching.choosing import Chosen
+from onnxq.searching.cost_cache import CostCache
+from onnxq.steps import Evidenced, Prepared, chosen, evidenced, methods_tried, prepared
+from onnxq.targets import DEFAULT_TARGET
+from onnxq.training import faster as module
+from onnxq.training.faster import Faster, faster
+from onnxq.training.pipeline import quantize_and_train
+from onnxq.training.settings import Training
+from onnxq.wanted import Wanted
+from training.modules import MODELS, images
+
+LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"
+WEIGHTS = {"w": (32, 32), "v": (32, 16)}
+SAMPLES = images(32, (1, 32))
+QUICK = Budget("off", "off", latency=0)
+SHORT = Training(blocks="no", epochs=2)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A model on its way, and the plan of a preset that is as fast as is said."""
+
+    ready: Prepared
+    seen: Evidenced
+    first: tuple[Refined, Chosen]
+
+    @classmethod
+    def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
+        folder.mkdir()
+        ready = prepared(build(LAYERS, **WEIGHTS), Wanted.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK)
+        seen = evidenced(ready, Data.of(SAMPLES), methods_tried(ready, QUICK), Goal(), QUICK)
+        refined, found = chosen(ready, seen, Goal(), QUICK, CostCache())
+        return cls(ready, seen, (refined, as_fast(found, speed)))
+
+
+def as_fast(found: Chosen, speed: float) -> Chosen:
+    return replace(found, verification=replace(found.verification, latency=Latency(speed, 1.0, 1, 9)))
+
+
+def found_faster(
+    build: Build, folder: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
+) -> tuple[Steps, bytes, Faster]:
+    """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
+    other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
+    steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
+    trained = module.trained
+
+    def timed(*arguments: Any) -> tuple[Chosen, tuple[str, ...]]:
+        after, told = trained(*arguments)
+        return as_fast(after, speeds[1]), told
+
+    monkeypatch.setattr(module, "chosen", lambda *arguments: other.first)
+    monkeypatch.setattr(module, "trained", timed)
+    staged = steps.ready.files.staged.read_bytes()
+    return steps, staged, faster(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT, CostCache())
+
+
+def test_a_faster_plan_that_training_makes_faithful_is_taken(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, _, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
+    assert best.chosen.outcome.plan.scheme == "int2-block16"
+    assert best.chosen.gains[-1].method == "training"
+    files = steps.ready.files
+    found = compare_files(files.reference, files.staged, list(steps.seen.judged))
+    assert found.worst_sqnr == pytest.approx(best.chosen.verification.agreement.worst_sqnr)
+
+
+@pytest.mark.parametrize(
+    ("decibels", "speeds", "told"),
+    [
+        (1.0, (0.9, 2.0), "no plan is faster that training could make faithful"),
+        (1.0, (2.0, 0.9), "a plan that was trained is not faster after all, so it was not taken"),
+        (35.0, (2.0, 2.0), "dB after training, which are not enough, so it was not taken"),
+    ],
+    ids=["slower", "slower after training", "not faithful"],
+)
+def test_what_was_there_is_built_again_otherwise(
+    decibels: float,
+    speeds: tuple[float, float],
+    told: str,
+    build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, staged, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
+    assert best.chosen is steps.first[1]
+    assert told in best.doubts[-1]
+    assert steps.ready.files.staged.read_bytes() == staged
+
+
+def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
+    model, samples, output = MODELS / "mobilenet.onnx", MODELS / "data" / "calib.npz", tmp_path / "q.onnx"
+    data, budget = Data(samples, limit=24), Budget("fast", "off", latency=0.1, measurements=3)
+    training = Training(blocks="no", minutes=0.02)
+    done = quantize_and_train(model, data, output, goal=20.0, budget=budget, training=training)
+    assert done.report.agreement.worst_sqnr >= 20
+    assert done.report.files.output == str(output)
+    gains = [gain.method for gain in done.report.encoding.gains]
+    why = [doubt for doubt in done.report.samples.doubts if "plan" in doubt]
+    assert ("training" in gains) != bool(why)
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (Budget("off"), "takes a search and time for latency"),
+        (Budget(latency=0), "takes a search and time for latency"),
+        (Budget(seconds=60), "training has its own minutes beside a budget in seconds"),
+    ],
+)
+def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, told: str, build: Build) -> None:
+    with pytest.raises(SchemeError, match=told):
+        quantize_and_train(build(LAYERS, **WEIGHTS), SAMPLES, budget=budget)
+
+
+def test_a_plan_is_carried_out_as_it_is(build: Build) -> None:
+    model = build(LAYERS, **WEIGHTS)
+    plan = quantize(model, SAMPLES, scheme="int8-storage", budget=QUICK).report.plan
+    with pytest.raises(SchemeError, match="train it with onnxq train --plan"):
+        quantize_and_train(model, SAMPLES, scheme=Wanted.of(plan, DEFAULT_TARGET, ()))
