@@ -176,11 +176,14 @@ def _with_other_errors(
     for place, ((one, _), (signal, noise)) in enumerate(zip(pairs, seen, strict=True)):
         noises = [noise]
         for away in others:
-            # Of another number of rows, those there are take turns.
-            factor = np.resize(factors[(place + away) % len(pairs)], one.shape)
-            other = one / factor if away % 2 else one * factor
-            other /= np.maximum(other.sum(-1, keepdims=True), _TINY)
-            noises.append(_energies(one, other)[1])
+            factor = factors[(place + away) % len(pairs)]
+            if factor.shape != one.shape:
+                # Of another number of rows, those there are take turns.
+                factor = np.resize(factor, one.shape)
+            error = np.divide(one, factor) if away % 2 else np.multiply(one, factor)
+            error /= np.maximum(error.sum(-1, keepdims=True), _TINY)
+            error -= one
+            noises.append(float(np.vdot(error, error)))
         found.append((signal, math.fsum(noises) / len(noises)))
     return found
 

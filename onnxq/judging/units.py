@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.execution.runner import read_without_data
-from onnxq.execution.taps import tensor_types, with_taps
+from onnxq.execution.stage import Stage, stages
+from onnxq.execution.taps import tensor_types
 from onnxq.graph import Graph, Node, Tensor, Variable, is_fixed, optional
 from onnxq.operators import Role, operator_of
-from onnxq.runtime import open_session, run
 from onnxq.samples.inputs import Sample, is_floating
 
 # Of twelve networks of images, sound and text the first sums are 0.8 to 3 times as large as their biases, and 200 to
@@ -89,8 +89,8 @@ def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[s
     names = list(dict.fromkeys(probe.tensor for probe in probes if probe.tensor in known))
     if not names or not samples:
         return
-    session = open_session(with_taps(model, names), external_folder=prepared.parent)
-    found = [dict(zip(names, run(session, sample, names), strict=True)) for sample in samples]
+    parts = stages(prepared, names)
+    found = [_run_until(names, parts, sample) for sample in samples]
     told = set()
     for probe in (probe for probe in probes if probe.tensor in known):
         factor = probe.factor([values[probe.tensor] for values in found])
@@ -103,6 +103,16 @@ def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[s
             f"input {probe.input} makes the values of node {probe.node} {much} as its parameters let expect; check the "
             f"unit of the samples, such as {wanted} wanted"
         )
+
+
+def _run_until(names: Sequence[str], parts: Sequence[Stage], sample: Sample) -> Mapping[str, NDArray[Any]]:
+    """Return a sample and what is made of it, up to the last of some tensors."""
+    values: dict[str, NDArray[Any]] = dict(sample)
+    for part in parts:
+        if all(name in values for name in names):
+            break
+        values |= part.run(values)
+    return values
 
 
 def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
