@@ -11,6 +11,7 @@ from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
+from onnxq.progress import silent
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places
@@ -22,6 +23,8 @@ ALL: Groups = (0, 1, 2)
 
 # Each sample costs a run of the float model, and more find hardly anything better.
 _MOST = 256
+# More tell hardly better whether ranges hold on others.
+_MOST_HELD_OUT = 32
 WORTH = 0.977
 """Of several findings one lowers the noise by 0.1 dB by luck alone."""
 # Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
@@ -118,6 +121,19 @@ class Folds:
             if not found < at_most * before:
                 return False
         return True
+
+    def held_out(self, plan: Plan) -> Trials:
+        """Return trials by samples that the ranges and means of their evidence are not made of.
+
+        It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
+        one half for the other.
+        """
+        few = len(self.groups[2]) < len(self.groups[1])
+        made_of, judging = ((0, 2), (1,)) if few else ((0, 1), (2,))
+        bench = self.trials.bench
+        evidence = bench.calibrate(plan, self.of(made_of, _MOST), silent)
+        none = replace(self.trials.part(slice(0)), evidence=evidence)
+        return none.joined(bench.prepared, self.of(judging, _MOST_HELD_OUT))
 
     def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
         basis = finding(self.found_on[fold])

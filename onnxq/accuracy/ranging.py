@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.folds import WORTH, Basis, Folds
 from onnxq.encoding.parameters import found_range
-from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges
+from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, worst
+from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod, bins_of_data, ends_of_data
@@ -24,7 +25,7 @@ from onnxq.planning.plan import Plan
 def with_ranges(
     folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, methods: Sequence[RangeMethod] = FIRST_RANGES
 ) -> Basis:
-    """Return the basis with the ranges of least noise, see `choose_ranges`.
+    """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
 
     Args:
         folds: judges candidates.
@@ -42,8 +43,18 @@ def with_ranges(
 
     # Tensors are looked at one by one only where models are left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
-    found = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
-    return replace(basis, recipe=recipe.with_choice(found))
+    choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
+    found = recipe.with_choice(choice)
+    return replace(basis, recipe=found) if found.key != recipe.key and _holds(folds, plan, found, recipe) else basis
+
+
+def _holds(folds: Folds, plan: Plan, found: Recipe, before: Recipe) -> bool:
+    """Whether ranges leave less noise than those before on samples that neither are made of.
+
+    Ranges that clip fit the samples that they are made of, the more so the fewer these are.
+    """
+    held_out = folds.held_out(plan)
+    return worst(held_out.noise(plan, found)) < WORTH * worst(held_out.noise(plan, before))
 
 
 def ranges_by_tensor(

@@ -19,8 +19,9 @@ Noise = NDArray[np.float64]
 _ALIKE = 0.02
 # A method must take off this share of the noise; less is not worth a difference between tensors.
 _WORTH = 0.02
-# So many standard errors over the samples must the noise taken off be away from none.
-_CERTAIN = 1.0
+# So many standard errors over the samples must the noise taken off be away from none. Of many tensors some gain more by
+# luck.
+_CERTAIN, _CERTAIN_OF_MANY = 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ def choose_ranges(
 ) -> RangeChoice[Method]:
     """Return the range methods with which a model has the least noise, as far as that can be told from chance.
 
-    First the one method that is best for all tensors. Then one tensor after the other, the noisiest first, is given
-    each other method that would give it another range, and keeps what takes off noise at the worst output: 2 % at
-    least, and more than one standard error of the difference over the samples. A method that is lucky on one
-    sample does not pass.
+    First the one method that is best for all tensors, then one tensor after the other, the noisiest first, is given
+    each other method that would give it another range. Kept is what takes off noise at the worst output: 2 % at
+    least, and more than one standard error of the difference over the samples, for single tensors more than two. A
+    method that is lucky on one sample does not pass.
 
     Args:
         ranges: of each method by tensor, tensors with the largest part in the noise first.
-        measure: a choice to the noise of its model on samples that the ranges were not made from.
+        measure: a choice to the noise of its model.
         most: measurements to make at most, those of single methods included.
         methods: to choose from; the first is taken where nothing is better.
 
@@ -70,14 +71,13 @@ def choose_ranges(
     >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
     RangeChoice(default='wide', own={'a': 'narrow'})
     """
-    best, noise = RangeChoice(methods[0]), measure(RangeChoice(methods[0]))
-    measured = 1
-    for method in methods[1:]:
-        if measured < most:
-            found = measure(RangeChoice(method))
-            measured += 1
-            if worst(found) < worst(noise):
-                best, noise = RangeChoice(method), found
+    first = measure(RangeChoice(methods[0]))
+    best, noise, measured = RangeChoice(methods[0]), first, 1
+    for method in methods[1:most]:
+        found = measure(RangeChoice(method))
+        measured += 1
+        if worst(found) < worst(noise) and takes_off(first, found):
+            best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         for method in _unlike(known, best.of(tensor)):
             if measured >= most:
@@ -85,17 +85,18 @@ def choose_ranges(
             other = best.with_own(tensor, method)
             found = measure(other)
             measured += 1
-            if takes_off(noise, found):
+            if takes_off(noise, found, _CERTAIN_OF_MANY):
                 best, noise = other, found
     return best
 
 
-def takes_off(noise: Noise, found: Noise) -> bool:
+def takes_off(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
     """Return whether noise has become less at the worst output by more than chance, on the same samples.
 
     Args:
         noise: before.
         found: after.
+        certain: by how many standard errors at least.
     """
     output = int(np.argmax(noise.sum(0)))
     if not worst(found) < (1 - _WORTH) * worst(noise):
@@ -103,7 +104,7 @@ def takes_off(noise: Noise, found: Noise) -> bool:
     taken = noise[:, output] - found[:, output]
     if len(taken) < 2 or not np.isfinite(taken).all():
         return True
-    return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * math.sqrt(len(taken))
+    return float(taken.sum()) > certain * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
 def worst(noise: Noise) -> float:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
+from onnxq.encoding.range_choice import worst
 from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.ranges import Percentile
 from onnxq.modelfile import load
 from onnxq.planning.plan import Plan
@@ -97,3 +99,11 @@ def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds,
     basis = Basis(FINE, folds.trials.evidence)
     assert folds.kept(plan, basis, [found]) is basis
     assert set(asked) == {folds.found_on[0]}
+
+
+@pytest.mark.parametrize("count", [2, 9, 24])
+def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds, plan: Plan, count: int) -> None:
+    found = Folds(folds.trials.part(slice(min(count, 7))), SAMPLES[:count]).held_out(plan)
+    assert found.samples
+    assert not {sample_digest(sample) for sample in found.samples} & set(found.evidence.samples)
+    assert worst(found.noise(plan, FINE)) < worst(found.noise(plan, COARSE))

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from observations import evidence, seen
 
+from onnxq.accuracy import ranging
 from onnxq.accuracy.effort import FAST
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.ranging import noise_share, ranges_by_tensor, with_ranges
+from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import load
@@ -54,6 +56,17 @@ def test_the_best_ranges_are_never_noisier_than_the_first(bench: Workbench, plan
     assert repr(recipe.ranges) == repr(MinMax())
     assert len(found.trials.measured) == FAST.models
     assert found.trials.trust(plan, recipe).noise <= found.trials.trust(plan, Recipe()).noise
+
+
+@pytest.mark.parametrize(("before", "chosen", "kept"), [(99.99, 80.0, False), (80.0, 99.99, True)])
+def test_ranges_are_kept_where_they_hold_on_samples_held_out(
+    bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch, before: float, chosen: float, kept: bool
+) -> None:
+    found = folds(bench, plan, 4, 12)
+    basis = Basis(Recipe(Percentile(before)), found.trials.evidence)
+    monkeypatch.setattr(ranging, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
+    recipe = with_ranges(found, plan, basis, FAST).recipe
+    assert repr(recipe.ranges) == repr(Percentile(chosen if kept else before))
 
 
 def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:

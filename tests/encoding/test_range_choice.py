@@ -79,3 +79,16 @@ def test_what_takes_off_noise_does_so_on_most_samples(
     before: list[list[float]], after: list[list[float]], expected: bool
 ) -> None:
     assert takes_off(np.array(before), np.array(after)) is expected
+
+
+@pytest.mark.parametrize(("gains", "expected"), [([0.5, 0.5, 0.5, -0.4], False), ([0.5, 0.5, 0.5, 0.4], True)])
+def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[float], expected: bool) -> None:
+    def measure(choice: RangeChoice[str]) -> Noise:
+        return 1.0 - np.array(gains)[:, None] * (choice.of("a") == "narrow")
+
+    ranges = {"a": {"wide": (-9.0, 9.0), "narrow": (-1.0, 1.0)}}
+    assert choose_ranges({}, measure, most=2, methods=("wide", "narrow")) == RangeChoice("narrow")
+    single = choose_ranges(
+        ranges, lambda one: measure(RangeChoice("wide", one.own)), most=9, methods=("wide", "narrow")
+    )
+    assert (single.of("a") == "narrow") is expected
