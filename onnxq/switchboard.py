@@ -56,7 +56,7 @@ class Switchboard:
         """
         path = trials.bench.prepared.with_name("switched.onnx")
         switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
-        return cls(trials, trials.views.open(path), switches)
+        return cls(trials, trials.views.open(path, mapped=trials.bench.is_large), switches)
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -78,7 +78,7 @@ def check_fidelity(report: Report, goal: Goal) -> None:
 def _lacks_fidelity(report: Report) -> bool:
     """Return whether a model without codes came of noise, and not of what codes cost in time or that none fit.
 
-    A search that weighs no times leaves its first plan only for noise; nodes are not measured alone in large models.
+    A search that weighs no times leaves its first plan only for noise, which may not have been told apart by nodes.
     """
     return bool(report.search.sensitivities) or (report.search.measured > 1 and not report.search.frontier)
 

@@ -29,9 +29,10 @@ from onnxq.searching.affording import affordable
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
+from onnxq.searching.layer_groups import node_noises
 from onnxq.searching.measures import Effort
-from onnxq.searching.noises import Noises
-from onnxq.searching.search import Outcome, Planner, leave_what_hurts
+from onnxq.searching.noises import SILENT, Noises
+from onnxq.searching.search import NodeNoises, Outcome, Planner, leave_what_hurts
 from onnxq.searching.whole import fastest_whole
 from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench
@@ -45,6 +46,8 @@ _LOWEST_AIM = -100.0
 _SEARCH_SECONDS = 0.5
 # Part of the time there is that goes to how codes are chosen.
 _REFINING = 1 / 3
+# Runs of each sample in which the noise of a large model's groups of layers is measured.
+_GROUP_RUNS = 3
 # Runs of the float model that take as long as the shortest search.
 SEARCH_RUNS = 40
 # Seconds that the last model takes to be built, loaded and looked at.
@@ -201,8 +204,22 @@ class Chooser:
             in_time = len(trials.measured) < most and self.has_time(len(trials.samples))
             return trials.sqnr(plan, recipe) if in_time else -math.inf
 
-        found = leave_what_hurts(planner, measure, aim, self.progress, alone=not self.bench.is_large)
+        told = self._told(trials, recipe, planner) if self.bench.is_large else None
+        found = leave_what_hurts(planner, measure, aim, self.progress, told=told)
         return replace(found, measured=len(trials.measured))
+
+    def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
+        """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
+        runs = _GROUP_RUNS * len(trials.samples)
+
+        def measure() -> Noises:
+            # With nothing known, the smallest nodes go first.
+            in_time = self.has_time(runs)
+            return (
+                replace(self.laboratory(recipe), trials=trials).noises(planner({}), None, runs) if in_time else SILENT
+            )
+
+        return node_noises(self.bench.graph, self.bench.target, measure)
 
     def has_time(self, runs: float) -> bool:
         """Whether there is time for so many runs of the float model before the last model is built and judged."""

@@ -21,6 +21,7 @@ from onnxq.progress import Progress, silent
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, trace_kernels
+from onnxq.searching.layer_groups import ByKind
 from onnxq.searching.noises import Noises, measure_noises
 from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
@@ -101,8 +102,9 @@ class Laboratory:
             self.progress("noise", done, total)
 
         if key not in self.asked:
-            board = Switchboard.of(self.trials, plan, self.recipe, nodes)
-            self.asked[key] = measure_noises(board, len(self.trials.samples), runs, told)
+            board, bench = Switchboard.of(self.trials, plan, self.recipe, nodes), self.trials.bench
+            asked = ByKind(board, bench.graph) if bench.is_large else board
+            self.asked[key] = measure_noises(asked, len(self.trials.samples), runs, told)
         return self.asked[key]
 
     @property

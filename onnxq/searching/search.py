@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,6 +13,8 @@ from onnxq.scheme import Granularity, Mode, Spec
 from onnxq.searching.regions import NodeTime, Region
 
 _SMALL_SHARE = 0.01
+# Into so many parts nodes are divided whose noise was measured in groups: to tell a part further is not worth a model.
+_PARTS = 12
 
 FINER = Spec("int8-narrow", per=(32,), scale="float16")
 """For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger than int8."""
@@ -39,6 +41,10 @@ class NodeNoise:
     node: str
     mode: Mode
     sqnr: float
+
+
+NodeNoises = Callable[[Plan, Set[Mode]], Sequence[NodeNoise]]
+"""Tells the noise of a plan's weighted nodes that have one of some modes."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Outcome:
 
 
 def leave_what_hurts(
-    planner: Planner, measure: Measure, goal: float, progress: Progress, *, alone: bool = True
+    planner: Planner, measure: Measure, goal: float, progress: Progress, *, told: NodeNoises | None = None
 ) -> Outcome:
     """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
 
@@ -105,25 +111,32 @@ def leave_what_hurts(
         measure: plan to the worst output's SQNR.
         goal: SQNR in decibels to reach.
         progress: told of the stage ``search``.
-        alone: whether nodes are measured alone. Those of a model that takes long to write had better be taken as
-            equally noisy, so that the smallest go first.
+        told: noise of nodes that is known without measuring each alone, as a large model takes long to write; of
+            those that are equally noisy the smallest go first.
 
     Returns:
         The first plan that reaches the goal, or the most faithful one that was found.
     """
-    counter = _Counter(measure, progress)
+    counter = _Counter(measure, progress, math.inf if told is None else _PARTS)
     full = planner({})
     full_sqnr = counter(full)
     if full_sqnr >= goal:
         return Outcome(full, (), counter.calls)
     small = small_nodes(full)
-    ranked = _alone if alone else _alike
-    static = ranked(planner, counter, {Mode.STATIC}, {})
+
+    def ranked(modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
+        if told is None:
+            return _alone(planner, counter, modes, demoted)
+        counter.expect(0)
+        sizes = _sizes(full)
+        return sorted(told(planner(demoted), modes), key=lambda one: (one.sqnr, sizes[one.node]))
+
+    static = ranked({Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     plan, sqnr = best = _shortest_prefix(planner, counter, demotions, {}, goal)
     stored: list[NodeNoise] = []
     if sqnr < goal:
-        stored = ranked(planner, counter, {Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
+        stored = ranked({Mode.STORAGE, Mode.WEIGHT_ONLY}, demotions)
         sizes = _sizes(full)
         # Float weights are four times as large, so those go first that take away most noise for their size.
         worth = sorted(stored, key=lambda one: one.sqnr + 10 * math.log10(sizes[one.node] + 1))
@@ -138,7 +151,8 @@ def leave_what_hurts(
             others = {node: demotion for node, demotion in demotions.items() if node not in left}
             best = _shortest_prefix(planner, counter, others, left, goal)
             best = best if best[1] >= goal else (plan, sqnr)
-    sensitivities = sorted((*static, *stored), key=lambda one: one.sqnr) if alone else ()
+    seen = (one for one in (*static, *stored) if told is None or one.sqnr < math.inf)
+    sensitivities = sorted(seen, key=lambda one: one.sqnr)
     return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
@@ -157,20 +171,15 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
     return sorted(found, key=lambda one: one.sqnr)
 
 
-def _alike(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
-    """Return each weighted node of ``modes`` as if all were equally noisy, the smallest first."""
-    plan = planner(demoted)
-    sizes = _sizes(plan)
-    measure.expect(0)
-    units = (one for one in plan.decisions if one.mode in modes and one.weights)
-    return [NodeNoise(one.node, one.mode, 0.0) for one in sorted(units, key=lambda one: sizes[one.node])]
-
-
 def _shortest_prefix(
     planner: Planner, measure: _Counter, noisy: Demotions, demoted: Demotions, goal: float
 ) -> tuple[Plan, float]:
-    """Return the plan with the fewest of ``noisy``, taken in order, that reaches the goal, or the one with all."""
+    """Return the plan with the fewest of ``noisy``, taken in order, that reaches the goal, or the one with all.
+
+    Where nodes are told apart in parts, it is one with less than a part more.
+    """
     nodes = tuple(noisy)
+    near = max(int(len(nodes) / measure.parts), 1)
 
     def demote(count: int) -> tuple[Plan, float]:
         plan = planner({**demoted, **{node: noisy[node] for node in nodes[:count]}})
@@ -178,7 +187,7 @@ def _shortest_prefix(
 
     low, high = -1, len(nodes)
     best = demote(high)
-    while high - low > 1 and best[1] >= goal:
+    while high - low > near and best[1] >= goal:
         middle = (low + high) // 2
         plan, sqnr = demote(middle)
         if sqnr >= goal:
@@ -220,10 +229,10 @@ def _sqnr(found: tuple[Plan, float]) -> float:
 
 
 class _Counter:
-    """A measure that counts its calls and tells of them."""
+    """A measure that counts its calls and tells of them, and into how many parts it tells nodes apart."""
 
-    def __init__(self, measure: Measure, progress: Progress) -> None:
-        self._measure, self._progress = measure, progress
+    def __init__(self, measure: Measure, progress: Progress, parts: float = math.inf) -> None:
+        self._measure, self._progress, self.parts = measure, progress, parts
         self.calls = 0
         self._expected = 1
 

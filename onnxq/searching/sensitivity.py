@@ -12,18 +12,17 @@ import numpy as np
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.graph import Node, scopes
-from onnxq.planning.obstacles import data_inputs
-from onnxq.planning.plan import Activation, Decision, Demotion, Plan
+from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.records import plain
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.costs import Costs, gives_codes
+from onnxq.searching.costs import Costs
 from onnxq.searching.kernel_times import UNTIMED
 from onnxq.searching.laboratory import Laboratory
+from onnxq.searching.layer_groups import sources_of
 from onnxq.searching.noises import decibels, worst
 from onnxq.searching.prices import Noise
 from onnxq.searching.profiling import measure_noise, offers_of, profile_costs
 from onnxq.switchboard import Source
-from onnxq.targets import Target
 
 ORDERS = ("graph", "noise", "time", "name")
 """How tensors and nodes can be sorted: as they are computed, or the noisiest, the slowest, or the alphabet first."""
@@ -210,7 +209,7 @@ def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterato
     weight = decision.weights[0].spec if decision.weights else None
     own = noise.static.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
-        sqnr = decibels(noise.static.of(_sources(node, costs.full, costs.target)))
+        sqnr = decibels(noise.static.of(sources_of(node, costs.full, costs.target)))
         yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:
@@ -224,15 +223,6 @@ def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterato
         # What could be integers computes as in float when it is stored; all else is as it was profiled.
         known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
         yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), decibels(own))
-
-
-def _sources(node: Node, plan: Plan, target: Target) -> Iterator[Source]:
-    """Yield what becomes codes when a node and nothing else is static."""
-    yield Source(node.name, is_node=True)
-    given = node.outputs if gives_codes(node, target) else ()
-    for tensor in dict.fromkeys((*data_inputs(node), *given)):
-        if tensor.name in plan.by_tensor:
-            yield Source(tensor.name)
 
 
 def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:

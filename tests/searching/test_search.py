@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,16 @@ from onnx import ModelProto
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.progress import silent
 from onnxq.scheme import Mode, Spec
-from onnxq.searching.search import FINER, FINEST, Outcome, as_stored, leave_what_hurts, slower, without_integers
+from onnxq.searching.search import (
+    FINER,
+    FINEST,
+    NodeNoise,
+    Outcome,
+    as_stored,
+    leave_what_hurts,
+    slower,
+    without_integers,
+)
 
 # Noise of each node as an integer kernel, and with its weight stored.
 NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}
@@ -207,9 +216,42 @@ def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
         seen.append(plan)
         return noise(plan)
 
-    outcome = leave_what_hurts(sized, measure, -12, silent, alone=False)
+    def alike(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+        return [NodeNoise(one.node, one.mode, 9.0) for one in plan.decisions if one.mode in modes and one.weights]
+
+    outcome = leave_what_hurts(sized, measure, -12, silent, told=alike)
 
     assert modes(outcome) == "st st st st"
     assert [one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE] == ["b"]
-    assert outcome.sensitivities == ()
     assert len(seen) == outcome.measured <= 5
+
+
+def test_what_is_told_to_be_noisiest_goes_first() -> None:
+    def told(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+        wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
+        return [NodeNoise(one.node, one.mode, -NOISE[one.node][one.mode is not Mode.STATIC]) for one in wanted]
+
+    outcome = leave_what_hurts(planner, noise, -9.8, silent, told=told)
+    assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
+    assert [(one.node, one.sqnr) for one in outcome.sensitivities] == [("b", -100), ("c", -10), ("a", -1), ("d", -0.5)]
+
+
+@pytest.mark.parametrize(("told", "most"), [(True, 6), (False, 9 + 64)])
+def test_nodes_that_were_measured_in_groups_are_told_apart_in_parts(told: bool, most: int) -> None:
+    names = [f"n{index:02}" for index in range(64)]
+
+    def wide(demotions: Mapping[str, Demotion]) -> Plan:
+        modes = [demotions[name].mode if name in demotions else Mode.STATIC for name in names]
+        weights = [() if mode is Mode.FLOAT else WEIGHT for mode in modes]
+        decisions = (Decision(name, "Conv", *rest) for name, *rest in zip(names, modes, names, weights, strict=True))
+        return Plan(tuple(decisions), (), "", "")
+
+    def known(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+        return [NodeNoise(one.node, one.mode, 0.0) for one in plan.decisions if one.mode in modes]
+
+    def measure(plan: Plan) -> float:
+        return -float(plan.count(Mode.STATIC))
+
+    outcome = leave_what_hurts(wide, measure, -20, silent, told=known if told else None)
+    assert 44 <= outcome.plan.count(Mode.STORAGE) < 44 + (64 / 12 if told else 1)
+    assert outcome.measured <= most
