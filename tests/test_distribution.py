@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -104,10 +106,22 @@ def test_tests_of_the_sdist_run_with_the_wheel(
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+WRONG = 1 + next(number for number, line in enumerate(CONSUMER.splitlines()) if "expected" in line)
+
+
 def test_whoever_uses_it_is_told_by_mypy_what_is_wrong(python: Path, tmp_path: Path) -> None:
     (tmp_path / "consumer.py").write_text(CONSUMER)
     done = run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "consumer.py", cwd=tmp_path)
-    wrong = 1 + CONSUMER.splitlines().index(next(line for line in CONSUMER.splitlines() if "expected" in line))
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert [line.split(":")[:2] for line in errors] == [["consumer.py", str(wrong)]], done.stdout
+    assert [line.split(":")[:2] for line in errors] == [["consumer.py", str(WRONG)]], done.stdout
     assert "goal" in errors[0]
+
+
+def test_whoever_uses_it_is_told_by_pyright_what_is_wrong(python: Path, tmp_path: Path) -> None:
+    pyright = shutil.which("pyright") or pytest.skip("needs pip install pyright, which fetches Node's package")
+    (tmp_path / "consumer.py").write_text(CONSUMER)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = run(pyright, "--outputjson", "--pythonpath", python, "consumer.py", cwd=tmp_path)
+    (error,) = json.loads(done.stdout)["generalDiagnostics"]
+    assert (error["severity"], error["range"]["start"]["line"] + 1) == ("error", WRONG)
+    assert '"goal"' in error["message"]

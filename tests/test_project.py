@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_templates_are_whole() -> None:
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert path.stem == "config" or {"name", "description", "body"} <= set(form)
+
+
+def test_checks_run_on_every_python_that_is_named_and_with_extras_that_there_are() -> None:
+    text = (ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [match[1] for one in project["classifiers"] if (match := re.fullmatch(r".*:: (3\.\d+)", one))]
+    assert yaml.safe_load(text)["jobs"]["tests"]["strategy"]["matrix"]["python"] == named
+    assert set(re.findall(r"\.\[(\w+)\]", text)) <= project["optional-dependencies"].keys()
+    for path in re.findall(r"\btests/\S+|\bdocs\b", text):
+        assert (ROOT / path).exists()
