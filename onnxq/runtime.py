@@ -198,6 +198,14 @@ def runtime_version() -> str:
     return f"onnxruntime {onnxruntime.__version__}"
 
 
+def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that computes in 16-bit floats where it can, between inputs and outputs of its own types."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    converted: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
+    return converted
+
+
 def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
     lengths = (

@@ -54,7 +54,7 @@ ROOMS = (
     ("explanation", "steps"),
     ("reporting",),
     ("pipeline",),
-    ("training",),
+    ("training", "web_folder"),
     ("cli",),
 )
 

@@ -22,6 +22,7 @@ from onnxq.cli.report import report
 from onnxq.cli.run import run
 from onnxq.cli.sensitivity import sensitivity
 from onnxq.cli.train import train
+from onnxq.cli.web_folder import web_folder
 
 _BAD_INPUT = 2
 
@@ -62,6 +63,7 @@ for _command in (
     sensitivity,
     stats,
     train,
+    web_folder,
 ):
     cli.add_command(_command)
 

@@ -18,6 +18,7 @@ from onnxq.report.figures import decibels, duration, milliseconds, threads
 from onnxq.report.observed import TensorValues
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
+from onnxq.web_folder import Written
 
 
 def print_agreement(agreement: Agreement) -> None:
@@ -50,6 +51,18 @@ def print_portability(model: str, ports: Sequence[Port]) -> None:
     """Print what a model does on each engine."""
     header = ("engine", "beside onnxruntime", "beside float", "speed", "verdict")
     terminal.print_rows(model, header, map(_port_row, ports))
+
+
+def print_written(folder: str, found: Sequence[Written]) -> None:
+    """Print what became of each dtype of a folder for transformers.js."""
+    header = ("dtype", "size", "SQNR", "files")
+    terminal.print_rows(folder, header, map(_written_row, found))
+
+
+def _written_row(one: Written) -> tuple[str, ...]:
+    size = f"{one.bytes / 1e6:.2f} MB" if one.files else "-"
+    files = ", ".join(file.name for file in one.files) or f"refused: {one.refused}"
+    return one.dtype, size, "-" if one.sqnr is None else decibels(one.sqnr), files
 
 
 def _port_row(port: Port) -> tuple[str, ...]:
