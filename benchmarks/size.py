@@ -1,11 +1,12 @@
-"""Quantize a decoder of 3 GiB through the command line and watch its memory.
+"""Quantize a decoder of 3 GiB through the command line and watch its memory, and its time beside inference.
 
-    python benchmarks/size.py [PRESET ...] [--gibibytes G] [--output FILE]
+    python benchmarks/size.py [PRESET ...] [--gibibytes G] [--samples N] [--tokens N] [--output FILE]
 
 The model is generated into a temporary folder, with its weights as external data, and deleted afterwards. Each preset
 runs in a process of its own, with the options that a user gets by default. Three peaks are shown: anonymous memory,
 which is what the machine must have; file pages, which the kernel drops when memory is short because the file still
-holds them; and the highest resident set, which counts both, as the kernel keeps it.
+holds them; and the highest resident set, which counts both, as the kernel keeps it. Times are told beside that of a
+process that loads the float model and runs it over the samples, in the same run.
 """
 
 from __future__ import annotations
@@ -33,8 +34,15 @@ PRESETS = ("int8-storage", "int8")
 HIDDEN = 2048
 INNER = 5632
 VOCABULARY = 4096
-TOKENS = 16
-SAMPLES = 4
+TOKENS, SAMPLES = 16, 4
+INFERENCE = """
+import sys
+import numpy
+import onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+for tokens in numpy.load(sys.argv[2])["tokens"]:
+    session.run(None, {"tokens": tokens[None]})
+"""
 BLOCK_BYTES = 4 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
 POLL_SECONDS = 0.01
 MEBIBYTE = 1 << 20
@@ -69,6 +77,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", default=PRESETS, metavar="PRESET")
     parser.add_argument("--gibibytes", type=float, default=3.0, help="size of the weights")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="how many samples there are")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="how many tokens each of them has")
     parser.add_argument(
         "--folder", type=Path, help="where the model is generated and deleted; needs three times its size"
     )
@@ -82,29 +92,34 @@ def main() -> None:
         wanted = int(options.gibibytes * 2**30)
         if shutil.disk_usage(folder).free < 3 * wanted:
             sys.exit(f"{folder} has no room for three times {options.gibibytes:g} GiB")
-        write_model(folder / "model.onnx", wanted)
-        write_samples(folder / "samples.npz")
+        write_model(folder / "model.onnx", wanted, options.tokens)
+        write_samples(folder / "samples.npz", options.samples, options.tokens)
         size = sum(path.stat().st_size for path in folder.glob("model.onnx*")) / MEBIBYTE
-        print(machine(), f"model: {size:,.0f} MiB of external data", sep="\n", flush=True)
-        print("| preset | seconds | exit code | anonymous | file pages | resident | written |\n" + "|---" * 7 + "|")
+        inference = inferred(folder)
+        told = f"{options.samples} samples of {options.tokens} tokens take {inference:.1f} s"
+        print(machine(), f"model: {size:,.0f} MiB of external data; {told}", sep="\n", flush=True)
+        columns = "preset | seconds | beside inference | exit code | anonymous | file pages | resident | written"
+        print(f"| {columns} |\n" + "|---" * 8 + "|")
         runs = []
         for preset in options.presets:
             runs.append(quantize(folder, preset, options.option))
-            print(row(runs[-1]), flush=True)
+            print(row(runs[-1], inference), flush=True)
     if options.output is not None:
         figures = {
             "machine": machine(),
             "model_mebibytes": size,
+            "inference_seconds": inference,
             "options": options.option,
         }
         options.output.write_text(json.dumps({**figures, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")
 
 
-def row(run: Run) -> str:
+def row(run: Run, inference: float) -> str:
     memory = " | ".join(f"{value:,.0f} MiB" for value in asdict(run.peak).values())
     verdict = "" if run.peak.anonymous <= BAR else f" ABOVE {BAR:,} MiB of anonymous memory"
     said = f" {run.said}" if run.code else ""
-    return f"| {run.preset} | {run.seconds:.0f} | {run.code}{said} | {memory} | {run.written:,.0f} MiB |{verdict}"
+    times = f"{run.seconds:.0f} | {run.seconds / inference:.1f}"
+    return f"| {run.preset} | {times} | {run.code}{said} | {memory} | {run.written:,.0f} MiB |{verdict}"
 
 
 def machine() -> str:
@@ -143,7 +158,7 @@ class Weights:
         return name
 
 
-def write_model(path: Path, size: int) -> None:
+def write_model(path: Path, size: int, length: int = TOKENS) -> None:
     """Write a decoder of blocks with about ``size`` bytes of weights as external data."""
     blocks = -(-size // BLOCK_BYTES)
     with path.with_name(path.name + ".data").open("wb") as file:
@@ -152,8 +167,8 @@ def write_model(path: Path, size: int) -> None:
     small = {"ones": np.ones(HIDDEN, np.float32), "zeros": np.zeros(HIDDEN, np.float32)}
     small |= {"root": np.full((), HIDDEN**-0.5, np.float32)}
     stored = [*weights.tensors, *(onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in small.items())]
-    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, TOKENS])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, TOKENS, VOCABULARY])
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, length])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, length, VOCABULARY])
     graph = GraphProto(name="decoder", node=nodes, initializer=stored, input=[tokens], output=[logits])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
@@ -202,11 +217,19 @@ def feed_forward(weights: Weights, block: str) -> Iterator[NodeProto]:
     yield helper.make_node("Add", [f"{block}/middle", f"{block}/down"], [f"{block}/output"], f"{block}/output")
 
 
-def write_samples(path: Path) -> None:
-    np.savez(path, tokens=np.random.default_rng(1).integers(0, VOCABULARY, (SAMPLES, TOKENS)))
+def write_samples(path: Path, count: int = SAMPLES, length: int = TOKENS) -> None:
+    np.savez(path, tokens=np.random.default_rng(1).integers(0, VOCABULARY, (count, length)))
 
 
 # --- the run ------------------------------------------------------------------------------------------------------
+
+
+def inferred(folder: Path) -> float:
+    """Return the seconds that a process takes to load the float model and run it over the samples."""
+    start = time.perf_counter()
+    files = [str(folder / name) for name in ("model.onnx", "samples.npz")]
+    subprocess.run([sys.executable, "-c", INFERENCE, *files], check=True)
+    return time.perf_counter() - start
 
 
 def quantize(folder: Path, preset: str, options: list[str]) -> Run:
