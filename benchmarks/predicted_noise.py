@@ -20,6 +20,7 @@ import numpy as np
 from onnxq.encoding.recipe import USUAL
 from onnxq.lowering import Emit
 from onnxq.modelfile import load
+from onnxq.numbers.ratios import decibels
 from onnxq.onnx_tools import skeleton
 from onnxq.planning.plan import Demotion
 from onnxq.presets import preset_named
@@ -27,7 +28,7 @@ from onnxq.progress import silent
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
 from onnxq.scheme import Mode
-from onnxq.searching.noises import decibels, measure_noises, worst
+from onnxq.searching.noises import measure_noises, worst
 from onnxq.switchboard import Switchboard
 from onnxq.targets import target_named
 from onnxq.trials import Trials

@@ -11,12 +11,13 @@ from onnx import ModelProto
 
 from onnxq.encoding.recipe import Recipe
 from onnxq.modelfile import load, read_model, save
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
-from onnxq.searching.noises import decibels, measure_noises, worst
+from onnxq.searching.noises import measure_noises, worst
 from onnxq.switchboard import Source, Switchboard
 from onnxq.targets import target_named
 from onnxq.trials import Trials

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, TypeVar
 
-from onnxq.encoding.range_choice import worst
+from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
@@ -137,4 +137,4 @@ class Folds:
 
     def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
         basis = finding(self.found_on[fold])
-        return worst(replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe))
+        return pooled(replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe))

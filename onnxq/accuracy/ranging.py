@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import WORTH, Basis, Folds
 from onnxq.encoding.parameters import found_range
-from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, worst
+from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -54,7 +54,7 @@ def _holds(folds: Folds, plan: Plan, found: Recipe, before: Recipe) -> bool:
     Ranges that clip fit the samples that they are made of, the more so the fewer these are.
     """
     held_out = folds.held_out(plan)
-    return worst(held_out.noise(plan, found)) < WORTH * worst(held_out.noise(plan, before))
+    return pooled(held_out.noise(plan, found)) < WORTH * pooled(held_out.noise(plan, before))
 
 
 def ranges_by_tensor(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-
-import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.accuracy.biasing import with_biases
 from onnxq.accuracy.dividing import with_scaling
@@ -20,9 +16,10 @@ from onnxq.accuracy.ranging import with_ranges
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.migration import NOTHING
-from onnxq.encoding.range_choice import worst
+from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.range_table import range_text
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 
@@ -143,12 +140,6 @@ def refine(
     return Refined(basis, tuple(gains), unmigrated if recipe.migration.factors else None)
 
 
-def decibels(noise: NDArray[np.float64]) -> float:
-    """Return the SQNR of the worst output in decibels, of the noise that each sample adds to each output."""
-    ratio = worst(noise)
-    return -10 * math.log10(ratio) if ratio > 0 else math.inf
-
-
 def _is_free(plan: Plan) -> bool:
     """Whether anything becomes codes, and all of it as we choose."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
@@ -157,7 +148,7 @@ def _is_free(plan: Plan) -> bool:
 
 
 def _decibels(folds: Folds, plan: Plan, basis: Basis) -> float:
-    return decibels(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe))
+    return decibels(pooled(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe)))
 
 
 def _kept(name: str, found: Recipe, before: Recipe) -> str:

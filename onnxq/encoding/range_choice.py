@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.numbers.ratios import largest
+
 Method = TypeVar("Method")
 Range = tuple[float, float]
 Noise = NDArray[np.float64]
@@ -76,7 +78,7 @@ def choose_ranges(
     for method in methods[1:most]:
         found = measure(RangeChoice(method))
         measured += 1
-        if worst(found) < worst(noise) and takes_off(first, found):
+        if pooled(found) < pooled(noise) and takes_off(first, found):
             best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         for method in _unlike(known, best.of(tensor)):
@@ -99,7 +101,7 @@ def takes_off(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
         certain: by how many standard errors at least.
     """
     output = int(np.argmax(noise.sum(0)))
-    if not worst(found) < (1 - _WORTH) * worst(noise):
+    if not pooled(found) < (1 - _WORTH) * pooled(noise):
         return False
     taken = noise[:, output] - found[:, output]
     if len(taken) < 2 or not np.isfinite(taken).all():
@@ -107,10 +109,9 @@ def takes_off(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
     return float(taken.sum()) > certain * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
-def worst(noise: Noise) -> float:
-    """Return the noise-to-signal ratio of the worst output; infinite where one is not finite."""
-    ratios = noise.sum(0)
-    return float(ratios.max(initial=0.0)) if np.isfinite(ratios).all() else float("inf")
+def pooled(noise: Noise) -> float:
+    """Return the noise-to-signal ratio of the worst output over all samples; infinite where one is not finite."""
+    return largest(noise.sum(0))
 
 
 def _unlike(known: Mapping[Method, Range], now: Method) -> Iterator[Method]:

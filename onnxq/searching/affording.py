@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from itertools import compress
 
-from onnxq.accuracy.refining import Refined, decibels
+from onnxq.accuracy.refining import Refined
 from onnxq.encoding.folding import folded
+from onnxq.encoding.range_choice import pooled
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.searching.laboratory import Laboratory
 
@@ -41,5 +43,5 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     taken = next(faithful, first)
     if taken is every:
         return refined
-    reached = decibels(trials.noise(plan, taken)) if taken is some else math.nan
+    reached = decibels(pooled(trials.noise(plan, taken))) if taken is some else math.nan
     return refined.with_factors_of(taken, reached, f"the model is {max(speeds) / speeds[0]:.2f}x as fast without")

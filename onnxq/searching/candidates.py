@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import Way
-from onnxq.searching.noises import decibels
 from onnxq.searching.prices import Assignment
 from onnxq.searching.search import Point
 

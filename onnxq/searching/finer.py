@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.numbers.formats import format_named
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
-from onnxq.searching.noises import decibels
 from onnxq.searching.search import FINER, FINEST, Demotions, small_nodes
 
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from onnxq.graph import Graph
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
@@ -17,7 +18,6 @@ from onnxq.searching.assignment import cheapest
 from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.measures import Effort, Measures
-from onnxq.searching.noises import decibels
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
 from onnxq.searching.regions import find_regions, node_times

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import Graph, Node, is_fixed, scopes
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 from onnxq.searching.costs import gives_codes
-from onnxq.searching.noises import Noises, Questions, decibels
+from onnxq.searching.noises import Noises, Questions
 from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 from onnxq.targets import Target

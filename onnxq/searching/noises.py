@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.numbers.ratios import largest
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 from onnxq.switchboard import Source
@@ -90,17 +91,7 @@ SILENT = Noises()
 
 def worst(ratios: Ratios) -> float:
     """Return the ratio at the worst output, a number also where that is not finite."""
-    largest = float(np.max(ratios, initial=0.0))
-    return LARGEST_NOISE if math.isnan(largest) else min(largest, LARGEST_NOISE)
-
-
-def decibels(ratio: float) -> float:
-    """Return a noise-to-signal ratio as SQNR.
-
-    >>> decibels(0.01), decibels(0.0)
-    (20.0, inf)
-    """
-    return -10 * math.log10(ratio) if ratio > 0 else math.inf
+    return min(largest(ratios), LARGEST_NOISE)
 
 
 def measure_noises(

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from onnxq.graph import scopes
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC, Alternative, Way
@@ -17,7 +18,7 @@ from onnxq.searching.assignment import Problem, cost, is_coded
 from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
-from onnxq.searching.noises import Noises, decibels, worst
+from onnxq.searching.noises import Noises, worst
 from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 

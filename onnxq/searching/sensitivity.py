@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.graph import Node, scopes
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.records import plain
 from onnxq.scheme import Mode, Spec
@@ -19,7 +20,7 @@ from onnxq.searching.costs import Costs
 from onnxq.searching.kernel_times import UNTIMED
 from onnxq.searching.laboratory import Laboratory
 from onnxq.searching.layer_groups import sources_of
-from onnxq.searching.noises import decibels, worst
+from onnxq.searching.noises import worst
 from onnxq.searching.prices import Noise
 from onnxq.searching.profiling import measure_noise, offers_of, profile_costs
 from onnxq.switchboard import Source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.encoding.codes import Codes
 from onnxq.errors import ModelError
 from onnxq.graph import Graph
+from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.inputs import SampleSource
@@ -92,8 +92,8 @@ def fitted(
     worth = bool(kept) and better < score
     gain = Gain(
         _METHOD,
-        _decibels(before),
-        _decibels(after if worth else before),
+        decibels(before),
+        decibels(after if worth else before),
         ", ".join(kept) if worth else "",
         time.perf_counter() - start,
         "" if worth else "no less noise",
@@ -136,7 +136,3 @@ def _task(module: FakeQuantized, reference: Path, samples: SampleSource, trainin
     elif training.loss:
         loss = user_loss(training.loss)
     return Task(loss, Lessons(first, stacked), Lessons(rest, stacked), noise)
-
-
-def _decibels(noise: float) -> float:
-    return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
-from onnxq.encoding.range_choice import worst
+from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.ranges import Percentile
@@ -106,4 +106,4 @@ def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds,
     found = Folds(folds.trials.part(slice(min(count, 7))), SAMPLES[:count]).held_out(plan)
     assert found.samples
     assert not {sample_digest(sample) for sample in found.samples} & set(found.evidence.samples)
-    assert worst(found.noise(plan, FINE)) < worst(found.noise(plan, COARSE))
+    assert pooled(found.noise(plan, FINE)) < pooled(found.noise(plan, COARSE))

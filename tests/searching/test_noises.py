@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.searching.noises import LARGEST_NOISE, Noises, decibels, measure_noises, spread_noise, worst
+from onnxq.numbers.ratios import decibels
+from onnxq.searching.noises import LARGEST_NOISE, Noises, measure_noises, spread_noise, worst
 from onnxq.switchboard import Source
 
 UNITS = tuple(Source(f"t{index}") for index in range(32))
