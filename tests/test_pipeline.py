@@ -267,7 +267,7 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
         ({"goal": "20"}, "the wanted fidelity is '20' of type str, expected decibels such as 20"),
         ({"budget": "fest"}, "search 'fest' is not one of off, fast, full; did you mean 'fast'"),
         ({"budget": 3}, r"the budget is 3 of type int, expected one of off, fast, full, or Budget\(...\)"),
-        ({"scheme": 8}, "the scheme is 8 of type int, expected the name of a preset, a Scheme or a Plan"),
+        ({"scheme": 8}, "the scheme is 8 of type int, expected the name of a preset or TOML file, a Scheme or a Plan"),
         ({"target": None}, "the target is None of type NoneType, expected the name of a runtime"),
         ({"output": 1}, "the output is 1 of type int, expected a path, or None to write nothing"),
         ({"prepare": "NameNodes"}, "the passes are 'NameNodes', expected a list of passes or of their names"),
