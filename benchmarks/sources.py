@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,11 @@ def parquet(folder: Path, count: int) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    rows_left = _rows(count)
     kind = pa.list_(pa.list_(pa.list_(pa.float32())))
     with pq.ParquetWriter(folder / "all.parquet", pa.schema([("image", kind)])) as file:
-        for row in _rows(count):
-            file.write_table(pa.table({"image": pa.array([row["image"].tolist()], kind)}))
+        for rows in iter(lambda: list(islice(rows_left, 50)), []):
+            file.write_table(pa.table({"image": pa.array([row["image"].tolist() for row in rows], kind)}))
     return folder
 
 

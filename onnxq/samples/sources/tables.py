@@ -14,7 +14,7 @@ from onnxq.samples.inputs import Input, is_floating, required
 from onnxq.samples.sources.source import has_suffix, library
 
 # Rows that are unpacked at a time.
-_BATCH = 256
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,12 @@ class Parquet:
 
         def read() -> Iterator[Mapping[str, object]]:
             with given.open("rb") as stream:
-                for batch in parquet.ParquetFile(stream).iter_batches(_BATCH):
-                    yield from batch.to_pylist()
+                file = parquet.ParquetFile(stream)
+                # What all groups need of the file would be read ahead, and kept.
+                for group in range(file.num_row_groups):
+                    for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                        for place in range(batch.num_rows):
+                            yield {name: _cell(batch[name][place]) for name in batch.schema.names}
 
         try:
             with given.open("rb") as stream:
@@ -57,6 +61,25 @@ class Parquet:
         except (OSError, ValueError) as error:
             raise DataError(f"{given} cannot be read as Parquet: {str(error)[:200]}; write it again") from error
         return _Records(count, read, tuple(inputs))
+
+
+def _cell(scalar: Any) -> object:
+    """Return a cell: lists of one length as an array, without a Python object for each number.
+
+    Args:
+        scalar: of pyarrow, of any type.
+    """
+    values: Any = getattr(scalar, "values", None)
+    shape = list[int]()
+    while hasattr(values, "value_lengths"):
+        lengths = values.value_lengths().unique()
+        if values.null_count or len(lengths) != 1 or not lengths[0].as_py():
+            return scalar.as_py()
+        shape.append(lengths[0].as_py())
+        values = values.flatten()
+    if not hasattr(values, "to_numpy") or values.null_count:
+        return scalar.as_py()
+    return values.to_numpy(zero_copy_only=False).reshape(-1, *shape)
 
 
 @dataclass(frozen=True)
