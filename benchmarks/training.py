@@ -2,37 +2,59 @@
 
     python benchmarks/training.py [--output results/training.json] [MODEL:PRESET ...]
     python benchmarks/training.py --models DIR --data DIR [--output results/training.json] MODEL:PRESET ...
+    python benchmarks/training.py --minutes 5 [--models DIR --data DIR] MODEL:PRESET ...
 
 Each row is one model in one preset without a search: after post-training quantization, with scales and zero points
-learned, and with weights and biases learned as well, all by distillation from the float model on its calibration
-samples. The classifiers are judged on the 2,500 committed test images, models of DIR on DIR/MODEL/eval, by decibels.
+learned, and with weights and biases learned as well, together or block by block first, all by distillation from the
+float model on its calibration samples. The classifiers are judged on the 2,500 committed test images, models of DIR on
+DIR/MODEL/eval, by decibels. With minutes, each row is a search instead, without training and with so much of it. The
+last lines say how long a step of training takes beside one of the same module without fake quantization.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+import onnx
+import torch
 from fashion_mnist import MODELS, answers, correct, wilson
 
-from onnxq import Budget, Goal, compare_files
-from onnxq.training import Training
-from onnxq.training.pipeline import train
+from onnxq import Budget, Goal, Quantized, compare_files, quantize
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
+from onnxq.training import Training, disable_fake_quant, enable_fake_quant, prepare
+from onnxq.training.pipeline import quantize_and_train, train
+
+ROUNDS = 5
 
 USUAL = (
     "mobilenet:torch-qnnpack",
+    "mobilenet:int4-block32",
+    "resnet:int4-block32",
     "mobilenet:int2-block16",
     "resnet:int2-block16",
     "vit:int2-block16",
     "gru:int2-block16",
 )
-STEPS = {"scales": ("scales", "zero-points"), "scales and weights": ("weights", "biases", "scales", "zero-points")}
+ALL = ("weights", "biases", "scales", "zero-points")
+STEPS = {
+    # A step that changes nothing leaves what post-training quantization has found.
+    "nothing": Training(learn=("scales",), blocks="no", epochs=1, rate=1e-30),
+    "scales": Training(learn=("scales", "zero-points"), blocks="no"),
+    "scales and weights": Training(learn=ALL, blocks="no"),
+    "blocks only": Training(learn=ALL, blocks="only"),
+    "blocks first": Training(learn=ALL, blocks="first"),
+}
 HEADER = ("model", "preset", "learned", "decibels before", "decibels", "accuracy (95 %)", "seconds")
 
 
@@ -54,37 +76,114 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="folder of models; those of models/ otherwise")
     parser.add_argument("--data", type=Path, help="folder of MODEL/calib and MODEL/eval")
     parser.add_argument("--output", type=Path, help="JSON to write")
+    parser.add_argument("--minutes", type=float, help="of training, for a faster plan of a search")
     parser.add_argument("wanted", nargs="*", default=USUAL, metavar="MODEL:PRESET")
     options = parser.parse_args()
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     rows = []
-    for wanted in options.wanted:
-        name, _, preset = wanted.partition(":")
-        for row in trained(name, preset, options.models, options.data):
+    places = [Place.of(wanted, options.models, options.data) for wanted in options.wanted]
+    for place in places:
+        for row in trained(place) if options.minutes is None else searched(place, options.minutes):
             rows.append(row)
             cells = (row.model, row.preset, row.learned, f"{row.before:.1f}", f"{row.decibels:.1f}", row.accuracy)
             print("| " + " | ".join((*cells, f"{row.seconds:.0f}")) + " |", flush=True)
     if options.output:
         options.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    for place in places:
+        print(f"{place.name}:{place.preset}: a step takes {step_cost(place):.2f} times as long as in float", flush=True)
 
 
-def trained(name: str, preset: str, models: Path | None, data: Path | None) -> Iterator[Row]:
-    """Yield a row for each step of what learns."""
-    model = (models or MODELS) / f"{name}.onnx"
-    calibration = MODELS / "data" / "calib.npz" if data is None else data / name / "calib"
-    judging = MODELS / "data" / "test.npz" if data is None else data / name / "eval"
-    accuracy = accuracy_of if data is None else lambda path: "-"
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        before = 0.0
-        for learned, what in {"nothing": (), **STEPS}.items():
+@dataclass(frozen=True)
+class Place:
+    """A model, a preset, and where its samples are."""
+
+    name: str
+    preset: str
+    model: Path
+    calibration: Path
+    judging: Path
+
+    @classmethod
+    def of(cls, wanted: str, models: Path | None, data: Path | None) -> Place:
+        """Return what MODEL:PRESET stands for."""
+        name, _, preset = wanted.partition(":")
+        calibration = MODELS / "data" / "calib.npz" if data is None else data / name / "calib"
+        judging = MODELS / "data" / "test.npz" if data is None else data / name / "eval"
+        return cls(name, preset or "int8", (models or MODELS) / f"{name}.onnx", calibration, judging)
+
+    def row(self, learned: str, before: float | None, output: Path, start: float) -> Row:
+        """Return the row of a model that is written."""
+        seconds, decibels = time.perf_counter() - start, compare_files(self.model, output, self.judging).worst_sqnr
+        accuracy = accuracy_of(output) if MODELS in self.model.parents else "-"
+        return Row(self.name, self.preset, learned, decibels if before is None else before, decibels, accuracy, seconds)
+
+
+def trained(place: Place) -> Iterator[Row]:
+    """Yield a row for the float model, and one for each way to learn."""
+    if MODELS in place.model.parents:
+        yield Row(place.name, place.preset, "float", math.inf, math.inf, accuracy_of(place.model), 0.0)
+    before = None
+    for learned, training in STEPS.items():
+        with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
             output, start = Path(folder) / "trained.onnx", time.perf_counter()
-            # A step that changes nothing leaves what post-training quantization has found.
-            training = Training(learn=what) if what else Training(learn=("scales",), epochs=1, rate=1e-30)
-            budget = Budget("off", latency=0)
-            train(model, calibration, output, scheme=preset, goal=Goal(force=True), budget=budget, training=training)
-            seconds, decibels = time.perf_counter() - start, compare_files(model, output, judging).worst_sqnr
-            before = before or decibels
-            yield Row(name, preset, learned, before, decibels, accuracy(output), seconds)
+            goal, budget = Goal(force=True), Budget("off", latency=0)
+            train(
+                place.model,
+                place.calibration,
+                output,
+                scheme=place.preset,
+                goal=goal,
+                budget=budget,
+                training=training,
+            )
+            row = place.row(learned, before, output, start)
+            before = row.before
+            yield row
+
+
+def searched(place: Place, minutes: float) -> Iterator[Row]:
+    """Yield a row for what a search finds, and one for what it finds with training."""
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        output, start = Path(folder) / "searched.onnx", time.perf_counter()
+        done = quantize(place.model, place.calibration, output, scheme=place.preset)
+        first = place.row(f"search, {speed_of(done)}", None, output, start)
+        yield first
+        start = time.perf_counter()
+        training = Training(blocks="no", minutes=minutes)
+        done = quantize_and_train(place.model, place.calibration, output, scheme=place.preset, training=training)
+        taken = any(gain.method == "training" for gain in done.report.encoding.gains)
+        told = () if taken else done.report.samples.doubts[-1:]
+        yield place.row("; ".join((f"search and training, {speed_of(done)}", *told)), first.before, output, start)
+
+
+def speed_of(done: Quantized) -> str:
+    """Return how fast a model is beside float, in words."""
+    latency = done.report.performance.latency
+    return "no time" if latency is None else f"{latency.speed:.2f} times as fast as float"
+
+
+def step_cost(place: Place) -> float:
+    """Return how many times as long a step takes as one of the same module without fake quantization."""
+    samples = list(islice(open_samples(place.calibration, model_inputs(onnx.load(place.model))), 32))
+    budget = Budget("off", "off", latency=0)
+    done = quantize(place.model, samples, scheme=place.preset, goal=Goal(force=True), budget=budget)
+    module = prepare(place.model, done.report.plan)
+    # As in training, a step of a classifier takes all of them as one.
+    some = samples[:8]
+    if MODELS in place.model.parents:
+        some = [{name: np.concatenate([one[name] for one in samples]) for name in samples[0]}]
+    fed = [{name: torch.from_numpy(np.array(array)) for name, array in sample.items()} for sample in some]
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    # By turns, so that what else runs here counts for both.
+    for turn in range(2 * ROUNDS):
+        coded = turn % 2 == 0
+        module.apply(enable_fake_quant if coded else disable_fake_quant)
+        start = time.perf_counter()
+        for sample in fed:
+            outputs = (one for one in module.outputs(sample).values() if one.requires_grad)
+            torch.stack([one.square().sum() for one in outputs]).sum().backward()
+        seconds[coded].append(time.perf_counter() - start)
+    return median(seconds[True]) / median(seconds[False])
 
 
 def accuracy_of(model: Path) -> str:
