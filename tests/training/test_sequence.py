@@ -101,3 +101,12 @@ def test_a_loss_that_is_no_number_is_named_with_its_block(module: FakeQuantized,
         next(iter(module.biases.parameters()), next(iter(module.weights.parameters()))).fill_(torch.nan)
     found = learn_blocks(module, task, SHORT, Checkpoint(None), silent)
     assert found.undone[0] == "block 1: step 1 of epoch 1 had a loss or gradient of nan and was undone"
+
+
+def test_what_flows_on_disk_gives_the_same_weights(build: Build, task: Task) -> None:
+    states = []
+    for memory in (0, 1 << 20):
+        module = module_of(build(DEEP, **WEIGHTS), images(8, (1, 16)), "int4-block32")
+        learn_blocks(module, task, SHORT, Checkpoint(None), silent, memory)
+        states.append(state_of(module))
+    assert states[0] == states[1]
