@@ -220,7 +220,7 @@ def real(models: Path, data: Path, names: Sequence[str]) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|---:|"
     everything: list[float] = []
     for name in names:
-        calib = data / max((one.name for one in data.iterdir() if name.startswith(one.name)), key=len) / "calib"
+        calib = data / _data(data, name) / "calib"
         generator = np.random.default_rng(0)
         slacks: list[float] = []
         count = quarter = 0
@@ -236,6 +236,11 @@ def real(models: Path, data: Path, names: Sequence[str]) -> Iterator[str]:
         yield f"| {name} | {count} | {quarter} | {len(slacks)} | {held:.1%} | {median(slacks):.1f} dB |"
     held = np.mean(np.array(everything) >= 0)
     yield f"| all | | | {len(everything)} | {held:.1%} | {median(everything):.1f} dB |"
+
+
+def _data(data: Path, name: str) -> str:
+    """Return the folder of a model's data: the longest name that its own starts with, or none."""
+    return max((one.name for one in data.iterdir() if name.startswith(one.name)), key=len, default="")
 
 
 def tried(
@@ -272,7 +277,10 @@ def main() -> None:
         print(line, flush=True)
     if options.models is not None and options.data is not None:
         lines += ["", "Random plans judged on a random quarter of the calibration samples, and on the other three.", ""]
-        for line in real(options.models, options.data, options.names):
+        names = options.names or sorted(
+            path.stem for path in options.models.glob("*.onnx") if _data(options.data, path.stem)
+        )
+        for line in real(options.models, options.data, names):
             lines.append(line)
             print(line, flush=True)
     options.results.write_text("\n".join(lines) + "\n", encoding="utf-8")
