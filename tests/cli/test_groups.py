@@ -17,7 +17,7 @@ from onnxq.targets import TARGETS
 def test_the_help_has_its_sections_in_order(command: str) -> None:
     lines = invoke(command, "--help").stdout.splitlines()
     titles = [line.removesuffix(":") for line in lines if line.removesuffix(":") in ORDER]
-    assert titles == [title for title in ORDER if title != TRAINING or command == "train"]
+    assert titles == [title for title in ORDER if title != TRAINING or command != "plan"]
 
 
 @pytest.mark.parametrize("command", ["quantize", "plan", "train"])

@@ -146,8 +146,9 @@ def test_no_work_starts_no_workers() -> None:
     assert pool.opened == 0
 
 
+# Whoever runs the tests may ignore the signal, which children inherit.
 CALIBRATING = """
-    import sys, threading
+    import signal, sys, threading
     from pathlib import Path
     import numpy as np
     from onnxq.evidence.kinds import request_for
@@ -155,6 +156,7 @@ CALIBRATING = """
     from onnxq.execution.workers import Processes
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         samples = [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 100_000
         threading.Timer(float(sys.argv[2]), lambda: print("go", flush=True)).start()
         collect(Path(sys.argv[1]), samples, [request_for("logits", "range")], workers=Processes(2))

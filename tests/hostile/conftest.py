@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import Ended, Place, Run
 from onnx import ModelProto
 
+from hostile.command_line import Ended, Place, Run
 from onnxq.cli import main as cli
 
 

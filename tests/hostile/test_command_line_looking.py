@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from command_line import Place, Run, refused
+
+from hostile.command_line import Place, Run, refused
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused, stored
 from onnx import ModelProto, TensorProto, helper
 
+from hostile.command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused, stored
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize

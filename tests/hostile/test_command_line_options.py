@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Place, Run, quantize_arguments, refused
+
+from hostile.command_line import Place, Run, quantize_arguments, refused
 
 BAD_OUTPUTS = {
     "the model itself": (lambda place: place.model, r"is the model itself"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from command_line import Place, Run, quantize_arguments, refused
+
+from hostile.command_line import Place, Run, quantize_arguments, refused
 
 PASSES = """
 from dataclasses import dataclass

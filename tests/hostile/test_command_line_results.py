@@ -6,8 +6,9 @@ import json
 
 import onnx
 import pytest
-from command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused
 from onnx import ModelProto
+
+from hostile.command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused
 
 
 def test_below_the_wanted_fidelity_nothing_is_written(place: Place, onnxq: Run) -> None:

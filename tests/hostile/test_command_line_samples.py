@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from command_line import Place, Run, edit, quantize_arguments, refused, stored
+
+from hostile.command_line import Place, Run, edit, quantize_arguments, refused, stored
 
 
 def replace_samples(**arrays: object) -> Callable[[Place], None]:

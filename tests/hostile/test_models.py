@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bad_models
 import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto
 
+from hostile import bad_models
 from onnxq.errors import ModelError
 from onnxq.modelfile import read_model
 
