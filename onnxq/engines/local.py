@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, profile_kernels
+from onnxq.errors import ModelError
 from onnxq.runtime import Array, Session, is_large, open_session, output_names, run, runtime_version
 
 
@@ -27,7 +29,7 @@ class OnnxRuntime(Engine):
     def __init__(self, folder: Path | None = None) -> None:
         self.version = runtime_version()
         self._folder = folder
-        self._optimized: dict[tuple[Path, int], Path] = {}
+        self._optimized: dict[tuple[Path, int], _Copy] = {}
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model file with all optimisations."""
@@ -35,11 +37,12 @@ class OnnxRuntime(Engine):
             return _Loaded(open_session(model, threads=threads))
         # Another model may take a file's place.
         key = model, model.stat().st_mtime_ns
-        if key in self._optimized:
-            return _Loaded(open_session(self._optimized[key], threads=threads, optimize=False))
-        copy = Path(tempfile.mkdtemp(dir=self._folder)) / "optimized.onnx"
-        session = open_session(model, threads=threads, optimized_copy=copy)
-        self._optimized[key] = copy
+        copy = self._optimized.get(key)
+        if copy is not None and (again := copy.load(threads)) is not None:
+            return again
+        made = Path(tempfile.mkdtemp(dir=self._folder)) / "optimized.onnx"
+        session = open_session(model, threads=threads, optimized_copy=None if copy is not None else made)
+        self._optimized.setdefault(key, _Copy(made, _inputs(session)))
         return _Loaded(session)
 
     def profile(
@@ -47,6 +50,32 @@ class OnnxRuntime(Engine):
     ) -> tuple[Kernel, ...]:
         """Run a model under the profiler."""
         return profile_kernels(model, [dict(sample) for sample in samples], folder, repeats=repeats)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """What optimisations made of a model.
+
+    Attributes:
+        file: with all that is optimised.
+        inputs: names of the model's own, those with values aside.
+    """
+
+    file: Path
+    inputs: tuple[str, ...]
+
+    def load(self, threads: int | None) -> LoadedModel | None:
+        """Load it, or return None where the runtime has written what it does not read, or reads otherwise."""
+        try:
+            session = open_session(self.file, threads=threads, optimize=False)
+        except ModelError:
+            return None
+        # Inputs of old models lose values that the optimisations needed no more.
+        return _Loaded(session) if _inputs(session) == self.inputs else None
+
+
+def _inputs(session: Session) -> tuple[str, ...]:
+    return tuple(one.name for one in session.get_inputs())
 
 
 class _Loaded(LoadedModel):

@@ -47,3 +47,14 @@ def test_a_model_that_is_loaded_again_is_what_optimisations_made_of_it_before(
     onnx.save(other, model)
     assert not np.array_equal(engine.load(model).run(sample)[0], first.run(sample)[0])
     assert len(list(kept.rglob("*.onnx"))) == 2
+
+
+def test_inputs_of_old_models_that_have_values_need_none_when_loaded_again(tmp_path: Path) -> None:
+    head = '<ir_version: 3, opset_import: ["" : 9]> g (float[2] x, int64[1] n, int64[1] k) => (float[2] y)'
+    values = "<int64[1] n = {2}, int64[1] k = {2}>"
+    body = "{z = ConstantOfShape(n) w = ConstantOfShape(k) a = Mul(w, z) y = Add(x, a)}"
+    model = onnx.parser.parse_model(head + values + body)
+    onnx.save(model, tmp_path / "model.onnx")
+    engine = OnnxRuntime(tmp_path)
+    for _ in range(3):
+        assert engine.load(tmp_path / "model.onnx").run({"x": np.ones(2, np.float32)})[0].tolist() == [1, 1]
