@@ -427,9 +427,10 @@ def quantize(network: Path, samples: Sequence[Sample], folder: Path, timeout: fl
             found[path] = Export(network.name, path.stem, failure)
             continue
         said = json.loads(written.read_text())
-        integer, heavy = said["kernels"]["integer"], said["kernels"]["heavy_float"]
+        kernels, files = said["performance"]["kernels"], said["files"]
         sqnr = math.inf if said["worst_sqnr"] is None else said["worst_sqnr"]
-        found[path] = Export(network.name, path.stem, "", sqnr, said["bytes"], said["float_bytes"], integer, heavy)
+        sizes = files["bytes"], files["float_bytes"]
+        found[path] = Export(network.name, path.stem, "", sqnr, *sizes, kernels["integer"], kernels["heavy_float"])
     sound = [path for path, export in found.items() if not export.failure]
     if seconds and sound:
         models = [*sound, *(folder / f"int8-{path.stem}.onnx" for path in sound)]
