@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +26,14 @@ from onnxq.report import Report, check_fidelity
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported
 from onnxq.scheme import Scheme
-from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.sensitivity import Sensitivity, measure_sensitivity
 from onnxq.steps import (
+    Evidenced,
     Model,
+    Prepared,
+    Settled,
     checked_output,
     chooser_of,
-    chosen,
     evidenced,
     first_recipe,
     methods_tried,
@@ -40,6 +41,7 @@ from onnxq.steps import (
     prepared,
     published,
     rewritten,
+    settled,
     tried,
 )
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -101,23 +103,50 @@ def quantize(
         PassError: one of your passes fails, or changes the names of inputs or outputs.
         FidelityError: the result misses the goal; nothing was written.
     """
-    watch = Stopwatch()
-    wanted, data = Wanted.of(scheme, target, prepare), Data.of(data)
-    goal, budget = Goal.of(goal).for_samples(data.limit), Budget.of(budget)
-    deadline = Deadline.within(budget.seconds)
-    output = checked_output(output, model, budget)
-    known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
+    wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    goal = Goal.of(goal).for_samples(data.limit)
+    return carried_out(model, data, checked_output(output, model, budget), wanted, goal, budget)
+
+
+Trainer = Callable[[Prepared, Evidenced, Settled], Settled]
+"""Trains what was settled, and leaves the model that is better where it is staged."""
+
+
+def carried_out(
+    model: Model,
+    data: Data,
+    output: Path | None,
+    wanted: Wanted,
+    goal: Goal,
+    budget: Budget,
+    trainer: Trainer | None = None,
+) -> Quantized:
+    """Do all steps of quantize() in order, given what its arguments mean.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        data: representative samples.
+        output: file to write, from `checked_output`.
+        wanted: what is to become of the model.
+        goal: how faithful the result has to be.
+        budget: what may be spent.
+        trainer: a step of training before the report; None leaves it out.
+    """
+    watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine)
     with engine or nullcontext(), staging(output) as folder:
         ready = prepared(model, wanted, folder, output, budget, engine)
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         watch.lap("calibrate")
-        refined, found = chosen(ready, seen, goal, budget, known, deadline, engine)
+        found = settled(ready, seen, goal, budget, deadline)
         watch.lap("choose and verify")
-        report = reported(ready, seen, refined, found, budget, output, watch, unmeasured)
+        if trainer is not None:
+            found = trainer(ready, seen, found)
+            watch.lap("train")
+        report = reported(ready, seen, found, budget, watch, unmeasured)
         check_fidelity(report, goal)
-        return Quantized(published(ready, output), report)
+        return Quantized(published(ready), report)
 
 
 def sensitivity(
@@ -155,7 +184,6 @@ def sensitivity(
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
-    known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     with staging(None) as folder:
         ready = prepared(model, wanted, folder, None, budget)
         if ready.bench.is_large:
@@ -164,13 +192,13 @@ def sensitivity(
                 "codes; ask about a smaller model of its kind"
             )
         seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
-        chooser = chooser_of(ready, seen, Goal(), budget, known)
+        chooser = chooser_of(ready, seen, Goal(), budget)
         refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
         laboratory = chooser.with_evidence(refined.basis.evidence).laboratory(refined.basis.recipe)
         try:
             return measure_sensitivity(laboratory, timed=chooser.measurable, seconds=budget.effort.seconds)
         finally:
-            known.save()
+            ready.costs.save()
 
 
 def calibrate(

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.accuracy.refining import Refined
 from onnxq.budget import Budget
 from onnxq.encoding.noting import noted
 from onnxq.encoding.parameters import corrected_biases
@@ -22,36 +21,29 @@ from onnxq.report import Report
 from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
-from onnxq.searching.choosing import Chosen
-from onnxq.steps import Evidenced, Prepared, tried
+from onnxq.steps import Evidenced, Prepared, Settled, tried
 
 
 def reported(
-    model: Prepared,
-    seen: Evidenced,
-    refined: Refined,
-    found: Chosen,
-    budget: Budget,
-    output: Path | None,
-    watch: Stopwatch,
-    unmeasured: str = "",
+    model: Prepared, seen: Evidenced, settled: Settled, budget: Budget, watch: Stopwatch, unmeasured: str = ""
 ) -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written.
 
     Where nothing ran on the runtime that the plan is for, it says why.
     """
-    outcome, verification, staged = found.outcome, found.verification, model.files.staged
+    refined, found, staged = settled.refined, settled.chosen, model.files.staged
+    outcome, verification = found.outcome, found.verification
     loads = True
     if seen.bench.emit is Emit.STRICT:
         codes = found.codes or seen.bench.codes_of(outcome.plan, refined.basis.evidence, found.recipe)
         seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
-    plan = _noted(model, seen, refined, found, budget)
+    plan = _noted(model, seen, settled, budget)
     watch.lap("report")
     return Report(
         files=ModelFiles(
             model=model.name,
-            output=str(output) if output is not None else None,
+            output=str(model.output) if model.output is not None else None,
             float_bytes=stored_bytes(model.files.reference) + model.external,
             bytes=stored_bytes(staged, (data_file(staged),)),
             metadata_bytes=metadata_bytes(load(staged)),
@@ -63,7 +55,7 @@ def reported(
         samples=Samples(
             calibrated=len(seen.samples),
             judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
-            doubts=seen.doubts,
+            doubts=(*seen.doubts, *settled.doubts),
         ),
         fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere),
         performance=Performance(verification.kernels, verification.latency, outcome.regions, outcome.times, unmeasured),
@@ -100,11 +92,11 @@ def _left_by_standard(model: Prepared, plan: Plan) -> int:
     return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
 
 
-def _noted(model: Prepared, seen: Evidenced, refined: Refined, found: Chosen, budget: Budget) -> Plan:
+def _noted(model: Prepared, seen: Evidenced, settled: Settled, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
-    replay, bench = model.replay, seen.bench
+    replay, bench, found = model.replay, seen.bench, settled.chosen
     thorough = tried(model, budget).thorough if replay is None else replay.thorough
-    plan = noted(found.outcome.plan, found.recipe, refined.basis.evidence)
+    plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
 
 

@@ -1,4 +1,4 @@
-"""The steps of quantize(), each from values to a value: prepared, evidenced, chosen, reported, published."""
+"""The steps of quantize(), each from values to a value: prepared, evidenced, settled, reported, published."""
 
 from __future__ import annotations
 
@@ -64,6 +64,9 @@ class Prepared:
         replay: a plan to carry out.
         external: bytes of the values that lie outside the model file.
         applied: the user's passes.
+        output: the file to write; None writes nothing.
+        engine: what runs and times models, where that is not onnxruntime in this process.
+        costs: node times that were measured before, to which new ones are added.
     """
 
     name: str
@@ -72,6 +75,9 @@ class Prepared:
     replay: Plan | None
     external: int
     applied: tuple[Applied, ...]
+    output: Path | None
+    engine: Engine | None
+    costs: CostCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +98,26 @@ class Evidenced:
     evidence: Evidence
     samples: SampleSource
     judged: SampleSource
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def runnable(self) -> Workbench:
+        """What builds models that onnxruntime loads, where those of strict types, which are written last, may not."""
+        return replace(self.bench, emit=Emit.QDQ) if self.bench.emit is Emit.STRICT else self.bench
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What is to be written, whose model stands where it is staged.
+
+    Attributes:
+        refined: what codes rest on.
+        chosen: the plan, and what its model does.
+        doubts: sentences about what could not be done.
+    """
+
+    refined: Refined
+    chosen: Chosen
     doubts: tuple[str, ...] = ()
 
 
@@ -123,7 +149,17 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
 def prepared(
     model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget, engine: Engine | None = None
 ) -> Prepared:
-    """Prepare a model in a working folder, and keep it as it was given beside that."""
+    """Prepare a model in a working folder, and keep it as it was given beside that.
+
+    Args:
+        model: a float model.
+        wanted: what is to become of it.
+        folder: the working folder.
+        output: the file to write; None writes nothing.
+        budget: the file of node times, and whether time is measured.
+        engine: what runs and times models, where that is not onnxruntime in this process.
+    """
+    costs = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:
@@ -134,7 +170,8 @@ def prepared(
     staged = folder / (output.name if output is not None else "model.onnx")
     bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
     name = str(source) if source else type(model).__name__
-    return Prepared(name, Files(reference, staged, external > 0), bench, wanted.replay, external, applied)
+    files = Files(reference, staged, external > 0)
+    return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs)
 
 
 def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
@@ -174,52 +211,40 @@ def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ..
     return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
 
 
-def chosen(
-    model: Prepared,
-    seen: Evidenced,
-    goal: Goal,
-    budget: Budget,
-    known: CostCache,
-    deadline: Deadline = NEVER,
-    engine: Engine | None = None,
-) -> tuple[Refined, Chosen]:
+def settled(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Settled:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
     New node times are added to those that are known.
     """
-    chooser = chooser_of(model, seen, goal, budget, known, deadline, engine)
+    chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         chooser = chooser.with_evidence(basis.evidence)
-        return Refined(basis), chooser.follow(seen.plan, basis.recipe)
+        return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
     try:
         first, last = (tried(model, budget), OFF) if budget.effort is None else tried(model, budget).split
         refined = chooser.refined(seen.plan, first_recipe(model), first)
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
-            return refined, chooser.follow(seen.plan, refined.basis.recipe)
+            return Settled(refined, chooser.follow(seen.plan, refined.basis.recipe))
         refined = chooser.affordable(seen.plan, refined, goal)
-        return refined, choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
+        return Settled(refined, choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last))
     finally:
-        known.save()
+        model.costs.save()
 
 
-def chooser_of(
-    model: Prepared,
-    seen: Evidenced,
-    goal: Goal,
-    budget: Budget,
-    known: CostCache,
-    deadline: Deadline = NEVER,
-    engine: Engine | None = None,
-) -> Chooser:
+def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
-    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
+    judge = judge_of(model, seen, goal, budget, deadline)
+    return Chooser(seen.runnable, model.files, seen.samples, judge, seen.evidence, budget.progress, model.costs)
+
+
+def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Judge:
+    """Return what judges the models that are built."""
     # The time of another runtime tells nothing of the target's.
-    timed = budget.latency if times_tell(bench.target, engine) else 0.0
+    timed = budget.latency if times_tell(seen.bench.target, model.engine) else 0.0
     judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
-    judge = replace(judge, deadline=deadline, engine=engine)
-    return Chooser(bench, model.files, seen.samples, judge, seen.evidence, budget.progress, known)
+    return replace(judge, deadline=deadline, engine=model.engine)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:
@@ -245,9 +270,9 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
     return replace(budget.tried, methods=tuple(methods))
 
 
-def published(model: Prepared, output: Path | None) -> Graph:
+def published(model: Prepared) -> Graph:
     """Put the verified model in its place, and return it."""
-    staged = model.files.staged
+    staged, output = model.files.staged, model.output
     if output is None:
         return read_model(onnx.load(staged))
     publish(staged, output)

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
-from onnxq.deadline import NEVER
-from onnxq.engines.table import engine_of
 from onnxq.errors import SchemeError
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.modelfile.publish import staging
-from onnxq.pipeline import Quantized
+from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
-from onnxq.report import check_fidelity
-from onnxq.report.machine import Stopwatch
-from onnxq.reporting import reported
 from onnxq.scheme import Scheme
-from onnxq.searching.cost_cache import CostCache
-from onnxq.steps import Model, checked_output, chosen, evidenced, methods_tried, prepared, published
-from onnxq.targets import DEFAULT_TARGET, target_named
+from onnxq.steps import Evidenced, Model, Prepared, Settled, checked_output
+from onnxq.targets import DEFAULT_TARGET
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 from onnxq.wanted import Wanted
@@ -53,7 +45,7 @@ def train(
         output: file to write; None writes nothing.
         scheme: a preset's name, a Scheme, a Plan, or Wanted with the target and passes beside one of these.
         goal: the decibels that the worst output must have, or a Goal.
-        budget: its accuracy, latency, collection and progress count here; None spends the usual.
+        budget: its accuracy, latency, engine, collection and progress count here; None spends the usual.
         training: what is learned, and how; None trains towards the outputs of the float model.
 
     Returns:
@@ -68,26 +60,15 @@ def train(
     require_torch()
     from onnxq.training.step import trained
 
-    watch = Stopwatch()
-    wanted = scheme if isinstance(scheme, Wanted) else Wanted.of(scheme, DEFAULT_TARGET, ())
-    data, budget = Data.of(data), replace(_for_training(budget or Budget()), search="off")
-    goal = Goal.of(goal).for_samples(data.limit)
-    training = Training() if training is None else training
+    data, budget = Data.of(data), replace(_for_training(budget or Budget()), search="off", seconds=math.inf)
+    goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
     output = checked_output(output, model, budget)
     state = None if output is None else output.with_name(f"{output.name}.training")
-    with staging(output) as folder:
-        ready = prepared(model, wanted, folder, output, budget)
-        watch.lap("prepare")
-        seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
-        watch.lap("calibrate")
-        refined, found = chosen(ready, seen, goal, budget, CostCache.opened(None), NEVER)
-        watch.lap("choose and verify")
-        found, told = trained(ready, seen, refined, found, goal, budget, training, state)
-        seen = replace(seen, doubts=(*seen.doubts, *told))
-        watch.lap("train")
-        report = reported(ready, seen, refined, found, budget, output, watch)
-        check_fidelity(report, goal)
-        done = Quantized(published(ready, output), report)
+
+    def learned(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
+        return trained(ready, seen, settled, goal, budget, training, state)
+
+    done = carried_out(model, data, output, _wanted(scheme), goal, budget, learned)
     if state is not None:
         shutil.rmtree(state, ignore_errors=True)
     return done
@@ -128,28 +109,19 @@ def quantize_and_train(
     require_torch()
     from onnxq.training.faster import faster
 
-    watch = Stopwatch()
-    wanted = scheme if isinstance(scheme, Wanted) else Wanted.of(scheme, DEFAULT_TARGET, ())
-    data, budget = Data.of(data), Budget.of(budget)
+    wanted, data, budget = _wanted(scheme), Data.of(data), Budget.of(budget)
     _check_search(wanted, budget)
-    goal = Goal.of(goal).for_samples(data.limit)
-    training = Training() if training is None else training
+    goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
+
+    def sped_up(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
+        return faster(ready, seen, settled, goal, _for_training(budget), training)
+
     output = checked_output(output, model, budget)
-    known = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
-    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine)
-    with engine or nullcontext(), staging(output) as folder:
-        ready = prepared(model, wanted, folder, output, budget, engine)
-        watch.lap("prepare")
-        seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
-        watch.lap("calibrate")
-        first = chosen(ready, seen, goal, budget, known, NEVER, engine)
-        watch.lap("choose and verify")
-        best = faster(ready, seen, first, goal, _for_training(budget), training, known, engine)
-        seen = replace(seen, doubts=(*seen.doubts, *best.doubts))
-        watch.lap("train")
-        report = reported(ready, seen, best.refined, best.chosen, budget, output, watch, unmeasured)
-        check_fidelity(report, goal)
-        return Quantized(published(ready, output), report)
+    return carried_out(model, data, output, wanted, goal, budget, sped_up)
+
+
+def _wanted(scheme: str | Scheme | Plan | Wanted) -> Wanted:
+    return scheme if isinstance(scheme, Wanted) else Wanted.of(scheme, DEFAULT_TARGET, ())
 
 
 def _check_search(wanted: Wanted, budget: Budget) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.accuracy.refining import Refined
+from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
-from onnxq.judging.judge import Judge
-from onnxq.lowering import Emit
 from onnxq.searching.choosing import Chosen
-from onnxq.steps import Evidenced, Prepared
+from onnxq.steps import Evidenced, Prepared, Settled, judge_of
 from onnxq.training.fitting import fitted
 from onnxq.training.settings import Training
 
@@ -22,46 +20,48 @@ _SECOND = 2
 def trained(
     model: Prepared,
     seen: Evidenced,
-    refined: Refined,
-    found: Chosen,
+    settled: Settled,
     goal: Goal,
     budget: Budget,
     training: Training,
     state: Path | None,
-) -> tuple[Chosen, tuple[str, ...]]:
+) -> Settled:
     """Train the codes of what was chosen, and build and judge its model, which is taken unless it is worse.
 
     Args:
         model: the float model.
         seen: the samples to learn from, and those by which both models are judged.
-        refined: what codes rest on.
-        found: the plan, which stays.
+        settled: the plan, which stays, and what its codes rest on.
         goal: what the models are judged by.
         budget: the time for latency, and who is told of progress.
         training: how.
         state: a folder that keeps where training stands; None keeps nothing.
 
     Returns:
-        What was chosen, with its gain, and sentences about what could not be learned.
+        What was settled, with the gain of training, and sentences about what could not be learned.
     """
-    bench = replace(seen.bench, emit=Emit.QDQ) if seen.bench.emit is Emit.STRICT else seen.bench
-    plan, files = found.outcome.plan, model.files
-    before = bench.codes_of(plan, refined.basis.evidence, found.recipe)
+    found, bench, files = settled.chosen, seen.runnable, model.files
+    plan = found.outcome.plan
+    before = bench.codes_of(plan, settled.refined.basis.evidence, found.recipe)
     done = fitted(bench.graph_for(plan), plan, before, files.reference, seen.samples, training, state, budget.progress)
     if done.codes is before:
-        return replace(found, gains=(*found.gains, done.gain)), done.doubts
+        return _with_gain(settled, found, done.gain, done.doubts)
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
-    judge = Judge.of(files.reference, seen.judged, budget.latency, goal.judged_by)
+    judge = judge_of(model, seen, goal, budget)
     verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
     after = replace(found, verification=verification, scores=scores, codes=done.codes)
     by_score = scores is not None and found.scores is not None
     if _worth(after, by_score=by_score) < _worth(found, by_score=by_score):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the samples that judge"
-        gain = replace(done.gain, after=done.gain.before, kept="", left=left)
-        return replace(found, gains=(*found.gains, gain)), done.doubts
-    return replace(after, gains=(*found.gains, done.gain)), done.doubts
+        return _with_gain(settled, found, replace(done.gain, after=done.gain.before, kept="", left=left), done.doubts)
+    return _with_gain(settled, after, done.gain, done.doubts)
+
+
+def _with_gain(settled: Settled, taken: Chosen, gain: Gain, doubts: tuple[str, ...]) -> Settled:
+    chosen = replace(taken, gains=(*taken.gains, gain))
+    return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
 
 
 def _worth(found: Chosen, *, by_score: bool) -> float:

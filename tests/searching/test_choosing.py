@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import pytest
 from conftest import Build
+from engines.elsewhere import Elsewhere, offer_elsewhere
 from onnx import ModelProto
 
 from onnxq.accuracy.folds import Basis
@@ -19,9 +19,7 @@ from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
-from onnxq.engines import table
-from onnxq.engines.engine import Engine, LoadedModel
-from onnxq.engines.kernels import Kernel
+from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import Evidence
@@ -55,30 +53,9 @@ def chooser(tmp_path: Path) -> Chooser:
     return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
 
 
-class Elsewhere(OnnxRuntime):
-    """A runtime that remembers what it was asked to time."""
-
-    name = "elsewhere"
-    asked: ClassVar[list[str]] = []
-
-    def __init__(self, place: str) -> None:
-        self.version = "elsewhere 1"
-
-    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
-        self.asked.append("load")
-        return super().load(model, threads)
-
-    def profile(self, *given: Any) -> tuple[Kernel, ...]:
-        self.asked.append("profile")
-        return super().profile(*given)
-
-
 @pytest.mark.parametrize("profiles", [True, False])
 def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPatch, profiles: bool) -> None:
-    offered = {"elsewhere": Elsewhere}
-    monkeypatch.setattr(table, "registered", lambda group, name, what: offered.get(name))
-    monkeypatch.setattr(Elsewhere, "profiles", profiles)
-    monkeypatch.setattr(Elsewhere, "asked", [])
+    offer_elsewhere(monkeypatch, profiles=profiles)
     # Whatever is timed in this process is timed here.
     monkeypatch.setattr(OnnxRuntime, "time", lambda self, *given: timed.append(self.name) or Engine.time(self, *given))
     timed: list[str] = []

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Build
 
-from onnxq.accuracy.refining import Refined
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.errors import SchemeError
@@ -17,12 +15,10 @@ from onnxq.judging.agreement import compare_files
 from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
 from onnxq.pipeline import quantize
-from onnxq.searching.choosing import Chosen
-from onnxq.searching.cost_cache import CostCache
-from onnxq.steps import Evidenced, Prepared, chosen, evidenced, methods_tried, prepared
+from onnxq.steps import Evidenced, Prepared, Settled, evidenced, methods_tried, prepared, settled
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.training import faster as module
-from onnxq.training.faster import Faster, faster
+from onnxq.training.faster import faster
 from onnxq.training.pipeline import quantize_and_train
 from onnxq.training.settings import Training
 from onnxq.wanted import Wanted
@@ -41,37 +37,33 @@ class Steps:
 
     ready: Prepared
     seen: Evidenced
-    first: tuple[Refined, Chosen]
+    first: Settled
 
     @classmethod
     def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
         folder.mkdir()
         ready = prepared(build(LAYERS, **WEIGHTS), Wanted.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK)
         seen = evidenced(ready, Data.of(SAMPLES), methods_tried(ready, QUICK), Goal(), QUICK)
-        refined, found = chosen(ready, seen, Goal(), QUICK, CostCache())
-        return cls(ready, seen, (refined, as_fast(found, speed)))
+        return cls(ready, seen, as_fast(settled(ready, seen, Goal(), QUICK), speed))
 
 
-def as_fast(found: Chosen, speed: float) -> Chosen:
-    return replace(found, verification=replace(found.verification, latency=Latency(speed, 1.0, 1, 9)))
+def as_fast(found: Settled, speed: float) -> Settled:
+    verification = replace(found.chosen.verification, latency=Latency(speed, 1.0, 1, 9))
+    return replace(found, chosen=replace(found.chosen, verification=verification))
 
 
 def found_faster(
     build: Build, folder: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
-) -> tuple[Steps, bytes, Faster]:
+) -> tuple[Steps, bytes, Settled]:
     """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
     other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
     steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
     trained = module.trained
 
-    def timed(*arguments: Any) -> tuple[Chosen, tuple[str, ...]]:
-        after, told = trained(*arguments)
-        return as_fast(after, speeds[1]), told
-
-    monkeypatch.setattr(module, "chosen", lambda *arguments: other.first)
-    monkeypatch.setattr(module, "trained", timed)
+    monkeypatch.setattr(module, "settled", lambda *arguments: other.first)
+    monkeypatch.setattr(module, "trained", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
     staged = steps.ready.files.staged.read_bytes()
-    return steps, staged, faster(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT, CostCache())
+    return steps, staged, faster(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
 
 
 def test_a_faster_plan_that_training_makes_faithful_is_taken(
@@ -103,7 +95,7 @@ def test_what_was_there_is_built_again_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, staged, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
-    assert best.chosen is steps.first[1]
+    assert best.chosen is steps.first.chosen
     assert told in best.doubts[-1]
     assert steps.ready.files.staged.read_bytes() == staged
 

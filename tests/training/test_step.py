@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Build
+from engines.elsewhere import offer_elsewhere
 
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
 from onnxq.judging.metrics import Metric
+from onnxq.judging.verify import Verification
 from onnxq.pipeline import Quantized
+from onnxq.presets import PRESETS
+from onnxq.runtime import open_session, run
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
+from onnxq.wanted import Wanted
 from training.modules import images
 
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"
@@ -42,12 +49,42 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
     assert done.report.fidelity.scores.candidate == -2
 
 
+def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_elsewhere(monkeypatch)
+    latencies = []
+
+    def verified(judge: Judge, candidate: Path, look: int) -> Verification:
+        found = verify(judge, candidate, look)
+        latencies.append(found.latency)
+        return found
+
+    verify = Judge.verified
+    monkeypatch.setattr(Judge, "verified", verified)
+    plan = Wanted.of("int4-block32", "openvino", ())
+    budget = replace(QUICK, latency=0.05, engine="elsewhere")
+    train(
+        build(LAYERS, **WEIGHTS),
+        SAMPLES,
+        scheme=plan,
+        goal=Goal(force=True),
+        budget=budget,
+        training=Training(epochs=2),
+    )
+    assert [latency and latency.engine for latency in latencies] == ["elsewhere 1"] * 2
+
+
+def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
+    wanted = Wanted.of("int2-block16", "onnxruntime-cpu-arm", ())
+    goal, budget = Goal(force=True), replace(QUICK, latency=0.05)
+    done = train(
+        build(LAYERS, **WEIGHTS), SAMPLES, scheme=wanted, goal=goal, budget=budget, training=Training(epochs=2)
+    )
+    assert done.report.encoding.gains[-1].kept
+    assert done.report.performance.latency is None
+    assert "onnxruntime-cpu-arm" in done.report.performance.unmeasured
+
+
 def test_strict_types_are_written_with_learned_codes(build: Build, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from onnxq.presets import PRESETS
-    from onnxq.runtime import open_session, run
-
     scheme = replace(PRESETS["int2-block16"], emit="strict")
     model = build(LAYERS, **WEIGHTS)
     outputs = []
