@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ PEERS = ("onnxsim", "onnxslim")
 TOOLS = ("onnxq", *PEERS)
 PEER_PACKAGES = ("onnxsim==0.8.*", "onnxslim", "onnxruntime", "onnx")
 BACKEND_FOLDERS = ("light", "simple", "pytorch-converted", "pytorch-operator")
+_FOLDERS = re.compile(r"""(?<![\w.:/])/(?:[^\s/'\"]+/)+""")
 _CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "peers"
 SAMPLES = 4
 ROUNDS = 4
@@ -290,7 +292,7 @@ def _run_tool(tool: str, case: Case, expected: Outputs | None, peers: Path, targ
         difference = 0.0 if expected is None else largest_difference(expected, outputs_of(target, case.samples))
     # What the tools write may break anything that reads it.
     except Exception as error:  # noqa: BLE001
-        return Rewritten(process=process, call=call, failure=f"{type(error).__name__}: {str(error)[:120]}")
+        return Rewritten(process=process, call=call, failure=f"{type(error).__name__}: {_short(str(error))}")
     return Rewritten(nodes, target.stat().st_size, difference, process, call)
 
 
@@ -319,7 +321,12 @@ def _called(command: Sequence[str], timeout: float) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "", f"no answer in {timeout:.0f} s"
     said = run.stderr.strip().splitlines() or [""]
-    return run.stdout, f"exit {run.returncode}: {said[-1][:120]}" if run.returncode else ""
+    return run.stdout, f"exit {run.returncode}: {_short(said[-1])}" if run.returncode else ""
+
+
+def _short(message: str) -> str:
+    """Return the beginning of a message, with no folder of this machine in it."""
+    return _FOLDERS.sub("", message)[:120]
 
 
 # What the results are worth

@@ -39,6 +39,19 @@ _NUMBERS = itertools.count()
 Judgement = TypeVar("Judgement")
 
 
+@dataclass(frozen=True, eq=False)
+class _ThisEvidence:
+    """Evidence as part of a key: equal where it is the very same, since to compare all it holds takes longer."""
+
+    evidence: Evidence
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ThisEvidence) and self.evidence is other.evidence
+
+    def __hash__(self) -> int:
+        return id(self.evidence)
+
+
 class Built:
     """Files of models that were built, so that one that is tried, profiled and timed is built once.
 
@@ -50,29 +63,26 @@ class Built:
 
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
-        # With what they were built from, so that nothing else takes its place in memory.
-        self._files: OrderedDict[Hashable, tuple[Path, Evidence]] = OrderedDict()
+        self._files: OrderedDict[Hashable, Path] = OrderedDict()
 
-    def file(self, plan: Hashable, evidence: Evidence, folder: Path, build: Callable[[Path], object]) -> Path:
+    def file(self, key: Hashable, folder: Path, build: Callable[[Path], object]) -> Path:
         """Return the file of a model, built now or before; it stays until others are asked for.
 
         Args:
-            plan: what tells it from models that are built from the same evidence.
-            evidence: this very one.
+            key: what tells it from other models.
             folder: where it is built.
             build: writes it to a path.
         """
-        key = plan, id(evidence)
         if key not in self._files:
             path = folder / f"candidate.{next(_NUMBERS)}.onnx"
             build(path)
-            self._files[key] = path, evidence
+            self._files[key] = path
         self._files.move_to_end(key)
-        while len(self._files) > 1 and sum(_bytes(path) for path, _ in self._files.values()) > self._room:
-            gone, _ = self._files.popitem(last=False)[1]
+        while len(self._files) > 1 and sum(_bytes(path) for path in self._files.values()) > self._room:
+            gone = self._files.popitem(last=False)[1]
             for path in (gone, data_file(gone)):
                 path.unlink(missing_ok=True)
-        return self._files[key][0]
+        return self._files[key]
 
 
 def _held_bytes(output: Any) -> int:
@@ -95,7 +105,7 @@ class Trials:
         views: by what candidates are compared with the float model.
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
-        measured: what was found of plans so far, by what judged it.
+        measured: what was found of models so far, by what judged it.
         built: the models of plans.
     """
 
@@ -146,8 +156,12 @@ class Trials:
         """Return what each sample adds to the noise at each output, see `noise_by_sample`."""
         return self._judged(noise_by_sample, plan, recipe)
 
+    def _key(self, plan: Plan, recipe: Recipe) -> Hashable:
+        """Return what tells the model of a plan from others that are built here."""
+        return plan.effect, recipe.key, _ThisEvidence(self.evidence)
+
     def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: Recipe) -> Judgement:
-        known = self.measured.setdefault((plan.effect, recipe.key), {})
+        known = self.measured.setdefault(self._key(plan, recipe), {})
         if judge not in known:
             known[judge] = judge(self._outputs(plan, recipe))
         found: Judgement = known[judge]
@@ -168,9 +182,9 @@ class Trials:
 
     def candidate(self, plan: Plan, recipe: Recipe) -> Path:
         """Return the file of a plan's model, built now or before; it stays until others are asked for."""
-        bench, evidence = self.bench, self.evidence
+        bench = self.bench
 
         def build(path: Path) -> None:
-            bench.build(plan, evidence, recipe, path, external_data=bench.is_large)
+            bench.build(plan, self.evidence, recipe, path, external_data=bench.is_large)
 
-        return self.built.file((plan.effect, recipe.key), evidence, bench.prepared.parent, build)
+        return self.built.file(self._key(plan, recipe), bench.prepared.parent, build)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,21 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert len(trials.measured) == 3
 
 
+def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
+    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    plan = bench.plan({})
+    one, all_of_them = (bench.calibrate(plan, samples, silent) for samples in (SAMPLES[:1], SAMPLES))
+    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, all_of_them)
+    first = trials.sqnr(plan, Recipe())
+    other = replace(trials, evidence=one)
+    found = other.sqnr(plan, Recipe())
+    alone = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, one)
+    assert found == alone.sqnr(plan, Recipe()) != first
+    assert trials.sqnr(plan, Recipe()) == first
+    assert len(trials.measured) == 2
+
+
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
     built = Built(room=25)
     asked = []
@@ -50,13 +66,12 @@ def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
         asked.append(path.name)
         path.write_bytes(bytes(10))
 
-    evidence = Evidence()
-    first, second = (built.file(name, evidence, tmp_path, build) for name in "ab")
-    assert built.file("a", evidence, tmp_path, build) == first
-    built.file("a", Evidence(), tmp_path, build)
+    first, second = (built.file(name, tmp_path, build) for name in "ab")
+    assert built.file("a", tmp_path, build) == first
+    built.file("c", tmp_path, build)
     assert len(asked) == 3
     assert (first.exists(), second.exists()) == (True, False)
-    assert built.file("b", evidence, tmp_path, build).exists()
+    assert built.file("b", tmp_path, build).exists()
 
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
