@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.groups import DATA, OUTPUT, PRESET, RANGE, TARGET, WHAT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
+    chain_option,
     collection_options,
     image_options,
     json_option,
@@ -29,20 +31,42 @@ if TYPE_CHECKING:
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
 
 
-@click.command(short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@click.option("--calib", required=True, type=FILE, help="Samples, as quantize takes them.")
-@click.option("-o", "--output", type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]")
-@click.option("--preset", metavar="NAME", help="The preset whose plan says which tensors count.  [default: int8]")
-@click.option("--scheme", "scheme_file", type=FILE, help="TOML file of rules instead of a preset.")
-@click.option("--target", metavar="NAME", default="onnxruntime-cpu", show_default=True, help="The runtime to plan for.")
+@option("--calib", group=DATA, required=True, type=FILE, help="Samples, as quantize takes them.")
+@option(
+    "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]"
+)
+@option(
+    "--preset",
+    group=WHAT,
+    type=PRESET,
+    is_eager=True,
+    metavar="NAME",
+    help="The preset whose plan says which tensors count.  [default: int8]",
+)
+@option("--scheme", "scheme_file", group=WHAT, type=FILE, help="TOML file of rules instead of a preset.")
+@option(
+    "--target",
+    group=WHAT,
+    type=TARGET,
+    is_eager=True,
+    metavar="NAME",
+    default="onnxruntime-cpu",
+    show_default=True,
+    help="The runtime to plan for.",
+)
 @pass_option("A pass of yours, as quantize is given")
 @limit_option
 @source_option
-@click.option(
+@chain_option
+@option(
     "--range",
     "range_method",
-    metavar="NAME[:NUMBER]",
+    group=WHAT,
+    type=RANGE,
+    is_eager=True,
+    metavar="METHOD",
     help="Keep what this range method needs, which costs less for minmax.  [default: what all but average need]",
 )
 @collection_options

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,9 +14,9 @@ LIST = "list"
 
 
 DATA, WHAT, FIDELITY, SPEED, OUTPUT = "Data", "What is quantized", "Fidelity", "Speed", "Output"
-TRAINING = "Training"
+PASSES, TRAINING = "Passes", "Training"
 CALIBRATION, IMAGES, OTHER = "Calibration", "Images", "Other"
-ORDER = (DATA, WHAT, TRAINING, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
+ORDER = (DATA, WHAT, PASSES, TRAINING, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
 """The groups in the order of the help."""
 
 
@@ -39,11 +40,37 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context)
-            if record is not None:
+            # Arguments stand in the line above, and the text tells of them.
+            if record is not None and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
         for title in sorted(groups, key=ORDER.index):
             with formatter.section(title):
                 formatter.write_dl(groups[title])
+
+
+class SectionedGroup(click.Group):
+    """Commands whose help lists them by what people want of them.
+
+    Attributes:
+        sections: titles with the commands under each, in the order of the help.
+    """
+
+    sections: Mapping[str, Sequence[click.Command]]
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        for commands in sections.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections; names stand in one column through all of them."""
+        width = max(len(str(one.name)) for commands in self.sections.values() for one in commands)
+        for title, commands in self.sections.items():
+            with formatter.section(title):
+                rows = [(str(one.name).ljust(width), one.get_short_help_str(formatter.width)) for one in commands]
+                formatter.write_dl(rows)
 
 
 def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -125,5 +152,11 @@ def _engines() -> Iterable[tuple[str, str]]:
     return ((name, "") for name in engine_names())
 
 
+def _passes() -> Iterable[tuple[str, str]]:
+    from onnxq.named_passes import passes_by_name
+
+    return ((name, (inspect.getdoc(step) or "").partition("\n")[0]) for name, step in passes_by_name().items())
+
+
 PRESET, TARGET, RANGE, EFFORT = Named(_presets), Named(_targets), Named(_ranges), Named(_efforts)
-ENGINE = Named(_engines)
+ENGINE, PASS = Named(_engines), Named(_passes)

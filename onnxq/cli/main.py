@@ -13,6 +13,7 @@ from onnxq.cli.compare import compare
 from onnxq.cli.dequantize import dequantize
 from onnxq.cli.diff import diff
 from onnxq.cli.explain import explain
+from onnxq.cli.groups import SectionedGroup
 from onnxq.cli.inspect import inspect
 from onnxq.cli.optimize import optimize
 from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES, READING_EXIT_CODES
@@ -27,17 +28,7 @@ from onnxq.cli.web_folder import web_folder
 _BAD_INPUT = 2
 
 
-@click.group(
-    epilog=EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-@click.version_option(package_name="onnxq")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
-    """Rewrite and quantize ONNX models, and prove the result on onnxruntime."""
-
-
-@cli.command(epilog=READING_EXIT_CODES)
+@click.command(epilog=READING_EXIT_CODES)
 def presets() -> None:
     """List the presets of quantize, one a line."""
     from onnxq.presets import DESCRIPTIONS
@@ -46,26 +37,28 @@ def presets() -> None:
         click.echo(f"{name}\t{description}")
 
 
-for _command in (
-    bench,
-    calibrate,
-    compare,
-    dequantize,
-    diff,
-    explain,
-    inspect,
-    optimize,
-    plan,
-    portability,
-    quantize,
-    report,
-    run,
-    sensitivity,
-    stats,
-    train,
-    web_folder,
-):
-    cli.add_command(_command)
+_SECTIONS = {
+    "Quantize": (quantize, plan, train, web_folder, presets),
+    "Compare": (compare, bench, portability, diff),
+    "Look inside": (inspect, explain, sensitivity, report),
+    "Calibrate": (calibrate, stats),
+    "Rewrite": (optimize, run, dequantize),
+}
+
+
+@click.group(
+    cls=SectionedGroup,
+    sections=_SECTIONS,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="onnxq")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Quantize ONNX models, and prove the result beside the float model.
+
+    Begin with: onnxq quantize MODEL --calib SAMPLES
+    """
 
 
 def main() -> None:

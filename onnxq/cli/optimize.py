@@ -8,39 +8,47 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, SPEED, GroupedCommand, option
 from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
 
 
-@click.command(short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@click.option("-o", "--output", type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
-@click.option("--data", type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]")
-@click.option("--without", multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
-@click.option(
+@option("-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
+@option(
+    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
+)
+@option("--without", group=PASSES, multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
+@option(
     "--tolerance",
+    group=FIDELITY,
     type=FiniteRange(min=0),
     metavar="SHARE",
     default=1e-5,
     show_default=True,
     help="By how much of its largest value an output may differ.",
 )
-@click.option(
+@option(
     "--seconds",
+    group=SPEED,
     type=FiniteRange(min=0),
     metavar="SECONDS",
     default=2.0,
     show_default=True,
     help="Time to spend on comparing latency; 0 leaves it out.",
 )
-@click.option("--strip-metadata", is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
-@click.option(
-    "--unverified", is_flag=True, help="Rewrite a model that onnxruntime does not run, without comparing anything."
+@option("--strip-metadata", group=PASSES, is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
+@option(
+    "--unverified",
+    group=FIDELITY,
+    is_flag=True,
+    help="Rewrite a model that onnxruntime does not run, without comparing anything.",
 )
 @limit_option
-@click.option("--report", type=FILE, help="Write what every pass changed and left as JSON.")
+@option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
 @image_options
 def optimize(
     model: Path,

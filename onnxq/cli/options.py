@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from onnxq.cli.groups import DATA, ENGINE, OUTPUT, SPEED, option
+from onnxq.cli.groups import CALIBRATION, DATA, ENGINE, IMAGES, OUTPUT, PASS, PASSES, SPEED, option
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -38,9 +38,13 @@ EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing wr
 BELOW_FIDELITY = 3
 """The exit code where models are less alike than they have to be."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-limit_option = click.option(
-    "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Use at most this many samples."
+json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
+limit_option = option(
+    "--limit",
+    group=DATA,
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Use at most this many samples.",
 )
 chain_option = option(
     "--chain",
@@ -61,10 +65,12 @@ source_option = option(
 
 def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a repeatable option to a command, which takes it as ``passes``."""
-    return click.option(
+    return option(
         "-p",
         "--pass",
         "passes",
+        group=PASSES,
+        type=PASS,
         multiple=True,
         metavar="NAME[:OPTION=VALUE]",
         help=f"{what}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
@@ -91,7 +97,7 @@ def two_models(command: Callable[..., None]) -> Callable[..., None]:
 
     wrapped: Callable[..., None] = image_options(with_data)
     for one in (
-        option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON."),
+        json_option,
         option(
             "--engine",
             group=SPEED,
@@ -133,63 +139,63 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped: Callable[..., None] = with_images
     for one in (
         option(
-            "--image-preset",
-            group="Images",
-            type=click.Choice(["imagenet", "clip", "inception"]),
-            help="How models of a kind were trained to see images; the options below go before.",
-        ),
-        option(
             "--image-resize",
-            group="Images",
+            group=IMAGES,
             type=click.IntRange(min=1),
             metavar="PIXELS",
             help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
         ),
         option(
             "--image-fit",
-            group="Images",
+            group=IMAGES,
             type=click.Choice(["stretch", "crop"]),
             help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
         ),
         option(
             "--image-channels",
-            group="Images",
+            group=IMAGES,
             type=click.Choice(["RGB", "BGR", "GRAY"]),
             help="Order of the colours.  [default: RGB]",
         ),
         option(
             "--image-layout",
-            group="Images",
+            group=IMAGES,
             type=click.Choice(["NCHW", "NHWC"]),
             help="Where the channels are.  [default: the model's own axis of 1 or 3]",
         ),
         option(
             "--image-std",
-            group="Images",
+            group=IMAGES,
             callback=_parse_numbers,
             metavar="R,G,B",
             help="Divide pixels by these, after --image-mean.  [default: 1]",
         ),
         option(
             "--image-mean",
-            group="Images",
+            group=IMAGES,
             callback=_parse_numbers,
             metavar="R,G,B",
             help="Subtract these from pixels, after --image-scale.  [default: 0]",
         ),
         option(
             "--image-scale",
-            group="Images",
+            group=IMAGES,
             callback=_parse_factor,
             metavar="FACTOR",
             help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
         ),
         option(
             "--image-size",
-            group="Images",
+            group=IMAGES,
             callback=_parse_size,
             metavar="HxW",
             help="Resize images.  [default: the model's own size]",
+        ),
+        option(
+            "--image-preset",
+            group=IMAGES,
+            type=click.Choice(["imagenet", "clip", "inception"]),
+            help="How models of a kind were trained to see images; what is said below goes before.",
         ),
     ):
         wrapped = one(wrapped)
@@ -197,9 +203,10 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def collection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options about running samples to a command, which takes them as ``collection`` and ``chain``.
+    """Add the options about running samples to a command, which takes them as ``collection``.
 
-    The argument ``collection`` is None where none of them is given.
+    The argument is None where none of them is given. What --chain says is parsed here too: it is one of the samples'
+    options, and yet what is told of it is told like all that is told on the way.
     """
 
     @functools.wraps(command)
@@ -218,27 +225,26 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
 
     wrapped: Callable[..., None] = with_collection
     for one in (
-        chain_option,
         option(
             "--memory",
-            group="Calibration",
+            group=CALIBRATION,
             callback=_parse_memory,
             metavar="SIZE",
             help="Most memory for calibration, such as 4GB; beyond it the samples run several times.",
         ),
         option(
-            "--cluster", group="Calibration", metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
+            "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
         ),
         option(
             "--jobs",
-            group="Calibration",
+            group=CALIBRATION,
             type=click.IntRange(min=1),
             metavar="COUNT",
             help="Calibrate in this many worker processes.",
         ),
         option(
             "--stats",
-            group="Calibration",
+            group=CALIBRATION,
             type=FILE,
             help="Statistics from onnxq calibrate; what matches is not run again.",
         ),

@@ -8,27 +8,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import ENGINE
+from onnxq.cli.groups import DATA, ENGINE, SPEED, GroupedCommand, option
 from onnxq.cli.options import FILE, READING_EXIT_CODES, FiniteRange, image_options, json_option, limit_option
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
 
 
-@click.command(short_help="Say which runtimes run a model, and compute the same.", epilog=READING_EXIT_CODES)
+@click.command(
+    cls=GroupedCommand, short_help="Say which runtimes run a model, and compute the same.", epilog=READING_EXIT_CODES
+)
 @click.argument("model", type=FILE)
-@click.option("--data", type=FILE, help="Samples, as --calib takes them.  [default: made up]")
-@click.option("--float", "reference", type=FILE, help="The float model, for fidelity and speed on each engine.")
-@click.option(
+@option("--data", group=DATA, type=FILE, help="Samples, as --calib takes them.  [default: made up]")
+@option("--float", "reference", group=DATA, type=FILE, help="The float model, for fidelity and speed on each engine.")
+@option(
     "--engine",
     "engines",
+    group=SPEED,
     type=ENGINE,
     multiple=True,
     metavar="NAME[:PLACE]",
     help="Such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST. Repeatable.  [default: all installed]",
 )
-@click.option(
+@option(
     "--seconds",
+    group=SPEED,
     type=FiniteRange(min=0),
     metavar="SECONDS",
     default=2.0,

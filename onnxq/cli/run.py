@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, GroupedCommand, option
 from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option, pass_option
 
 if TYPE_CHECKING:
@@ -27,18 +28,22 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     context.exit()
 
 
-@click.command(short_help="Apply passes and rules, onnxq's or your own.", epilog=WRITING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Apply passes and rules, onnxq's or your own.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @pass_option("A pass to apply")
-@click.option("-o", "--output", type=FILE, required=True, help="File to write.")
-@click.option(
+@option("-o", "--output", group=OUTPUT, type=FILE, required=True, help="File to write.")
+@option(
     "--verify-each",
+    group=FIDELITY,
     is_flag=True,
     help="Compare the outputs after every pass with MODEL's, unoptimised, and name the first pass that changes them.",
 )
-@click.option("--data", type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]")
-@click.option(
+@option(
+    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
+)
+@option(
     "--tolerance",
+    group=FIDELITY,
     type=FiniteRange(min=0),
     metavar="SHARE",
     default=1e-5,
@@ -46,9 +51,10 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     help="By how much of its largest value an output may differ.",
 )
 @limit_option
-@click.option("--report", type=FILE, help="Write what every pass changed and left as JSON.")
-@click.option(
+@option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
+@option(
     "--list",
+    group=PASSES,
     is_flag=True,
     is_eager=True,
     expose_value=False,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, PRESET, RANGE, TARGET, WHAT, option
-from onnxq.cli.options import FILE, source_option
+from onnxq.cli.groups import DATA, PASS, PRESET, RANGE, TARGET, WHAT, option
+from onnxq.cli.options import FILE, chain_option, source_option
 
 if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
@@ -97,7 +97,7 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 def data_options(command: Command) -> Command:
     """Add the samples to a command, which takes them with --limit, --chain and --image-* as one argument ``data``.
 
-    It is None without --calib. What reads images and chains is added by `image_options` and `collection_options`.
+    It is None without --calib. What reads images is added by `image_options`; `collection_options` reads the chain.
     """
 
     @functools.wraps(command)
@@ -132,6 +132,7 @@ def data_options(command: Command) -> Command:
             help="Use at most this many samples, from all over; the first ones for --chain and --metric.",
         ),
         source_option,
+        chain_option,
     )
 
 
@@ -195,6 +196,7 @@ def scheme_options(command: Command) -> Command:
             "--pass",
             "passes",
             group=WHAT,
+            type=PASS,
             multiple=True,
             metavar="NAME[:OPTION=VALUE]",
             help="A pass of yours, applied before onnxq prepares the model: a name of onnxq run --list, MODULE:CLASS "

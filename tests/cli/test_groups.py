@@ -7,23 +7,36 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cli.commands import invoke
-from onnxq.cli.groups import ORDER, PRESET, TRAINING
+from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
 from onnxq.presets import PRESETS
 from onnxq.targets import TARGETS
 
+GROUPED = [name for name, command in cli.commands.items() if isinstance(command, GroupedCommand)]
 
-@pytest.mark.parametrize("command", ["quantize", "plan", "train"])
+
+def options_of(command: str) -> list[click.Option]:
+    return [one for one in cli.commands[command].params if isinstance(one, click.Option)]
+
+
+@pytest.mark.parametrize("command", GROUPED)
 def test_the_help_has_its_sections_in_order(command: str) -> None:
     lines = invoke(command, "--help").stdout.splitlines()
     titles = [line.removesuffix(":") for line in lines if line.removesuffix(":") in ORDER]
-    assert titles == [title for title in ORDER if title != TRAINING or command != "plan"]
+    used = {getattr(one, "group", OTHER) for one in options_of(command)}
+    assert titles == [title for title in ORDER if title in used | {OTHER}]
+    assert "MODEL" not in [line.strip() for line in lines]
 
 
-@pytest.mark.parametrize("command", ["quantize", "plan", "train"])
+@pytest.mark.parametrize("command", GROUPED)
 def test_every_option_but_the_help_stands_in_a_group(command: str) -> None:
-    found = [one for one in cli.commands[command].params if isinstance(one, click.Option)]  # type: ignore[attr-defined]
-    assert {getattr(one, "group", "") for one in found} <= set(ORDER) - {"Other"}
+    assert {getattr(one, "group", "") for one in options_of(command)} <= set(ORDER) - {OTHER}
+
+
+def test_the_first_option_is_what_gives_samples_and_a_preset_of_images_comes_before_what_changes_it() -> None:
+    lines = [line.split()[0] for line in invoke("quantize", "--help").stdout.splitlines() if line.startswith("  --")]
+    assert lines[0] == "--calib"
+    assert next(line for line in lines if line.startswith("--image")) == "--image-preset"
 
 
 @pytest.mark.parametrize(
@@ -35,9 +48,21 @@ def test_options_that_name_things_list_them(option: str, names: list[str]) -> No
     assert set(names) <= set(listed)
 
 
-def test_the_shell_completes_names() -> None:
-    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["quantize", "--preset"], "int8-b")
-    assert [one.value for one in completed] == ["int8-block32"]
+@pytest.mark.parametrize(
+    ("words", "begun", "names"),
+    [
+        (["quantize", "--preset"], "int8-b", ["int8-block32"]),
+        (["calibrate", "--target"], "tens", ["tensorrt"]),
+        (["calibrate", "--range"], "perc", ["percentile"]),
+        (["quantize", "--accuracy"], "comp", ["compensation"]),
+        (["run", "-p"], "FuseBatch", ["FuseBatchNorm"]),
+        (["quantize", "--pass"], "FuseBatch", ["FuseBatchNorm"]),
+        ([], "port", ["portability"]),
+    ],
+)
+def test_the_shell_completes_names(words: list[str], begun: str, names: list[str]) -> None:
+    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(words, begun)
+    assert [one.value for one in completed] == names
 
 
 def test_a_name_is_looked_up_where_it_is_used() -> None:

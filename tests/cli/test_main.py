@@ -29,6 +29,14 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(arguments: tuple[str
     assert "--help" in result.stderr.splitlines()[-1]
 
 
+def test_the_help_lists_every_command_once_by_what_people_want() -> None:
+    lines = invoke("--help").stdout.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line and not line.startswith(" ")]
+    assert titles[2:] == ["Quantize", "Compare", "Look inside", "Calibrate", "Rewrite"]
+    listed = [line.split()[0] for line in lines[lines.index("Quantize:") :] if line.startswith("  ") and "." in line]
+    assert sorted(name for name in listed if name in cli.commands) == sorted(cli.commands)
+
+
 def test_every_preset_is_listed_with_a_description() -> None:
     lines = [line.split("\t") for line in invoke("presets").stdout.splitlines()]
     assert [name for name, _ in lines] == list(PRESETS)

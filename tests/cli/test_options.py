@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from onnxq.cli.options import collection_options, image_options, two_models
+from onnxq.cli.options import chain_option, collection_options, image_options, two_models
 from onnxq.execution.resume import Collection
 from onnxq.execution.workers import Cluster, Processes
 from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
@@ -18,6 +18,7 @@ TAKEN: list[dict[str, Any]] = []
 @click.command()
 @collection_options
 @image_options
+@chain_option
 def command(**given: Any) -> None:
     TAKEN.append(given)
 
