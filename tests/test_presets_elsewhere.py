@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from node_packages import PLACE
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
 from onnxq.engines.table import open_engine
@@ -14,7 +14,6 @@ from onnxq.errors import EngineError, SchemeError
 
 MODELS = Path(__file__).parents[1] / "models"
 CALIB = MODELS / "data" / "calib.npz"
-PLACE = os.environ.get("ONNXQ_NODE_MODULES", "")
 # Disagreement in decibels that is told apart from noise, and agreement beyond which it is of no interest.
 ALLOWED, AGREEING = 3.0, 50.0
 ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": f"onnxruntime-node:{PLACE}"}

