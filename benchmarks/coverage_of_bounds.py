@@ -8,7 +8,9 @@ logarithm, the bootstrap-t of its logarithm, and the mean of the samples' own ra
 
 Real: plans of a model with some nodes at random left in float are judged on a random quarter of its calibration
 samples, many times over, and compared with the SQNR over the other three quarters. MODELS/NAME.onnx runs on
-DATA/NAME/calib; a model without a data folder of its own name takes the one whose name its own starts with.
+DATA/NAME/calib; a model without a data folder of its own name takes the one whose name its own starts with. The last
+column is what no bound can know: the slack of the SQNR that was seen less the constant with which 95 % hold on just
+these samples. Above 2 dB, no bound that moves with what was seen holds in 95 % with a slack of 2 dB.
 """
 
 from __future__ import annotations
@@ -216,26 +218,34 @@ def simulated() -> Iterator[str]:
 
 def real(models: Path, data: Path, names: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a table of models: how often bounds of a quarter held on the rest, and their median slack."""
-    yield "| model | samples | a quarter | judged | held | median slack |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield "| model | samples | a quarter | judged | held | missed by | median slack | of a constant |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     everything: list[float] = []
     for name in names:
         calib = data / _data(data, name) / "calib"
         generator = np.random.default_rng(0)
         slacks: list[float] = []
+        gains: list[float] = []
         count = quarter = 0
         for outputs, pairs in tried(models / f"{name}.onnx", calib, generator):
             count, quarter = len(pairs), max(len(pairs) // 4, 1)
             for _ in range(QUARTERS):
                 order = generator.permutation(count)
-                bound = trust([pairs[place] for place in order[:quarter]]).sqnr
-                rest = agreement_of(outputs, [pairs[place] for place in order[quarter:]]).worst_sqnr
-                slacks.append(rest - bound)
+                chosen, others = ([pairs[place] for place in part] for part in (order[:quarter], order[quarter:]))
+                rest = agreement_of(outputs, others).worst_sqnr
+                slacks.append(rest - trust(chosen).sqnr)
+                gains.append(rest - agreement_of(outputs, chosen).worst_sqnr)
         everything += slacks
-        held = np.mean(np.array(slacks) >= 0)
-        yield f"| {name} | {count} | {quarter} | {len(slacks)} | {held:.1%} | {median(slacks):.1f} dB |"
-    held = np.mean(np.array(everything) >= 0)
-    yield f"| all | | | {len(everything)} | {held:.1%} | {median(everything):.1f} dB |"
+        constant = f"{median(gains) - np.quantile(gains, 0.05):.1f} dB"
+        yield f"| {name} | {count} | {quarter} | {len(slacks)} | {_held(slacks)} | {constant} |"
+    yield f"| all | | | {len(everything)} | {_held(everything)} | |"
+
+
+def _held(slacks: Sequence[float]) -> str:
+    """Return how often bounds held, by how much the others missed in the median, and the median slack of all."""
+    missed = [-slack for slack in slacks if slack < 0]
+    held = f"{1 - len(missed) / len(slacks):.1%}"
+    return f"{held} | {f'{median(missed):.1f} dB' if missed else ''} | {median(slacks):.1f} dB"
 
 
 def _data(data: Path, name: str) -> str:

@@ -15,6 +15,7 @@ from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound
+from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.modelfile.publish import staging
 from onnxq.numbers.numerics import signal_to_noise
@@ -57,7 +58,8 @@ class OutputAgreement:
         compared: how many arg maxes or elements the agreement is a share of.
         stands_for: where it is a tensor inside the model, the outputs that are decided by it and not compared
             themselves; see `onnxq.judging.views.Views`.
-        bound: lower 95 % confidence bound of the SQNR over all other samples; None for outputs that are no floats.
+        bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
+            what may turn over, see `unseen_noise`. None for outputs that are no floats.
     """
 
     name: str
@@ -211,6 +213,8 @@ class _Tally:
         self.is_float = False
         self.same_shapes = self.finite = True
         self.energies: list[Energies] = []
+        self.rows, self.halves = 0, False
+        self.unsure: list[tuple[Array, Array]] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
         signal, noise = self.signal, self.noise
@@ -241,6 +245,7 @@ class _Tally:
             self.same_shapes = False
             return
         if expected.dtype.kind in "fV" or expected.dtype.name == "bfloat16":
+            self.halves |= expected.dtype.itemsize < np.dtype(np.float32).itemsize
             self._add_floats(expected.astype(np.float64), found.astype(np.float64))
         else:
             self.compared += expected.size
@@ -255,13 +260,15 @@ class _Tally:
         self.signal += float(np.square(expected[usable]).sum())
         self.noise += float(np.square(difference).sum())
         self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))
+        if are_probabilities(expected):
+            self.rows += expected.size // expected.shape[-1]
+            self.unsure.append(least_sure(expected, found))
         if expected.ndim in (2, 3) and expected.shape[-1] > 1 and expected.size:
             same = expected.argmax(axis=-1) == found.argmax(axis=-1)
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
 
     def result(self, risk: float) -> OutputAgreement:
-        finite = math.isfinite(self.signal + self.noise)
         return OutputAgreement(
             name=self.name,
             sqnr=signal_to_noise(self.signal, self.noise) if self.is_float else None,
@@ -270,5 +277,13 @@ class _Tally:
             same_shapes=self.same_shapes,
             finite=self.finite,
             compared=self.compared,
-            bound=(lower_bound(self.energies, risk) if finite else -math.inf) if self.is_float else None,
+            bound=self._bound(risk) if self.is_float else None,
         )
+
+    def _bound(self, risk: float) -> float:
+        if not (self.finite and math.isfinite(self.signal + self.noise)):
+            return -math.inf
+        # Where some samples are no probabilities, others are so by chance.
+        told = len(self.unsure) == len(self.energies)
+        unseen = unseen_noise(self.unsure, self.rows, halves=self.halves) if told else 0.0
+        return lower_bound([(signal, noise + unseen) for signal, noise in self.energies], risk)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.evidence.provenance import sample_digest
-from onnxq.judging.trust import are_probabilities
+from onnxq.judging.probabilities import are_probabilities
 from onnxq.judging.views import Views
 from onnxq.runtime import Array, is_large, open_session, output_names, run
 from onnxq.samples.data import evenly

@@ -12,20 +12,19 @@ from numpy.typing import NDArray
 
 from onnxq.judging.agreement import agreement_of
 from onnxq.judging.bounds import Energies, lower_bound
+from onnxq.judging.probabilities import (
+    are_probabilities,
+    centred_logarithms,
+    expected_energies,
+    least_sure,
+    unseen_noise,
+)
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating
 
-# Errors of so many other samples are tried on each: of a few alone, which answers they turn over is luck.
-_OTHERS = 7
 # Silent outputs that are not equal must not make the ratio infinite.
 _LOWEST_SQNR = -300.0
-# Rows of probabilities add up to one, as far as float16 tells.
-_ROUNDING = 2e-3
-# Errors of the logarithms of less are no matter, and elsewhere they would be; float16 tells no less than the second.
-_TINY, _TINY_OF_HALVES = np.float32(1e-12), np.float32(1e-6)
-# Less is no normal float32.
-_LEAST = 1e-37
 _FLOAT32 = np.dtype(np.float32)
 
 Pair = tuple[Sequence[Any], Sequence[Any]]
@@ -49,9 +48,8 @@ def trust(pairs: Sequence[Pair]) -> Trust:
     """Judge a candidate by what it and the reference gave for a few samples.
 
     What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples. Of probabilities,
-    what the errors of the logarithms would have done to other samples, with either sign, counts as much as what was
-    seen: whether an error turns an answer over, or makes it the surer, is luck, and plans are chosen by what was seen.
-    All that was made of one sample counts once.
+    what the errors of the logarithms would have done to other samples, and to one less sure than all, counts as much as
+    what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once.
 
     Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
     is worst in truth (intersection-union test; Berger, Technometrics 1982).
@@ -85,7 +83,7 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
     if all(are_probabilities(one) for one, _ in wide):
-        wide = [(_centred_logarithms(one), _centred_logarithms(other)) for one, other in wide]
+        wide = [(centred_logarithms(one), centred_logarithms(other)) for one, other in wide]
     seen = _in_range(wide)
     signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
@@ -101,13 +99,15 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
         sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
         return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
     seen = _in_range(wide)
-    expected = seen
+    expected, unseen = seen, 0.0
     if all(are_probabilities(one) for one, _ in wide):
-        tiny = _TINY_OF_HALVES if any(one.dtype.itemsize < _FLOAT32.itemsize for one, _ in pairs) else _TINY
-        expected = _with_other_errors(wide, seen, tiny)
+        halves = any(one.dtype.itemsize < _FLOAT32.itemsize for one, _ in pairs)
+        expected = expected_energies(wide, seen, halves=halves)
+        rows = sum(one.size // one.shape[-1] for one, _ in wide)
+        unseen = unseen_noise([least_sure(*pair) for pair in wide], rows, halves=halves)
     if not math.isfinite(sum(_total(expected))):
         return Trust(-math.inf, math.inf)
-    bound = min(signal_to_noise(*_total(seen)), lower_bound(expected))
+    bound = min(signal_to_noise(*_total(seen)), lower_bound([(signal, noise + unseen) for signal, noise in expected]))
     return Trust(bound, 10 ** (-signal_to_noise(*_total(expected)) / 10))
 
 
@@ -153,43 +153,3 @@ def _widened(array: Any) -> Any:
 
 def _is_float(array: object) -> TypeGuard[Array]:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f"
-
-
-def are_probabilities(array: Array) -> bool:
-    """Whether the last axis holds probabilities of two or more outcomes."""
-    if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
-        return False
-    return bool(array.min() >= 0 and np.allclose(array.sum(-1), 1, 0, _ROUNDING))
-
-
-def _with_other_errors(
-    pairs: Sequence[tuple[Array, Array]], seen: Sequence[Energies], tiny: np.floating[Any]
-) -> list[Energies]:
-    """Return the energies of each sample of probabilities, the noise as the mean over errors that might have been.
-
-    An error is the factor on each probability, before rows are made to add up to one again: a sample's own, and those
-    of a few others, turned round by turns.
-    """
-    factors = [np.maximum(other, tiny) / np.maximum(one, tiny) for one, other in pairs]
-    others = range(1, max(min(len(pairs), 1 + _OTHERS), 2))
-    found = []
-    for place, ((one, _), (signal, noise)) in enumerate(zip(pairs, seen, strict=True)):
-        noises = [noise]
-        for away in others:
-            factor = factors[(place + away) % len(pairs)]
-            if factor.shape != one.shape:
-                # Of another number of rows, those there are take turns.
-                factor = np.resize(factor, one.shape)
-            error = np.divide(one, factor) if away % 2 else np.multiply(one, factor)
-            error /= np.maximum(error.sum(-1, keepdims=True), _TINY)
-            error -= one
-            noises.append(float(np.vdot(error, error)))
-        found.append((signal, math.fsum(noises) / len(noises)))
-    return found
-
-
-def _centred_logarithms(probabilities: Array) -> Array:
-    """Return what entered a Softmax, less the mean of each row, from what came out of it."""
-    logarithms = np.log(np.maximum(probabilities, _LEAST, dtype=probabilities.dtype))
-    logarithms -= logarithms.mean(-1, keepdims=True)
-    return np.asarray(logarithms)

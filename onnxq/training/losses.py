@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.extensions import imported
-from onnxq.judging.trust import are_probabilities
+from onnxq.judging.probabilities import are_probabilities
 from onnxq.training.lessons import Batch
 
 Loss = Callable[[Mapping[str, Tensor], Batch], Tensor]

@@ -1,0 +1,104 @@
+"""What errors do to probabilities that were seen, and to those that were not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.judging.agreement import agreement_of
+from onnxq.judging.bounds import lower_bound
+from onnxq.judging.probabilities import (
+    are_probabilities,
+    centred_logarithms,
+    expected_energies,
+    least_sure,
+    unseen_noise,
+)
+from onnxq.judging.trust import trust
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def energies(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    return float(np.square(one).sum()), float(np.square(other - one).sum())
+
+
+def unseen(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    return unseen_noise([least_sure(*pair) for pair in pairs], sum(len(one) for one, _ in pairs))
+
+
+def sure_of_two(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return pairs of a classifier of two outcomes that is hardly ever unsure, and errors of one unit."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 15, (count, 1, 1)) * [0.5, -0.5]
+    error = generator.normal(0, 1, (count, 1, 1)) * [0.5, -0.5]
+    return list(zip(softmax(logits), softmax(logits + error), strict=True))
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_bounds_miss_by_less_where_hardly_any_answer_turns_over(count: int) -> None:
+    everything = sure_of_two(40_000, 0)
+    true = agreement_of(["p"], [((one,), (other,)) for one, other in everything]).worst_sqnr
+    seen = [everything[start : start + count] for start in range(0, 200 * count, count)]
+    found, alone = (
+        np.array([bound(part) for part in seen])
+        for bound in (
+            lambda part: trust([((one,), (other,)) for one, other in part]).sqnr,
+            lambda part: lower_bound([energies(*pair) for pair in part]),
+        )
+    )
+    assert np.mean(found <= true) > np.mean(alone <= true) + 0.05
+    missed, missed_alone = (np.quantile(bounds - true, 0.9) for bounds in (found, alone))
+    assert missed < min(11.0, missed_alone - 3)
+
+
+def test_a_row_that_is_less_sure_makes_the_more_noise_the_less_sure_all_are() -> None:
+    error = np.float32([[0.5, -0.5, 0.0]])
+    found = []
+    for margin in (1.0, 5.0, 25.0):
+        logits = np.float32([[margin, 0.0, -30.0]])
+        found.append(unseen([(softmax(logits), softmax(logits + error))] * 4))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 10 * found[-1] > 0
+
+
+def test_more_rows_and_more_samples_leave_less_to_be_unseen() -> None:
+    pair = softmax(np.float32([[3.0, 0.0]])), softmax(np.float32([[3.5, 0.0]]))
+    one, many = unseen([pair]), unseen([pair] * 9)
+    assert many == pytest.approx(one / 5)
+    rows = unseen([(np.tile(pair[0], (50, 1)), np.tile(pair[1], (50, 1)))] * 9)
+    # Of fifty rows a sample adds up more signal: beside it what may come is less.
+    assert rows / 50 < many / 40
+
+
+def test_equal_probabilities_have_no_noise_that_was_not_seen() -> None:
+    same = softmax(np.random.default_rng(0).normal(0, 3, (6, 2, 10)))
+    assert unseen([(one, one) for one in same]) < 1e-12
+    assert unseen([(np.float32([[1.0, 0.0]]),) * 2] * 3) < 1e-12
+
+
+def test_an_error_is_tried_on_other_samples_with_either_sign() -> None:
+    sure, unsure = np.float32([[9.0, 0.0]]), np.float32([[0.5, 0.0]])
+    error = np.float32([[1.0, -1.0]])
+    pairs = [(softmax(sure), softmax(sure + error)), (softmax(unsure), softmax(unsure))]
+    seen = [energies(*pair) for pair in pairs]
+    found = expected_energies(pairs, seen)
+    assert [signal for signal, _ in found] == [signal for signal, _ in seen]
+    turned = energies(softmax(unsure), softmax(unsure - error))[1]
+    assert found[1][1] == pytest.approx(turned / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [([[0.5, 0.5]], True), ([[0.5, 0.6]], False), ([0.5, 0.5], False), ([[1.0]], False), ([[-0.5, 1.5]], False)],
+)
+def test_rows_that_add_up_to_one_are_probabilities(array: list[object], expected: bool) -> None:
+    assert are_probabilities(np.float32(array)) is expected
+
+
+def test_logarithms_are_those_that_entered_the_softmax() -> None:
+    logits = np.float32([[2.0, -1.0, -1.0]])
+    assert centred_logarithms(softmax(logits)) == pytest.approx(logits, abs=1e-6)
