@@ -266,7 +266,7 @@ def tried(
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            view = trials.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()))
+            view = trials.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()).path)
             found = [view.run(sample) for sample in samples]
             yield trials.views.names, list(zip(trials.expected, found, strict=True))
 

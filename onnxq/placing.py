@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from onnxq.encoding.codes import Codes
-from onnxq.graph import Graph, Pass, Pipeline, forget_types
+from onnxq.graph import Graph, Pass, Pipeline, forget_types, scopes
 from onnxq.lowering import Emit
 from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
@@ -27,6 +28,9 @@ from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.scheme import Mode
 from onnxq.targets import Target
+
+# What the passes put around the codes of a tensor: its factors, its codes, and what float nodes share.
+_CODERS: Final = frozenset({"DequantizeLinear", "Mul", "QuantizeLinear", "Sum"})
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,29 @@ class Placing:
                 RemoveUnused(),
             )
         )
+
+
+def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
+    """Return what nodes around codes stand for, by their names and the names of the tensors that they make.
+
+    Args:
+        built: with codes, as `Placing.quantized` makes it.
+        prepared: without.
+
+    Returns:
+        Names of tensors of the prepared graph; weights and other constants are not among them.
+    """
+    own = {node.name: node for scope in scopes(prepared) for node in scope.nodes}
+    stands_for = {tensor.name: tensor.name for node in own.values() for tensor in node.outputs}
+    stands_for.update({tensor.name: tensor.name for scope in scopes(prepared) for tensor in scope.inputs})
+    found: dict[str, str] = {}
+    for node in (node for scope in scopes(built) for node in scope.nodes):
+        if node.name in own:
+            # Of what a graph returns the codes are decoded under its name, so that its maker makes another tensor.
+            made = zip(node.outputs, own[node.name].outputs, strict=False)
+            stands_for.update({tensor.name: before.name for tensor, before in made})
+        elif node.op in _CODERS and (source := stands_for.get(node.inputs[0].name)):
+            known = dict.fromkeys((node.name, *(tensor.name for tensor in node.outputs)), source)
+            found.update(known)
+            stands_for.update(known)
+    return found

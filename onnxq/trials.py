@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.judging.views import Views
 from onnxq.modelfile.publish import data_file, stored_bytes
+from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.runtime import return_memory
 from onnxq.samples.data import evenly
@@ -52,8 +53,21 @@ class _ThisEvidence:
         return id(self.evidence)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """The model of a plan.
+
+    Attributes:
+        path: its file.
+        coded: the tensor of the prepared model that nodes around codes stand for, see `coded_tensors`.
+    """
+
+    path: Path
+    coded: Mapping[str, str]
+
+
 class Built:
-    """Files of models that were built, so that one that is tried, profiled and timed is built once.
+    """Models that were built, so that one that is tried, profiled and timed is built once.
 
     What was longest not asked for is removed when there is no room for more.
 
@@ -63,26 +77,24 @@ class Built:
 
     def __init__(self, room: int = _ROOM) -> None:
         self._room = room
-        self._files: OrderedDict[Hashable, Path] = OrderedDict()
+        self._models: OrderedDict[Hashable, Candidate] = OrderedDict()
 
-    def file(self, key: Hashable, folder: Path, build: Callable[[Path], object]) -> Path:
-        """Return the file of a model, built now or before; it stays until others are asked for.
+    def model(self, key: Hashable, folder: Path, build: Callable[[Path], Candidate]) -> Candidate:
+        """Return a model, built now or before; its file stays until others are asked for.
 
         Args:
             key: what tells it from other models.
             folder: where it is built.
             build: writes it to a path.
         """
-        if key not in self._files:
-            path = folder / f"candidate.{next(_NUMBERS)}.onnx"
-            build(path)
-            self._files[key] = path
-        self._files.move_to_end(key)
-        while len(self._files) > 1 and sum(_bytes(path) for path in self._files.values()) > self._room:
-            gone = self._files.popitem(last=False)[1]
+        if key not in self._models:
+            self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
+        self._models.move_to_end(key)
+        while len(self._models) > 1 and sum(_bytes(one.path) for one in self._models.values()) > self._room:
+            gone = self._models.popitem(last=False)[1].path
             for path in (gone, data_file(gone)):
                 path.unlink(missing_ok=True)
-        return self._files[key]
+        return self._models[key]
 
 
 def _held_bytes(output: Any) -> int:
@@ -172,7 +184,7 @@ class Trials:
         # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
         optimize = not large or any(plan.count(mode) for mode in (Mode.STATIC, Mode.DYNAMIC))
-        view = self.views.open(self.candidate(plan, recipe), optimize=optimize, mapped=large)
+        view = self.views.open(self.candidate(plan, recipe).path, optimize=optimize, mapped=large)
         pairs = zip(self.samples, self.expected, strict=True)
         outputs: list[Pair] = [(expected, view.run(sample)) for sample, expected in pairs]
         if large:
@@ -180,11 +192,12 @@ class Trials:
             return_memory()
         return outputs
 
-    def candidate(self, plan: Plan, recipe: Recipe) -> Path:
-        """Return the file of a plan's model, built now or before; it stays until others are asked for."""
+    def candidate(self, plan: Plan, recipe: Recipe) -> Candidate:
+        """Return a plan's model, built now or before; its file stays until others are asked for."""
         bench = self.bench
 
-        def build(path: Path) -> None:
-            bench.build(plan, self.evidence, recipe, path, external_data=bench.is_large)
+        def build(path: Path) -> Candidate:
+            graph = bench.build(plan, self.evidence, recipe, path, external_data=bench.is_large)
+            return Candidate(path, coded_tensors(graph, bench.graph))
 
-        return self.built.file(self._key(plan, recipe), bench.prepared.parent, build)
+        return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)

@@ -18,7 +18,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.trials import Built, Trials
+from onnxq.trials import Built, Candidate, Trials
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -62,16 +62,17 @@ def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
     built = Built(room=25)
     asked = []
 
-    def build(path: Path) -> None:
+    def build(path: Path) -> Candidate:
         asked.append(path.name)
         path.write_bytes(bytes(10))
+        return Candidate(path, {})
 
-    first, second = (built.file(name, tmp_path, build) for name in "ab")
-    assert built.file("a", tmp_path, build) == first
-    built.file("c", tmp_path, build)
+    first, second = (built.model(name, tmp_path, build) for name in "ab")
+    assert built.model("a", tmp_path, build) is first
+    built.model("c", tmp_path, build)
     assert len(asked) == 3
-    assert (first.exists(), second.exists()) == (True, False)
-    assert built.file("b", tmp_path, build).exists()
+    assert (first.path.exists(), second.path.exists()) == (True, False)
+    assert built.model("b", tmp_path, build).path.exists()
 
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

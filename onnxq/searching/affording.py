@@ -34,7 +34,7 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     trials, every, none = laboratory.trials, refined.basis.recipe, refined.unmigrated
     some = replace(every, migration=folded(trials.bench.graph, plan, every.migration))
     recipes = list({recipe.migration.key: recipe for recipe in (every, some, none)}.values())
-    speeds = laboratory.speeds_of([trials.candidate(plan, recipe) for recipe in recipes])
+    speeds = laboratory.speeds_of([trials.candidate(plan, recipe).path for recipe in recipes])
     quick = [speed >= _NO_SLOWER * speeds[-1] for speed in speeds]
     if quick[0]:
         return refined

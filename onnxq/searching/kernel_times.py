@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,11 +16,12 @@ from onnxq.operators import Role, operator_of
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
 )
-# What the passes call the nodes around the codes of a tensor, and the runtime those that it adds.
-_BORDER = re.compile(r"(\.(quantize|dequantize|dequantized|share)(\.\d+)?|_d?q)+$")
+# What it calls the nodes that it adds around codes, behind the name of their tensor.
+_ADDED = re.compile(r"(_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "FakeQuantize", "QuantizeLinear", "Sum"})
 _REORDERS = frozenset({"Reorder", "ReorderInput", "ReorderOutput"})
 _LAYOUTS = _REORDERS | {"Transpose"}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
     return {name: tuple(ones) for name, ones in found.items()}
 
 
-def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
+def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, str] = _NOTHING) -> NodeTimes:
     """Trace kernels back to the nodes and tensors that they stand for.
 
     A kernel stands for the node whose output it makes, or whose name it bears, and for all nodes in front of that one
@@ -81,6 +82,7 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     Args:
         kernels: of a model that was built from ``graph``, or of the graph's own.
         graph: the prepared model.
+        coded: the tensors that nodes around codes stand for, see `coded_tensors`.
 
     Returns:
         The times.
@@ -104,11 +106,11 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     rest = 0.0
     for kernel in kernels:
         name = _RENAMED.sub("", kernel.name)
-        border = _BORDER.sub("", name)
+        border = _border(kernel, name, coded, tensors)
         source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
         made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
         node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
-        if border != name and border in tensors and kernel.op_type in _CODERS:
+        if border is not None:
             borders[border] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, border))
             continue
@@ -140,6 +142,16 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph) -> NodeTimes:
     for node, fused in holders.items():
         sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
     return NodeTimes(dict(spread), dict(borders), sizes, rest)
+
+
+def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[str]) -> str | None:
+    """Return the tensor whose codes a kernel makes or decodes; None where it does something else."""
+    if kernel.op_type not in _CODERS:
+        return None
+    if name in coded:
+        return coded[name]
+    base = _ADDED.sub("", name)
+    return coded.get(base, base if base in tensors else None) if base != name else None
 
 
 def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:

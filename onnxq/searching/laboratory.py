@@ -24,7 +24,7 @@ from onnxq.searching.kernel_times import NodeTimes, trace_kernels
 from onnxq.searching.layer_groups import ByKind
 from onnxq.searching.noises import Noises, measure_noises
 from onnxq.switchboard import Switchboard
-from onnxq.trials import Trials
+from onnxq.trials import Candidate, Trials
 
 TIMED_SAMPLES = 4
 """On how many samples models are timed."""
@@ -128,7 +128,7 @@ class Laboratory:
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return how many times as fast as the float model the models of plans run, all by turns."""
-        return self.speeds_of([self.trials.candidate(plan, self.recipe) for plan in plans])
+        return self.speeds_of([self.trials.candidate(plan, self.recipe).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
@@ -153,11 +153,11 @@ class Laboratory:
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench
-        model = bench.prepared if plan is None else self.trials.candidate(plan, self.recipe)
+        model = Candidate(bench.prepared, {}) if plan is None else self.trials.candidate(plan, self.recipe)
         timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
-        kernels = engine.profile(model, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
-        return trace_kernels(kernels, bench.graph)
+        kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
+        return trace_kernels(kernels, bench.graph, model.coded)
 
     @cached_property
     def _prepared(self) -> str:

@@ -17,6 +17,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.searching import affording
 from onnxq.searching.laboratory import Laboratory
+from onnxq.trials import Candidate
 
 ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
 EVERY, SOME, NONE = (Recipe(migration=Migration(one)) for one in (ONE | {"b": Factors(1, np.array([0.25]))}, ONE, {}))
@@ -41,7 +42,7 @@ def test_the_first_that_costs_no_time_is_taken_where_it_is_faithful(
     monkeypatch.setattr(affording, "folded", lambda *_: SOME.migration)
     trials = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
-        candidate=lambda _, recipe: Path(NAMES[recipe.key]),
+        candidate=lambda _, recipe: Candidate(Path(NAMES[recipe.key]), {}),
         sqnr=lambda _, recipe: decibels[names.index(NAMES[recipe.key])],
         noise=lambda *_: np.array([[0.01]]),
     )

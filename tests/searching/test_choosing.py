@@ -38,7 +38,7 @@ from onnxq.scheme import Mode
 from onnxq.searching.choosing import Chooser, Files
 from onnxq.searching.laboratory import Laboratory
 from onnxq.targets import TARGETS
-from onnxq.trials import Trials
+from onnxq.trials import Candidate, Trials
 from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -213,7 +213,7 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     factors = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
     recipes = Recipe(migration=factors), Recipe()
     places = {recipe.key: place for place, recipe in enumerate(recipes)}
-    monkeypatch.setattr(Trials, "candidate", lambda _, plan, recipe: Path(str(places[recipe.key])))
+    monkeypatch.setattr(Trials, "candidate", lambda _, plan, recipe: Candidate(Path(str(places[recipe.key])), {}))
     monkeypatch.setattr(Laboratory, "speeds_of", lambda _, models: [speeds[int(model.name)] for model in models])
     monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
     refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])

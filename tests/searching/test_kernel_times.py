@@ -52,6 +52,7 @@ def test_kernels_that_several_names_were_fused_into_count_at_the_last(conv_relu:
             kernel("last_acdb_abcd", "Reorder", "last/WithoutBiases", "last_acdb_abcd", 3.0),
         ],
         graph,
+        {"x.quantize": "x"},
     )
     assert times.nodes == {"first": 10.0, "last": 8.0}
     assert times.borders == {"x": 3.0, "y": 3.0}
@@ -71,6 +72,7 @@ def test_borders_and_layouts_count_at_their_tensor(conv_relu: ModelProto) -> Non
             kernel("mystery", "Gelu", "q", "q2", 0.5),
         ],
         graph,
+        {"x.quantize": "x", "b.dequantize": "b", "b.share": "b"},
     )
     assert times.borders == {"x": 3.0, "b": 7.0}
     assert times.nodes == {"first": 10.0, "last": 8.0}
@@ -169,6 +171,12 @@ def test_coders_that_the_runtime_moves_count_at_their_tensor(conv_relu: ModelPro
         prepare(as_graph(conv_relu)),
     )
     assert times.borders == {"b": 5.0}
+
+
+def test_coders_that_the_runtime_adds_to_decoded_data_count_at_what_that_stands_for(conv_relu: ModelProto) -> None:
+    decoded = kernel("b.dequantized_q_token_1", "QuantizeLinear", "b.dequantized s z", "b.dequantized_q", 2.0)
+    times = trace_kernels([decoded], prepare(as_graph(conv_relu)), {"b.dequantized": "b"})
+    assert times.borders == {"b": 2.0}
 
 
 def test_kernels_belong_to_the_nodes_whose_names_they_bear_or_whose_outputs_they_make(conv_relu: ModelProto) -> None:
