@@ -5,6 +5,7 @@ The public names load when they are first used, so that ``import onnxq`` costs n
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -238,6 +239,9 @@ _HOMES = {
     "onnxq.searching.sensitivity": ("Sensitivity",),
     "onnxq.training.pipeline": ("train",),
 }
+
+# Nothing is printed unless whoever uses the package asks for it.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

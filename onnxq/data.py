@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from onnxq.errors import DataError, SchemeError, check_type
 from onnxq.evidence.evidence import Evidence
-from onnxq.samples.images import ImageOptions
+from onnxq.evidence.storage import load_statistics
+from onnxq.samples.images import ImageOptions, images_named
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
 
@@ -27,22 +28,26 @@ class Data:
         validation: samples by which the result is judged, which nothing was chosen by; None keeps every fourth of the
             former for that where there are 8 or more and no metric counts on their order, else judges by the same.
         limit: most samples to use of each, from all over; None uses all.
-        images: how image files become arrays.
-        chain: inputs by the output that they take from the sample before, for stateful models.
+        images: how image files become arrays, or the name of a preset such as ``imagenet``.
+        chain: inputs by the output that they take from the sample before, for stateful models, or as a text such as
+            ``stateN=state``, or several.
         source: what reads the samples, or its name with options such as ``audio:rate=8000``; None finds it.
-        statistics: from calibrate() on the same model and scheme; None runs the calibration.
+        statistics: from calibrate() on the same model and scheme, or their file; None runs the calibration.
 
     Raises:
-        DataError: the samples are neither a path nor an iterable of dictionaries.
-        SchemeError: the limit is not positive, or something else is of another type.
+        DataError: the samples are neither a path nor an iterable of dictionaries, or no preset of images is called so.
+        SchemeError: the limit is not positive, a text is no chain, or something else is of another type.
+
+    >>> Data("recordings/", chain="stateN=state").chained
+    {'stateN': 'state'}
     """
 
     calibration: SamplesLike
     validation: SamplesLike | None = None
     limit: int | None = None
-    images: ImageOptions | None = None
-    chain: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Evidence | None = None
+    images: ImageOptions | str | None = None
+    chain: Mapping[str, str] | str | Sequence[str] = ()
+    statistics: Evidence | str | Path | None = None
     source: str | Source | None = None
 
     def __post_init__(self) -> None:
@@ -52,17 +57,54 @@ class Data:
         check_type(self.limit, (int, type(None)), "the limit of samples", "a whole number")
         if self.limit is not None and self.limit < 1:
             raise SchemeError(f"the limit of samples is {self.limit}, expected 1 or more")
-        check_type(self.images, (ImageOptions, type(None)), "images", "ImageOptions(...)")
-        check_type(self.chain, Mapping, "the chain", 'inputs by output such as {"stateN": "state"}')
+        check_type(self.images, (ImageOptions, str, type(None)), "images", "a preset's name, or ImageOptions(...)")
+        check_type(self.chain, (Mapping, str, list, tuple), "the chain", "'stateN=state' or {'stateN': 'state'}")
         check_type(self.source, (str, Source, type(None)), "the source", "a name such as audio:rate=8000, or a Source")
         if isinstance(self.source, str):
             source_named(self.source)
-        check_type(self.statistics, (Evidence, type(None)), "statistics", "what calibrate() returns")
+        check_type(self.statistics, (Evidence, str, Path, type(None)), "statistics", "what calibrate() returns")
+        # Texts that name nothing are told here and not after minutes.
+        _ = self.chained, self.image_options
+
+    @cached_property
+    def image_options(self) -> ImageOptions | None:
+        """How image files become arrays."""
+        return images_named(self.images) if isinstance(self.images, str) else self.images
+
+    @cached_property
+    def chained(self) -> Mapping[str, str]:
+        """Inputs by the output that they take from the sample before."""
+        return self.chain if isinstance(self.chain, Mapping) else chain_of(self.chain)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The statistics, read where they are a file's."""
+        return load_statistics(Path(self.statistics)) if isinstance(self.statistics, str | Path) else self.statistics
 
     @classmethod
     def of(cls, given: SamplesLike | Data) -> Data:
         """Return data as it is; a path or samples alone stand for all of them, read as usual."""
         return given if isinstance(given, Data) else cls(given)
+
+
+def chain_of(texts: str | Sequence[str]) -> dict[str, str]:
+    """Return the inputs by output for texts such as ``stateN=state``: the output, and the input that it becomes.
+
+    Raises:
+        SchemeError: a text is none of that form, or names an input twice.
+
+    >>> chain_of("stateN=state")
+    {'stateN': 'state'}
+    """
+    chain: dict[str, str] = {}
+    for text in [texts] if isinstance(texts, str) else texts:
+        source, separator, target = text.partition("=")
+        if not (source and separator and target):
+            raise SchemeError(f"Chain {text!r} is not OUTPUT=INPUT, expected two names such as 'stateN=state'")
+        if source in chain or target in chain.values():
+            raise SchemeError(f"Chain {text!r} names an output or input again, expected each one once; leave it out")
+        chain[source] = target
+    return chain
 
 
 def _check_source(source: object) -> None:

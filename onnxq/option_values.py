@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
 import typing
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _PLAIN = (bool, int, float, str, types.NoneType)
 _SEVERAL = (tuple, frozenset)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
 
 def is_writable(kind: Any) -> bool:
@@ -56,6 +59,21 @@ def value_of(text: str, kind: Any) -> Any:
         return kind(text)
     except ValueError:
         raise ValueError(f"expected {kind.__name__}") from None
+
+
+def size_of(text: str) -> int:
+    """Return the number of bytes that a text is.
+
+    Raises:
+        ValueError: it is none; the message says what is expected.
+
+    >>> size_of("4GB"), size_of("1.5 MiB")
+    (4000000000, 1572864)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"expected a size such as 4GB or 512MiB, found {text!r}")
+    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
 
 
 def text_of(value: object) -> str:

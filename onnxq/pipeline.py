@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
@@ -63,6 +66,10 @@ class Quantized:
 
     def __repr__(self) -> str:
         return f"Quantized({self.report})"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the report."""
+        return self.report._repr_html_()
 
 
 def quantize(
@@ -139,6 +146,8 @@ def carried_out(
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
         watch.lap("calibrate")
+        for doubt in seen.doubts:
+            _LOG.warning("%s", doubt)
         found = settled(ready, seen, goal, budget, deadline)
         watch.lap("choose and verify")
         if trainer is not None:
@@ -146,6 +155,7 @@ def carried_out(
             watch.lap("train")
         report = reported(ready, seen, found, budget, watch, unmeasured)
         check_fidelity(report, goal)
+        _LOG.info("%s", report.verdict)
         return Quantized(published(ready), report)
 
 

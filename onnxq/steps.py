@@ -192,9 +192,10 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = _doubts(model, whole, goal)
-    if data.statistics is not None:
-        bench.check(data.statistics, plan, methods)
-    evidence = data.statistics or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
+    given = data.evidence
+    if given is not None:
+        bench.check(given, plan, methods)
+    evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     if model.replay is not None:
         refuse_idle_bodies(bench.graph, model.replay, evidence)
         return Evidenced(bench, plan, evidence, samples, judged, found)

@@ -158,12 +158,12 @@ class Workbench:
             notice: told what is worth knowing of how chained inputs start.
             in_order: whether what judges them counts on their order.
         """
-        inputs = with_optional(model_inputs(skeleton(self.graph)), data.chain)
-        ordered = in_order or bool(data.chain)
+        inputs = with_optional(model_inputs(skeleton(self.graph)), data.chained)
+        ordered = in_order or bool(data.chained)
         samples = open_samples(
-            given, inputs, images=data.images, limit=data.limit, source=data.source, in_order=ordered
+            given, inputs, images=data.image_options, limit=data.limit, source=data.source, in_order=ordered
         )
-        return ChainedSamples(samples, self.prepared, data.chain, notice) if data.chain else samples
+        return ChainedSamples(samples, self.prepared, data.chained, notice) if data.chained else samples
 
     def calibrate(
         self,

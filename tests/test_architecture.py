@@ -209,10 +209,11 @@ def test_importing_leaves_logging_and_warnings_alone() -> None:
         "import logging, warnings; before = list(warnings.filters)\n"
         "import onnxq.pipeline, onnxq.passes, onnxq.cli.terminal\n"
         "print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)\n"
-        "print([one for one in warnings.filters if one not in before and 'onnxq' in str(one)])"
+        "print([one for one in warnings.filters if one not in before and 'onnxq' in str(one)])\n"
+        "logging.getLogger('onnxq.pipeline').error('not printed')"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[] True\n[]\n"
+    assert (found.stdout, found.stderr) == ("[] True\n[]\n", "")
 
 
 @pytest.mark.parametrize("path", modules(), ids=module_name)

@@ -9,8 +9,12 @@ import pytest
 
 from onnxq.data import Data
 from onnxq.errors import DataError, OnnxqError
-from onnxq.pipeline import quantize
+from onnxq.evidence.storage import save_statistics
+from onnxq.pipeline import calibrate, quantize
+from onnxq.samples.images import IMAGE_PRESETS
 
+MODELS = Path(__file__).parents[1] / "models"
+SAMPLES = MODELS / "data" / "calib.npz"
 ONE = {"x": np.zeros((4, 32), np.float32)}
 
 
@@ -30,14 +34,26 @@ def test_a_path_or_samples_alone_stand_for_all_of_them() -> None:
         ({"calibration": [], "validation": 3}, "the samples are of type int"),
         ({"calibration": [], "limit": 0}, "the limit of samples is 0, expected 1 or more"),
         ({"calibration": [], "limit": True}, "the limit of samples is True of type bool, expected a whole number"),
-        ({"calibration": [], "images": "crop"}, r"images is 'crop' of type str, expected ImageOptions\(...\)"),
-        ({"calibration": [], "chain": ["stateN=state"]}, "the chain is .* of type list, expected inputs by output"),
-        ({"calibration": [], "statistics": "s.npz"}, r"statistics is 's.npz' of type str, expected what calibrate\(\)"),
+        ({"calibration": [], "images": 224}, r"images is 224 of type int, expected a preset's name, or ImageOptions"),
+        ({"calibration": [], "images": "imagnet"}, "images is 'imagnet', expected one of .*; did you mean 'imagenet'"),
+        ({"calibration": [], "chain": 3}, "the chain is 3 of type int, expected 'stateN=state'"),
+        ({"calibration": [], "chain": "stateN"}, "Chain 'stateN' is not OUTPUT=INPUT"),
+        ({"calibration": [], "statistics": 3}, r"statistics is 3 of type int, expected what calibrate\(\)"),
     ],
 )
 def test_what_no_sample_can_be_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(OnnxqError, match=sentence):
         Data(**given)  # type: ignore[arg-type]
+
+
+def test_texts_stand_for_what_they_are_on_the_command_line(tmp_path: Path) -> None:
+    evidence = calibrate(MODELS / "gru.onnx", Data(SAMPLES, limit=2))
+    save_statistics(evidence, tmp_path / "s.npz")
+    data = Data(SAMPLES, images="imagenet", chain=["aN=a", "bN=b"], statistics=tmp_path / "s.npz")
+    assert data.image_options == IMAGE_PRESETS["imagenet"]
+    assert data.chained == Data(SAMPLES, chain={"aN": "a", "bN": "b"}).chained == {"aN": "a", "bN": "b"}
+    assert data.evidence == evidence
+    assert (Data(SAMPLES).image_options, Data(SAMPLES).chained, Data(SAMPLES).evidence) == (None, {}, None)
 
 
 def test_a_mistake_in_the_validation_is_told_as_one_in_the_samples(perceptron) -> None:

@@ -55,6 +55,20 @@ def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(
     assert accuracy(output) >= accuracy(MODELS / f"{name}.onnx") - 0.005
 
 
+def test_what_happens_is_logged_for_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "onnxq"):
+        done = quantize(MODELS / "gru.onnx", Data(CALIB, limit=3), budget=Budget(latency=0))
+    by_level: dict[str, list[str]] = {}
+    for record in caplog.records:
+        by_level.setdefault(record.levelname, []).append(record.getMessage())
+    assert by_level["WARNING"] == list(done.report.samples.doubts) != []
+    stages = [message.partition(":")[0] for message in by_level["INFO"]]
+    assert stages == [*(stage.name for stage in done.report.run.stages), "Verified"]
+    assert by_level["INFO"][-1] == done.report.verdict
+    tried = [gain.method for gain in done.report.encoding.gains]
+    assert [message.partition(":")[0] for message in by_level["DEBUG"]] == tried
+
+
 @pytest.mark.parametrize("name", ["mobilenet", "resnet"])
 def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path) -> None:
     report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=32), budget=Budget(latency=0, search="off")).report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
 """What carries out each method, by its name."""
 
 
+_LOG = logging.getLogger(__name__)
 # Trials that a method takes, and seconds that the model of each takes to be built.
 _TRIALS, _BUILDING = 6, 0.2
 # Less, in decibels, is not worth codes that are harder to explain.
@@ -131,6 +133,7 @@ def refine(
             basis, reached = before, were
         kept, seconds = _kept(name, basis.recipe, before.recipe), time.monotonic() - start
         gains.append(Gain(name, were, reached, kept, seconds, "" if kept else "no less noise"))
+        _LOG.debug("%s: %.1f -> %.1f dB in %.1f s, kept: %s", name, were, reached, seconds, kept or "nothing")
         if name == "ranges":
             ranges = basis.recipe
     if methods:

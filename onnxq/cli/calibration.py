@@ -83,7 +83,7 @@ def calibrate(
     source: str | None,
     range_method: str | None,
     collection: Collection | None,
-    chain: dict[str, str],
+    chain: tuple[str, ...],
     images: ImageOptions | None,
 ) -> None:
     """Collect the statistics of MODEL that quantize --stats takes, and write them to one file.

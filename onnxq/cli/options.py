@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from onnxq.cli.groups import CALIBRATION, DATA, ENGINE, IMAGES, OUTPUT, PASS, PASSES, SPEED, option
+from onnxq.option_values import size_of
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -78,8 +78,6 @@ def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 _IMAGE_OPTIONS = ("size", "mean", "std", "scale", "channels", "layout", "fit", "resize")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 
 
 def two_models(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,12 +86,11 @@ def two_models(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_data(*args: Any, **kwargs: Any) -> None:
         from onnxq.data import Data
-        from onnxq.execution.chain import parse_chain
 
         samples, limit, images, chain, source = (
             kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source")
         )
-        command(*args, data=Data(samples, None, limit, images, parse_chain(chain), source=source), **kwargs)
+        command(*args, data=Data(samples, None, limit, images, chain, source=source), **kwargs)
 
     wrapped: Callable[..., None] = image_options(with_data)
     for one in (
@@ -205,23 +202,20 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
 def collection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about running samples to a command, which takes them as ``collection``.
 
-    The argument is None where none of them is given. What --chain says is parsed here too: it is one of the samples'
-    options, and yet what is told of it is told like all that is told on the way.
+    The argument is None where none of them is given.
     """
 
     @functools.wraps(command)
     def with_collection(*args: Any, **kwargs: Any) -> None:
-        from onnxq.execution.chain import parse_chain
         from onnxq.execution.resume import Collection
         from onnxq.execution.workers import workers_for
 
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
         collection = Collection(workers=workers, reuse=stats, memory=memory, notice=_notice)
-        chain = parse_chain(kwargs.pop("chain"))
         # A chain has something to tell too.
-        given = any(value is not None for value in (stats, workers, memory)) or bool(chain)
-        command(*args, collection=collection if given else None, chain=chain, **kwargs)
+        given = any(value is not None for value in (stats, workers, memory)) or bool(kwargs.get("chain"))
+        command(*args, collection=collection if given else None, **kwargs)
 
     wrapped: Callable[..., None] = with_collection
     for one in (
@@ -283,7 +277,7 @@ def _parse_factor(context: click.Context, parameter: click.Parameter, text: str 
 def _parse_memory(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
-    found = _MEMORY.fullmatch(text.strip())
-    if not found:
-        raise click.BadParameter(f"expected a size such as 4GB or 512MiB, found {text!r}")
-    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+    try:
+        return size_of(text)
+    except ValueError as reason:
+        raise click.BadParameter(str(reason)) from None

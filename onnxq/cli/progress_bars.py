@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxq.deadline import Deadline
 from onnxq.progress import Progress as Told
@@ -49,7 +49,8 @@ def progress_bars(seconds: float = math.inf) -> Iterator[Told]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        # Behind the last step it tells how long the phase took.
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True) as bars:
         tasks = {}
@@ -66,13 +67,17 @@ def progress_bars(seconds: float = math.inf) -> Iterator[Told]:
 def _lines(console: Console, deadline: Deadline) -> Told:
     """Return a progress function that prints a line when the last one is ten seconds old."""
     printed = time.monotonic()
+    begun: dict[str, tuple[float, int]] = {}
 
     def say(stage: str, done: int, total: int) -> None:
         nonlocal printed
+        start, first = begun.setdefault(stage, (time.monotonic(), done))
         if time.monotonic() >= printed + _SILENCE:
             printed = time.monotonic()
             count = f" {done} of {total}" if total else f" {done}" if done else ""
-            console.print(f"{_STAGES.get(stage, stage)}{count}{_time_left(deadline)}")
+            ahead = (printed - start) / (done - first) * (total - done) if total > done > first else 0.0
+            about = f", about {ahead:.0f} s to go" if ahead and math.isinf(deadline.left) else ""
+            console.print(f"{_STAGES.get(stage, stage)}{count}{about}{_time_left(deadline)}")
 
     return say
 

@@ -97,7 +97,7 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 def data_options(command: Command) -> Command:
     """Add the samples to a command, which takes them with --limit, --chain and --image-* as one argument ``data``.
 
-    It is None without --calib. What reads images is added by `image_options`; `collection_options` reads the chain.
+    It is None without --calib. What reads images is added by `image_options`.
     """
 
     @functools.wraps(command)

@@ -22,26 +22,6 @@ Chain = Mapping[str, str]
 """Input by the output that it is taken from."""
 
 
-def parse_chain(texts: Sequence[str]) -> dict[str, str]:
-    """Return the inputs by output for texts such as ``stateN=state``: the output, and the input that it becomes.
-
-    Raises:
-        SchemeError: A text is none of that form, or names an input twice.
-
-    >>> parse_chain(["stateN=state"])
-    {'stateN': 'state'}
-    """
-    chain: dict[str, str] = {}
-    for text in texts:
-        source, separator, target = text.partition("=")
-        if not (source and separator and target):
-            raise SchemeError(f"Chain {text!r} is not OUTPUT=INPUT, expected two names such as 'stateN=state'")
-        if source in chain or target in chain.values():
-            raise SchemeError(f"Chain {text!r} names an output or input again, expected each one once; leave it out")
-        chain[source] = target
-    return chain
-
-
 def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
     """Return the inputs of which samples may leave out those that are chained.
 
@@ -172,16 +152,16 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
         SchemeError: the chain names no output or input of the model.
     """
     data = Data.of(data)
-    inputs = with_optional(model_inputs(skeleton(load(reference))), data.chain)
+    inputs = with_optional(model_inputs(skeleton(load(reference))), data.chained)
     samples = open_samples(
         data.calibration,
         inputs,
-        images=data.images,
+        images=data.image_options,
         limit=data.limit,
         source=data.source,
-        in_order=bool(data.chain),
+        in_order=bool(data.chained),
     )
-    return ChainedSamples(samples, reference, data.chain) if data.chain else samples
+    return ChainedSamples(samples, reference, data.chained) if data.chained else samples
 
 
 @dataclass(frozen=True)

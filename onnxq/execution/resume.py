@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest, sample_digest
 from onnxq.evidence.requests import Request
@@ -31,7 +32,8 @@ from onnxq.execution.budget import (
 from onnxq.execution.runner import Ledger, collect
 from onnxq.execution.segments import segments
 from onnxq.execution.work import SHARD_BYTES
-from onnxq.execution.workers import Threads, Workers, available_cores
+from onnxq.execution.workers import Threads, Workers, available_cores, workers_for
+from onnxq.option_values import size_of
 from onnxq.runtime import runtime_version
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource, sample_bytes
@@ -49,21 +51,49 @@ class Collection:
     """How statistics are collected; they are the same bits whatever workers, memory and files are chosen here.
 
     Attributes:
-        workers: where samples run; None runs them in threads of this process.
+        workers: where samples run: in so many processes, or on the Dask cluster of this address; None runs them in
+            threads of this process.
         reuse: a file of statistics; what fits the model, the samples and the tensors is not run again.
         checkpoint: the file that statistics are going to be written to; files beside it keep what is finished.
         seconds: time between two writes of a checkpoint.
-        memory: bytes that this process may take; tensors of a segment that do not fit at once are tapped in several
-            passes.
-        notice: told in a sentence what of a file was not used.
+        memory: bytes that this process may take, or a text such as ``4GB``; tensors of a segment that do not fit at
+            once are tapped in several passes.
+        notice: told in a sentence what of a file was not used; a logger is, unless something else is given.
+
+    Raises:
+        SchemeError: the memory is no size, or there are less than one process.
+
+    >>> Collection(memory="4GB").most_bytes
+    4000000000
     """
 
-    workers: Workers | None = None
-    reuse: Path | None = None
+    workers: Workers | int | str | None = None
+    reuse: str | Path | None = None
     checkpoint: Path | None = None
     seconds: float = 2.0
-    memory: int | None = None
-    notice: Notice = lambda sentence: None
+    memory: int | str | None = None
+    notice: Notice = logging.getLogger(__name__).info
+
+    def __post_init__(self) -> None:
+        # What is wrong with them is told here and not after minutes.
+        _ = self.most_bytes, self.run_by
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The memory in bytes; None where there is no limit."""
+        if not isinstance(self.memory, str):
+            return self.memory
+        try:
+            return size_of(self.memory)
+        except ValueError as reason:
+            raise SchemeError(f"the memory for calibration is wrong: {reason}") from None
+
+    @property
+    def run_by(self) -> Workers | None:
+        """The workers; None where samples run in threads of this process, as many as fit."""
+        if isinstance(self.workers, int):
+            return workers_for(jobs=self.workers)
+        return workers_for(cluster=self.workers) if isinstance(self.workers, str) else self.workers
 
 
 def calibrate_tensors(
@@ -98,7 +128,7 @@ def calibrate_tensors(
     names = tuple(dict.fromkeys((*others, *(request.tensor for request in requests))))
     digest = digest or model_digest(model)
     known = _Known(digest, samples, collection.notice)
-    earlier = known.fitting(collection.reuse, requests) if collection.reuse else Evidence()
+    earlier = known.fitting(Path(collection.reuse), requests) if collection.reuse else Evidence()
     if len(earlier.samples) > len(samples):
         return earlier
     workers, passes = _passes(model, samples, requests, earlier, collection)
@@ -129,10 +159,11 @@ def _passes(
     model: Path, samples: SampleSource, requests: Sequence[Request], earlier: Evidence, collection: Collection
 ) -> tuple[Workers | None, tuple[tuple[Request, ...], ...]]:
     """Return the workers to use and the requests of each pass."""
+    workers, most_bytes = collection.run_by, collection.most_bytes
     names = tuple(dict.fromkeys(request.tensor for request in requests))
     missing = tuple(request for request in requests if request not in earlier.statistics)
-    if collection.memory is None or not missing:
-        return collection.workers, (missing,)
+    if most_bytes is None or not missing:
+        return workers, (missing,)
     sample = max(evenly(samples, _SIZED_SAMPLES), key=sample_bytes)
     sizes = tap_sizes(model, sample, names)
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
@@ -141,9 +172,9 @@ def _passes(
     # Between reading and running, each worker has up to two shards of samples before it.
     cores = available_cores()
     used, ahead = peak_memory(), 2 * cores * (SHARD_BYTES + sample_bytes(sample))
-    left = collection.memory - used - ahead - result
+    left = most_bytes - used - ahead - result
     # Statistics are in each thread's observers, on their way from it, and in a sum and the next one.
-    if collection.workers is None and largest_segment(parts, sizes) * cores + result * (2 * cores + 1) <= left:
+    if workers is None and largest_segment(parts, sizes) * cores + result * (2 * cores + 1) <= left:
         return Threads(cores), (missing,)
     statistics = max(0, min(_COPIES * result, left // 2))
     # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
@@ -154,7 +185,7 @@ def _passes(
     if limit < needed or statistics < _COPIES * max(kept.values()):
         tensors = 1 << (most - 1).bit_length()
         raise DataError(
-            f"--memory is {_megabytes(collection.memory)}, expected at least "
+            f"--memory is {_megabytes(most_bytes)}, expected at least "
             f"{_megabytes(used + ahead + result + 2 * tensors)}: {_megabytes(used)} of the process, "
             f"{_megabytes(ahead)} of samples on their way, {_megabytes(result + tensors)} of statistics and "
             f"{_megabytes(tensors)} of tensor {name!r} with what is computed beside it; raise it"
@@ -165,7 +196,7 @@ def _passes(
         for names in tap_passes(parts, sizes, wanted, limit)
         for group in tap_groups({name: copies[name] for name in names}, statistics)
     ]
-    return collection.workers or Threads(1), tuple(
+    return workers or Threads(1), tuple(
         tuple(request for request in missing if request.tensor in group) for group in passes
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 import time
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from onnxq.execution.workers import available_cores
+from onnxq.report.figures import size
 from onnxq.version import VERSION
 
+_LOG = logging.getLogger(__name__)
 _PACKAGES = ("onnxruntime", "onnx", "numpy")
 
 
@@ -71,8 +74,10 @@ class Stopwatch:
     def lap(self, name: str) -> None:
         """End a stage of that name."""
         now = time.perf_counter()
-        self._stages.append(Stage(name, now - self._last, peak_memory()))
+        stage = Stage(name, now - self._last, peak_memory())
+        self._stages.append(stage)
         self._last = now
+        _LOG.info("%s: %.1f s, most memory so far %s", stage.name, stage.seconds, size(stage.peak_bytes))
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, nearest
 from onnxq.samples.inputs import Input, is_floating
 from onnxq.samples.stores import EnclosedFile, Location
 
@@ -95,6 +95,18 @@ IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
     }
 )
 """How models of a kind were trained to see images, by name."""
+
+
+def images_named(name: str) -> ImageOptions:
+    """Return the options of a preset.
+
+    Raises:
+        DataError: none is called so.
+    """
+    if name not in IMAGE_PRESETS:
+        known = ", ".join(IMAGE_PRESETS)
+        raise DataError(f"images is {name!r}, expected one of {known}, or ImageOptions{nearest(name, IMAGE_PRESETS)}")
+    return IMAGE_PRESETS[name]
 
 
 def _listed(numbers: tuple[float, ...]) -> str:

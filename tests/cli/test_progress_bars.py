@@ -24,6 +24,22 @@ def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(
     assert capsys.readouterr() == ("", "\n".join([*lines, ""]))
 
 
+def test_lines_tell_how_long_a_phase_still_takes_where_its_end_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars() as progress:
+        progress("calibrate", 0, 10)
+        for done, total in ((4, 10), (10, 10)):
+            now[0] += 12.0
+            progress("calibrate", done, total)
+        now[0] += 12.0
+        progress("search", 3, 0)
+    lines = ["Calibrating 4 of 10, about 18 s to go", "Calibrating 10 of 10", "Measuring candidates 3"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_progress_bars_are_drawn_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

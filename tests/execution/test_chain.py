@@ -9,11 +9,11 @@ import pytest
 from observations import wanted
 from onnx import TensorProto, helper
 
-from onnxq.data import Data
+from onnxq.data import Data, chain_of
 from onnxq.errors import SchemeError
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.value_range import Range
-from onnxq.execution.chain import ChainedSamples, parse_chain, samples_of, with_optional
+from onnxq.execution.chain import ChainedSamples, samples_of, with_optional
 from onnxq.execution.runner import collect
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import Sample, model_inputs
@@ -101,7 +101,7 @@ def test_files_may_leave_the_state_out(suffix: str, tmp_path: Path) -> None:
 )
 def test_a_wrong_chain_is_told_why(texts: list[str], message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        parse_chain(texts)
+        chain_of(texts)
 
 
 def test_names_that_are_not_there_get_a_suggestion() -> None:

@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from observations import wanted
 
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError, OutputError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sample_extremes import SampleExtremes
@@ -20,6 +21,7 @@ from onnxq.evidence.storage import load_statistics, merged_files, save_statistic
 from onnxq.execution import resume
 from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
 from onnxq.execution.runner import collect
+from onnxq.execution.workers import Cluster, Processes
 from onnxq.samples.inputs import Sample
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
@@ -27,6 +29,32 @@ CALIB = MODEL.parent / "data" / "calib.npz"
 SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(CALIB)["image"][:48]]
 TAPS = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type in ("Conv", "Relu")]
 INTERRUPTED = 24
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"memory": "4GB"}, "most_bytes", 4 * 10**9),
+        ({"memory": 1 << 20}, "most_bytes", 1 << 20),
+        ({}, "most_bytes", None),
+        ({"workers": 3}, "run_by", Processes(3)),
+        ({"workers": "tcp://a:1"}, "run_by", Cluster("tcp://a:1")),
+        ({}, "run_by", None),
+    ],
+)
+def test_texts_and_numbers_stand_for_what_they_are_on_the_command_line(
+    given: dict[str, Any], field: str, value: object
+) -> None:
+    assert getattr(Collection(**given), field) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [({"memory": "much"}, "expected a size such as 4GB or 512MiB, found 'much'"), ({"workers": 0}, "0")],
+)
+def test_what_is_no_size_or_number_of_processes_is_refused_at_once(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        Collection(**given)
 
 
 class ReadingFailedError(Exception):
