@@ -58,12 +58,12 @@ class CodesCache:
             made.codes.flags.writeable = False
             return made
 
-        return self._found(("codes", key), kept, lambda made: made.codes.nbytes + made.parameters.scale.nbytes)
+        return self._found(("codes", key), kept, _bytes)
 
     def chosen(self, key: Hashable, make: Callable[[], Chosen]) -> Chosen:
         """Return the codes of a weight with what becomes of its bias, made now or before."""
         # These hold the codes even when their own entry is gone.
-        return self._found(("chosen", key), make, lambda made: made[0].codes.nbytes + made[0].parameters.scale.nbytes)
+        return self._found(("chosen", key), make, lambda made: _bytes(made[0]))
 
     def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the array that a key stands for, made now or before."""
@@ -82,3 +82,8 @@ class CodesCache:
             _, (_, gone) = self._made.popitem(last=False)
             self._bytes -= gone
         return made
+
+
+def _bytes(made: QTensor) -> int:
+    """Return the memory that codes take: none where they lie in a file."""
+    return (0 if isinstance(made.codes, np.memmap) else made.codes.nbytes) + made.parameters.scale.nbytes

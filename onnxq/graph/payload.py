@@ -62,6 +62,18 @@ class Payload(LazyValues):
         """The values as an unnamed TensorProto, for GraphSurgeon."""
         return self.to_proto("")
 
+    @property
+    def ends(self) -> str:
+        """The first and the last element, which tell most constants apart without all being read.
+
+        They stay where they are when the values are reshaped or transposed. Empty where they are not told: of strings,
+        of packed types, and where there is no element.
+        """
+        if is_packed(self.onnx_dtype) or not self.nbytes:
+            return ""
+        values = self.load()
+        return f"{values[(0,) * values.ndim].item()!r} {values[(-1,) * values.ndim].item()!r}"
+
     def load(self) -> npt.NDArray[np.generic]:
         """Return the values; the array is read-only unless the payload was made from an array."""
         array = np.asarray(numpy_helper.to_array(self.to_proto("")))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from onnxq.encoding.cache import CodesCache
 from onnxq.graph import constant
+from onnxq.modelfile.spill import spilling
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import Parameters, QTensor
 
@@ -34,6 +37,15 @@ def test_what_was_longest_not_asked_for_is_forgotten() -> None:
     cache.codes("c", lambda: codes(100))
     assert cache.codes("a", lambda: codes(100)) is first
     assert cache.codes("b", lambda: codes(100)) is not second
+
+
+def test_codes_in_a_file_take_no_room(tmp_path: Path) -> None:
+    cache = CodesCache(capacity=250)
+    with spilling(tmp_path):
+        first, second = (cache.codes(name, lambda: codes(1 << 20)) for name in "ab")
+        assert cache.codes("a", lambda: codes(1 << 20)) is first
+        assert cache.chosen("c", lambda: (second, None))[0] is second
+        assert cache.codes("b", lambda: codes(1 << 20)) is second
 
 
 def test_a_cache_without_room_keeps_nothing() -> None:

@@ -181,3 +181,20 @@ def test_an_export_dtype_converts_the_values_at_once() -> None:
 
     assert made.dtype == np.dtype(ml_dtypes.bfloat16)
     assert made.payload.to_proto("t").raw_data == b"\x80\x3f\x80\x3f"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.float32([[1.5, 2], [3, 4]]), "1.5 4.0"),
+        (np.float32([[1.5, 2], [3, 4]]).T, "1.5 4.0"),
+        (np.array(np.nan), "nan nan"),
+        (np.array([-1, 7], ">i4"), "-1 7"),
+        (np.array([0.5], ml_dtypes.bfloat16), "0.5 0.5"),
+        (np.zeros((0, 2), np.float32), ""),
+        (np.array(["text"]), ""),
+        (np.array([1, 2], ml_dtypes.int4), ""),
+    ],
+)
+def test_ends_stay_where_they_are_and_are_told_of_whole_numbers_of_bytes(values: np.ndarray, expected: str) -> None:
+    assert Constant("t", values).payload.ends == expected
