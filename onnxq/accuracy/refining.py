@@ -37,8 +37,10 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
 
 
 _LOG = logging.getLogger(__name__)
-# Trials that a method takes, and seconds that the model of each takes to be built.
-_TRIALS, _BUILDING = 6, 0.2
+# Trials that a method takes beside those in which it chooses ranges, and the fewest of these that tell anything.
+_TRIALS, _FEWEST = 4, 2
+# Seconds that a model takes to be built, before one was.
+_BUILDING = 0.2
 # Less, in decibels, is not worth codes that are harder to explain.
 _WORTH = 0.05
 
@@ -121,12 +123,18 @@ def refine(
     gains: list[Gain] = []
     ranges = basis.recipe
     methods = accuracy.methods if len(folds.samples) > 1 and _is_free(plan) else ()
+    trial = folds.trials.seconds * len(folds.trials.samples) + _BUILDING
     for number, name in enumerate(methods):
-        if until.left < _TRIALS * (folds.trials.seconds * len(folds.trials.samples) + _BUILDING):
-            break
         progress("refine", number, len(methods))
         start, before = time.monotonic(), basis
-        basis = CHOOSERS[name](folds, plan, before, accuracy)
+        if number == 0 and until.left >= (_TRIALS + _FEWEST) * trial:
+            # What is needed anyway tells how long a trial takes on this machine at this moment.
+            _decibels(folds, plan, before)
+            trial = max(trial, time.monotonic() - start)
+        affordable = until.left / trial - _TRIALS
+        if affordable < _FEWEST:
+            break
+        basis = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
         were, reached = _decibels(folds, plan, before), _decibels(folds, plan, basis)
         if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.

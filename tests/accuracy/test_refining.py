@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxq import quantize
-from onnxq.accuracy.effort import METHODS
+from onnxq import deadline, quantize
+from onnxq.accuracy import refining
+from onnxq.accuracy.effort import FAST, METHODS, Accuracy
 from onnxq.accuracy.folds import Basis
-from onnxq.accuracy.refining import Gain, Refined
+from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.budget import Budget
+from onnxq.deadline import Deadline
 from onnxq.encoding.migration import NOTHING, Factors, Migration
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.goal import Goal
+from onnxq.progress import silent
 from onnxq.report import Report
 
 SOME = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
@@ -68,3 +74,33 @@ def test_what_costs_time_can_be_left_after_all() -> None:
     assert found.gains == (gains[0], Gain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
     fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
     assert fewer.gains == (gains[0], Gain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trial", "models"),
+    [(math.inf, 1.0, [6]), (60.0, 1.0, [6]), (9.0, 1.0, [4]), (6.5, 1.0, []), (1.0, 1.0, []), (60.0, 20.0, [])],
+    ids=["no end", "enough time", "less time", "hardly any time", "no time", "a slow machine"],
+)
+def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, trial: float, models: list[int]
+) -> None:
+    now, asked = [0.0], []
+
+    def tried(*_: object) -> float:
+        now[0] += trial
+        return 20.0
+
+    def choosing(folds: object, plan: object, basis: Basis, accuracy: Accuracy) -> Basis:
+        asked.append(accuracy.models)
+        return basis
+
+    for module in (refining, deadline):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(refining, "_decibels", tried)
+    monkeypatch.setattr(refining, "_is_free", lambda plan: True)
+    monkeypatch.setattr(refining, "CHOOSERS", {"ranges": choosing})
+    folds: Any = SimpleNamespace(samples=[0, 1], trials=SimpleNamespace(seconds=0.1, samples=[0, 1]))
+    until = Deadline.within(seconds)
+    plan: Any = None
+    refine(folds, plan, Basis(Recipe(), Evidence()), replace(FAST, methods=("ranges",)), silent, until)
+    assert asked == models
