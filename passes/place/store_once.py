@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,12 +81,22 @@ class StoreOnce(Pass):
                 if is_fixed(tensor) and tensor.outputs and not tensor.returned_by and tensor.nbytes >= self.smallest:
                     groups[tensor.nbytes].append((tensor, scope))
         for alike in groups.values():
-            counts: dict[int, list[tuple[Constant, Graph]]] = defaultdict(list)
-            for tensor, scope in alike if len(alike) > 1 else ():
-                counts[_bits_set(tensor.payload)].append((tensor, scope))
-            for group in counts.values():
-                # Rows are looked up where they lie; the sort keeps the order of the graphs otherwise.
-                yield from sorted(group, key=lambda pair: not _is_looked_up(pair[0])) if len(group) > 1 else ()
+            # Numbers that share bytes with others have no ends of their own.
+            in_words = any(onnx_dtype(tensor) in _IN_WORDS for tensor, _ in alike)
+            for near in [alike] if in_words else _grouped(alike, lambda payload: payload.ends):
+                for group in _grouped(near, _bits_set):
+                    # Rows are looked up where they lie; the sort keeps the order of the graphs otherwise.
+                    yield from sorted(group, key=lambda pair: not _is_looked_up(pair[0]))
+
+
+def _grouped(
+    alike: list[tuple[Constant, Graph]], key: Callable[[Payload], Hashable]
+) -> Iterator[list[tuple[Constant, Graph]]]:
+    """Yield groups of two constants and more that have the same key; of one alone it is not asked."""
+    groups: dict[Hashable, list[tuple[Constant, Graph]]] = defaultdict(list)
+    for tensor, scope in alike if len(alike) > 1 else ():
+        groups[key(tensor.payload)].append((tensor, scope))
+    return (group for group in groups.values() if len(group) > 1)
 
 
 def _find(

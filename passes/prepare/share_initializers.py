@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -24,16 +24,17 @@ class ShareInitializers(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Share; ``changed`` holds the names of the initializers that are no longer read."""
         shared = list(_shareable(graph))
-        # Most large weights are alone in their shape, and their bytes need not be read.
-        alike = Counter(_kind(tensor) for tensor, _ in shared)
-        first: dict[tuple[int, tuple[int, ...], bytes], tuple[Constant, Graph]] = {}
+        # Most large weights are alone in their shape and ends, and their bytes need not be read.
+        kinds = {tensor: _kind(tensor) for tensor, _ in shared}
+        alike = Counter(kinds.values())
+        first: dict[tuple[Hashable, bytes], tuple[Constant, Graph]] = {}
         moved: set[Constant] = set()
         names: Names | None = None
         changed = []
         for tensor, scope in shared:
-            if alike[_kind(tensor)] == 1:
+            if alike[kinds[tensor]] == 1:
                 continue
-            kept, home = first.setdefault((*_kind(tensor), _digest(tensor)), (tensor, scope))
+            kept, home = first.setdefault((kinds[tensor], _digest(tensor)), (tensor, scope))
             if kept is tensor:
                 continue
             if home is not scope and kept not in moved:
@@ -59,8 +60,8 @@ def _is_read_number(tensor: Constant) -> bool:
     return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING
 
 
-def _kind(tensor: Constant) -> tuple[int, tuple[int, ...]]:
-    return onnx_dtype(tensor), tuple(tensor.shape)
+def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
+    return onnx_dtype(tensor), tuple(tensor.shape), tensor.payload.ends
 
 
 def _digest(tensor: Constant) -> bytes:
