@@ -30,6 +30,7 @@ class Budget:
             left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
         measurements: models that a search builds and runs at most; unlike seconds they end it where it ended before.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
+        layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
 
     Raises:
         SchemeError: an effort does not exist, the seconds are negative or not finite, or something is of another type.
@@ -47,6 +48,7 @@ class Budget:
     seconds: float = math.inf
     measurements: float = math.inf
     engine: str = ""
+    layers: int = 0
 
     def __post_init__(self) -> None:
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
@@ -56,6 +58,7 @@ class Budget:
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
         check_type(self.seconds, (int, float), "the budget in seconds", "a number")
         check_type(self.measurements, (int, float), "the number of measurements", "a number")
+        check_type(self.layers, int, "the number of samples for layers", "a whole number")
         check_type(self.engine, str, "the engine", "a name such as openvino")
         effort_named(self.search)
         if isinstance(self.accuracy, str):

@@ -9,8 +9,11 @@ from pathlib import Path
 from onnxq.budget import Budget
 from onnxq.encoding.noting import noted
 from onnxq.encoding.parameters import corrected_biases
+from onnxq.engines.kernels import loaded_kernels
+from onnxq.errors import DataError
 from onnxq.evidence.range_table import chosen_methods
 from onnxq.judging.gate import Judged
+from onnxq.judging.layers import Layers, compare_layers
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, metadata_bytes
@@ -21,6 +24,8 @@ from onnxq.report import Report
 from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.samples.data import evenly
+from onnxq.searching.kernel_times import kernels_by_node
 from onnxq.steps import Evidenced, Prepared, Settled, tried
 
 
@@ -39,6 +44,8 @@ def reported(
         seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
     plan = _noted(model, seen, settled, budget)
+    looked = bool(budget.layers) and not seen.bench.is_large and loads
+    layers = _layers(model, seen, plan, budget.layers) if looked else None
     watch.lap("report")
     return Report(
         files=ModelFiles(
@@ -57,8 +64,15 @@ def reported(
             judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
             doubts=(*seen.doubts, *settled.doubts),
         ),
-        fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere),
-        performance=Performance(verification.kernels, verification.latency, outcome.regions, outcome.times, unmeasured),
+        fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere, layers=layers),
+        performance=Performance(
+            verification.kernels,
+            verification.latency,
+            outcome.regions,
+            outcome.times,
+            unmeasured,
+            _ran(staged, plan) if looked else {},
+        ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
         encoding=Encoding(
             ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
@@ -77,6 +91,24 @@ def reported(
             machine=Machine.this(),
         ),
     )
+
+
+def _layers(model: Prepared, seen: Evidenced, plan: Plan, samples: int) -> Layers | None:
+    """Return the layers of both models beside each other; None where they have no tensor in common."""
+    try:
+        return compare_layers(model.files.reference, model.files.staged, list(evenly(seen.judged, samples)), plan=plan)
+    except DataError:
+        return None
+
+
+def _ran(model: Path, plan: Plan) -> dict[str, str]:
+    """Return the operators of the kernels that onnxruntime makes of the plan's nodes, by node."""
+    kernels = kernels_by_node(loaded_kernels(model), load(model))
+    return {
+        name: ", ".join(dict.fromkeys(kernel.op_type for kernel in kernels[name]))
+        for name in plan.by_node
+        if name in kernels
+    }
 
 
 def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:

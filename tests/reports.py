@@ -10,6 +10,7 @@ from typing import Any
 from onnxq.accuracy.refining import Gain
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged
+from onnxq.judging.layers import Layer, Layers, SampleNoise
 from onnxq.judging.verify import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
@@ -51,12 +52,20 @@ FULL = replace(
     samples=Samples(3, Judged(3, 0, 2), ("the samples are few",)),
     fidelity=Fidelity(
         Agreement(3, (OutputAgreement("y", 31.25, 0.98, 0.5, same_shapes=True, finite=True, compared=50),)),
+        layers=Layers(
+            3,
+            (
+                Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleNoise(2, 34.5), SampleNoise(0, 37.5))),
+                Layer("y", "b", "Tanh", "float", math.inf, 31.25, (SampleNoise(1, 28.5),)),
+            ),
+        ),
     ),
     performance=Performance(
         REPORT.performance.kernels,
         Latency(reference=2.0, candidate=1.0, threads=1, runs=5, rounds=6, interval=(1.9, 2.1)),
         (Region("a", 1, Mode.STATIC, 2.0, 1.0),),
         (NodeTime("a", 2.0, 1.0), NodeTime("b", 0.5, 0.5)),
+        ran={"a": "QLinearConv"},
     ),
     search=Search(
         4,

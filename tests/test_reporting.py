@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from onnxq import Budget, Data, quantize
 from onnxq.report import load_report
 
@@ -22,3 +24,21 @@ def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: 
     assert len(report.encoding.weights) == sum(len(one.weights) for one in report.plan.decisions) > 0
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+def test_layers_and_kernels_are_looked_at_where_they_are_wanted(wanted: int, tmp_path: Path) -> None:
+    budget = Budget(search="off", accuracy="off", latency=0, layers=wanted)
+    data = Data(MODELS / "data" / "calib.npz", limit=4)
+    report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", budget=budget).report
+    report.save(tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report
+    layers, ran = report.fidelity.layers, report.performance.ran
+    if not wanted:
+        assert (layers, ran) == (None, {})
+        return
+    assert layers is not None
+    assert layers.samples == wanted
+    assert layers.layers[-1].tensor == "logits"
+    convolutions = [one.node for one in report.plan.decisions if one.op_type == "Conv"]
+    assert {ran[name] for name in convolutions} == {"QLinearConv"}

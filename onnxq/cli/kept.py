@@ -15,6 +15,9 @@ from onnxq.cli.options import FILE
 if TYPE_CHECKING:
     from onnxq.report import Report
 
+# Samples on which a page compares layers: noise of a layer is much the same on all.
+_LAYERS = 8
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -34,6 +37,11 @@ class Kept:
     def files(self) -> dict[str, Path | None]:
         """The files by the options that name them."""
         return {"--report": self.report, "--html": self.html, "--overlay": self.overlay}
+
+    @property
+    def layers(self) -> int:
+        """By how many samples the page tells of layers; 0 where there is none."""
+        return 0 if self.html is None else _LAYERS
 
     def write(self, report: Report) -> None:
         """Write what was asked for.

@@ -79,6 +79,7 @@ def quantize(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
+    budget = replace(budget, layers=output.kept.layers)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {"--plan-out": plan_out, "--costs": budget.costs})
 
     def run() -> Quantized:
@@ -115,6 +116,7 @@ def plan(
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
+    budget = replace(budget, layers=output.kept.layers)
     file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.costs})
     report = output.of(lambda: quantized(model, None, data, asked, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)

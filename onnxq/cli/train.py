@@ -148,7 +148,7 @@ def train(
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
-    budget = Budget("off", accuracy, seconds, collection=collection)
+    budget = Budget("off", accuracy, seconds, collection=collection, layers=output.kept.layers)
     report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))
     click.echo(report.to_json() if output.as_json else report.output)
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxq.judging.layers import Layer
 from onnxq.report.figures import decibels
 from onnxq.report.views import Depth
 from onnxq.searching.search import Point
 
 WIDTH, HEIGHT = 720, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 16, 44
+# On the left there is room for the larger letters of narrow screens.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 20, 16, 44
 _TICKS = 5
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 # Marks beyond cannot be told apart.
@@ -143,6 +145,16 @@ def noise_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
     line = " ".join(f"{across(one.index):.1f},{up(one.together):.1f}" for one in depths[::each])
     last = f"{across(depths[-1].index):.1f},{up(depths[-1].together):.1f}"
     return Chart(marks, across.ticks(""), up.ticks("dB"), (("together", f"{line} {last}"),))
+
+
+def layer_chart(layers: Sequence[Layer]) -> Chart | None:
+    """Return the noise of layers in order of execution: isolated as points, accumulated as a line."""
+    depths = [
+        Depth(index, one.tensor, one.isolated, one.accumulated)
+        for index, one in enumerate(layers)
+        if math.isfinite(one.isolated) and math.isfinite(one.accumulated)
+    ]
+    return noise_chart(depths, len(layers))
 
 
 @dataclass(frozen=True)

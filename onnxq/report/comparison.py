@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from markupsafe import Markup
 
 from onnxq.errors import OutputError
 from onnxq.judging.agreement import Agreement
-from onnxq.judging.layers import Layer, Layers
-from onnxq.report.charts import Chart, noise_chart
+from onnxq.judging.layers import Layers
+from onnxq.report.charts import layer_chart
 from onnxq.report.figures import decibels
 from onnxq.report.page import environment, resource
-from onnxq.report.views import Depth
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000
@@ -55,7 +53,7 @@ class Comparison:
             "comparison": self,
             "layers": layers[:_MOST_LAYERS],
             "more": max(len(layers) - _MOST_LAYERS, 0),
-            "chart": _chart(layers),
+            "chart": layer_chart(layers),
             "decibels": decibels,
             "style": Markup(resource("page.css")),
         }
@@ -71,12 +69,3 @@ class Comparison:
             Path(path).write_text(self.to_html(), encoding="utf-8")
         except OSError as reason:
             raise OutputError(f"page {path} cannot be written: {reason.strerror}") from reason
-
-
-def _chart(layers: Sequence[Layer]) -> Chart | None:
-    depths = [
-        Depth(index, one.tensor, one.isolated, one.accumulated)
-        for index, one in enumerate(layers)
-        if math.isfinite(one.isolated) and math.isfinite(one.accumulated)
-    ]
-    return noise_chart(depths, len(layers))

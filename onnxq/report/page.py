@@ -20,7 +20,7 @@ from markupsafe import Markup
 from onnxq.accuracy.refining import Gain
 from onnxq.errors import OutputError
 from onnxq.planning.delivery import missing
-from onnxq.report.charts import frontier_chart, noise_chart
+from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads
 from onnxq.report.report import Report
 from onnxq.report.suggestions import suggestions
@@ -31,6 +31,7 @@ from onnxq.scheme import Mode
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})
 # Decibels over which the colour of noise fades.
 _FADE = 40.0
+_NOISIEST = 20
 _SECTIONS = (
     ("outputs", "Outputs"),
     ("plans", "Plans"),
@@ -50,7 +51,7 @@ def to_html(report: Report) -> str:
 
     All names are escaped: those of a hostile model are shown as they are and run nothing.
     """
-    nodes = node_views(report)
+    nodes, layers = node_views(report), report.fidelity.layers.layers if report.fidelity.layers else ()
     script = resource("page.js")
     shown: dict[str, Any] = {
         "report": report,
@@ -65,6 +66,9 @@ def to_html(report: Report) -> str:
         "tiles": _tiles(report),
         "frontier": frontier_chart(report.search.frontier),
         "noise": noise_chart(noise_along(nodes), len(nodes)),
+        "layers": report.fidelity.layers,
+        "layer_noise": layer_chart(layers),
+        "noisiest": sorted(layers, key=lambda one: one.isolated)[:_NOISIEST],
         "links": _blocks(chain(nodes), nodes),
         "timed": any(node.milliseconds is not None for node in nodes),
         "noisy": any(node.noise is not None for node in nodes),
@@ -141,7 +145,7 @@ def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
     report: Report = shown["report"]
     sometimes = {
         "plans": report.search.frontier,
-        "noise": shown["noise"],
+        "noise": shown["noise"] or shown["layers"],
         "values": report.encoding.tensors,
         "weights": report.encoding.weights,
         "accuracy": report.encoding.gains,

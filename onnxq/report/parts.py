@@ -9,6 +9,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.graph import Applied
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged
+from onnxq.judging.layers import Layers
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import Elsewhere, Kernels, Latency
 from onnxq.planning.delivery import Delivery
@@ -74,12 +75,14 @@ class Fidelity:
         scores: what the user's metric says of both models, where there is one.
         refusal: why the model was refused, in a sentence; empty where it was not.
         elsewhere: what it does on the engine that it is for, where that is not onnxruntime in this process.
+        layers: of the tensors that both models have; None where these were not compared.
     """
 
     agreement: Agreement
     scores: Scores | None = None
     refusal: str = ""
     elsewhere: Elsewhere | None = None
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Performance:
         regions: the integer regions beside the same nodes in float; empty when latency was not measured.
         times: of the nodes beside float; empty likewise.
         unmeasured: why nothing ran on the runtime that the plan is for; empty where something did.
+        ran: operators of the kernels that onnxruntime has made of each node, by node; those of a node that became part
+            of another kernel are not there, and none are where nobody looked.
     """
 
     kernels: Kernels
@@ -99,6 +104,7 @@ class Performance:
     regions: tuple[Region, ...] = ()
     times: tuple[NodeTime, ...] = ()
     unmeasured: str = ""
+    ran: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

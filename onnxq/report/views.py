@@ -16,6 +16,7 @@ from onnxq.scheme import Granularity, Mode, Spec
 _MOST_LINKS = 120
 _SHOWN_NODES = 3
 _HARDLY_ANY = 0.01
+_PART = "part of another"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class NodeView:
         float_milliseconds: time in the float model; None where it was not measured.
         milliseconds: time in the quantized model; None likewise.
         noise: SQNR in decibels of the worst output with this node alone as codes; None where it was not measured.
+        kernel: what runs for it, in words; empty where that is not known.
     """
 
     name: str
@@ -43,6 +45,7 @@ class NodeView:
     float_milliseconds: float | None
     milliseconds: float | None
     noise: float | None
+    kernel: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
     """Return every node in graph order."""
     times = {one.node: one for one in report.performance.times}
     noises = noise_of(report)
-    by_tensor = report.plan.by_tensor
+    by_tensor, ran = report.plan.by_tensor, report.performance.ran
 
     def view(one: Decision) -> NodeView:
         time = times.get(one.node)
@@ -99,6 +102,7 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
             time.float_milliseconds if time else None,
             time.milliseconds if time else None,
             noises.get(one.node),
+            ran.get(one.node, _PART) if ran else "",
         )
 
     return tuple(map(view, report.plan.decisions))
@@ -198,14 +202,16 @@ def node_rows(nodes: Sequence[NodeView]) -> Iterator[list[object]]:
     words = {word: index for index, word in enumerate(shared_words(nodes))}
     for node in nodes:
         figures = map(_figure, (node.float_milliseconds, node.milliseconds, node.noise))
-        shared = (words[word] for word in (node.op_type, str(node.mode), node.reason, node.formats, node.ranges))
-        yield [node.name, *shared, *figures]
+        yield [node.name, *(words[word] for word in _words(node)), *figures]
 
 
 def shared_words(nodes: Sequence[NodeView]) -> tuple[str, ...]:
-    """Return the operators, modes, reasons, formats and ranges, each once."""
-    words = (w for one in nodes for w in (one.op_type, str(one.mode), one.reason, one.formats, one.ranges))
-    return tuple(dict.fromkeys(words))
+    """Return the operators, modes, reasons, formats, ranges and kernels, each once."""
+    return tuple(dict.fromkeys(word for node in nodes for word in _words(node)))
+
+
+def _words(node: NodeView) -> tuple[str, ...]:
+    return node.op_type, str(node.mode), node.reason, node.formats, node.ranges, node.kernel
 
 
 def _figure(value: float | None) -> float | None:

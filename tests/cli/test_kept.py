@@ -30,6 +30,7 @@ def test_pages_reports_and_colours_are_kept(
     assert f">{word}: " in to_html(report)
     assert json.loads(Path("o.mode.json").read_text())["results"]
     assert report.run.command[0] == "onnxq"
+    assert report.fidelity.layers is not None
     assert Path("q.onnx").exists() == (word == "Verified")
 
 

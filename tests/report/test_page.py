@@ -77,10 +77,14 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "onnxq 0.2, python 3.11",
         "factor=2.0",
         "2.10 MB",
+        "x: 40.0 dB alone",
+        "The 2 noisiest layers",
+        "2 (34.5 dB), 0 (37.5 dB)",
     ):
         assert text in page, text
     data = json.loads(Elements(page).scripts[0])
     assert [row[0] for row in data["nodes"]] == ["a", "b"]
+    assert [data["words"][row[6]] for row in data["nodes"]] == ["QLinearConv", "part of another"]
     assert data["tensors"] == [["x", -1.0, 3.0, 0.0, 1.0, 0.25, [1, 0, 5]]]
     assert data["weights"] == [["w", "a", 8, [0.1, 0.2, 0.3, 0.4, 0.5]]]
 

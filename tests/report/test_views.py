@@ -76,4 +76,4 @@ def test_rows_hold_words_once() -> None:
     first = next(iter(node_rows(nodes)))
     assert first[0] == "a"
     assert [words[index] for index in first[1:4]] == ["Conv", "static", "integer kernel"]
-    assert first[6:] == [2.0, 1.0, 33.5]
+    assert first[7:] == [2.0, 1.0, 33.5]
