@@ -12,7 +12,7 @@ from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
 from onnxq.engines.table import engine_of
-from onnxq.errors import ModelError, SchemeError
+from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution.resume import Collection
@@ -170,8 +170,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Say what quantizing each tensor and weight alone adds in noise, and what each node takes in each way to run it.
 
-    Codes are chosen as quantize() chooses them. Times are of this machine, and none where latency is not asked for or
-    the target is another runtime.
+    Codes are chosen as quantize() chooses them. Times are of this machine, and none where latency is not asked for, the
+    target is another runtime, or the model has more than 1 GiB of weights, whose layers are measured in groups by kind.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
@@ -186,7 +186,7 @@ def sensitivity(
         Tensors and nodes in graph order.
 
     Raises:
-        ModelError: the model cannot be read, is quantized already, holds nothing to quantize, or is too large.
+        ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
         DataError: the samples do not fit the model, or the file of node times is none.
         SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument is of another type.
         PassError: one of your passes fails.
@@ -196,11 +196,6 @@ def sensitivity(
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
     with staging(None) as folder:
         ready = prepared(model, wanted, folder, None, budget)
-        if ready.bench.is_large:
-            raise ModelError(
-                f"{ready.name} has more than 1 GiB of weights, expected a model that fits into memory beside its "
-                "codes; ask about a smaller model of its kind"
-            )
         seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
         chooser = chooser_of(ready, seen, Goal(), budget)
         refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -210,11 +210,21 @@ def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
     lengths = (
         int(entry.value)
-        for tensor in _without_weights(model).graph.initializer
+        for tensor in _tensors(_without_weights(model).graph)
         for entry in tensor.external_data
         if entry.key == "length" and entry.value.isdecimal()
     )
     return sum(lengths) > _LARGE
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the constants of a graph and of the bodies inside it."""
+    yield from graph.initializer
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            yield from _tensors(body)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
