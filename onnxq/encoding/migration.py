@@ -137,11 +137,21 @@ class Around:
         return values if self.read is None else values / self.read.values
 
 
-def read_factors(node: Node, decision: Decision, factors: Mapping[str, Factors]) -> Factors | None:
-    """Return the factors of the data that a product multiplies, codes or not; None where it has none."""
+def read_factors(
+    node: Node, decision: Decision, factors: Mapping[str, Factors], coded: Collection[str]
+) -> Factors | None:
+    """Return the factors of the data that a product multiplies, codes or not; None where it has none.
+
+    Args:
+        node: the product.
+        decision: what becomes of it.
+        factors: by tensor.
+        coded: names of the tensors that become codes: who reads one in float reads it as it was before it was divided.
+    """
     if decision.mode is Mode.STATIC:
         return factors.get(decision.data)
-    return factors.get(node.inputs[0].name) if decision.mode in FLOAT_DATA else None
+    data = node.inputs[0].name
+    return factors.get(data) if decision.mode in FLOAT_DATA and data not in coded else None
 
 
 def makers_of_divided(graph: Graph, plan: Plan, migration: Migration) -> Mapping[str, Factors]:

@@ -117,7 +117,7 @@ class Encoding:
 
     def _around(self, node: Node, decision: Decision) -> Around:
         """Return the factors of what a node reads and makes."""
-        return Around(read_factors(node, decision, self.factors), self.makers.get(node.name))
+        return Around(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
 
     def _compensated(
         self, node: Node, decision: Decision, weight: Weight, nearest: QTensor, key: tuple[Hashable, ...]

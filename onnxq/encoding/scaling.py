@@ -70,6 +70,7 @@ def _divisible(maker: Node, plan: Plan) -> Divisible | None:
     readers = tuple(tensor.outputs)
     if (
         not readers
+        or tensor.name in plan.by_tensor
         or tensor.returned_by
         or not tensor.shape
         or not all(_multiplies(one, tensor, plan) for one in readers)

@@ -113,7 +113,7 @@ def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
     for node in graph.nodes:
         made.update(tensor.name for tensor in node.outputs)
         decision = plan.by_node.get(node.name)
-        read = read_factors(node, decision, codes.factors) if decision is not None else None
+        read = read_factors(node, decision, codes.factors, codes.activations) if decision is not None else None
         around = Around(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
             # What other floats become is left out, as is what is no float at all.

@@ -156,7 +156,8 @@ class _Edit:
 
     def _node(self, node: Node, decision: Decision) -> Node:
         """Return what stands for a node that may compute with its weights, and dynamic data, as codes."""
-        around = Around(read_factors(node, decision, self.codes.factors), self.makers.get(node.name))
+        read = read_factors(node, decision, self.codes.factors, self.codes.activations)
+        around = Around(read, self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
         coded: list[Node] = []
         if decision.mode is Mode.DYNAMIC:
