@@ -21,36 +21,52 @@ class _FakeQuantized(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
-        context.save_for_backward(values, scale, zero_point)
+        decoded = _numbers(values / scale, zero_point, format).mul_(scale)
+        context.save_for_backward(values, decoded, scale, zero_point)
         context.format = format
-        numbers, _ = _rounded(values / scale, zero_point, format)
-        return numbers.sub_(zero_point).mul_(scale)
+        return decoded
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (values, scale, zero_point) = gradients, context.saved_tensors
+        (gradient,), (values, decoded, scale, zero_point) = gradients, context.saved_tensors
         wanted = context.needs_input_grad
-        scaled = values / scale
-        numbers, inside = _rounded(scaled, zero_point, context.format)
-        of_values = gradient * inside if wanted[0] else None
+        inside = _passed(gradient, values, scale, zero_point, context.format)
         of_scale = of_zero = None
+        if wanted[1] or wanted[2]:
+            clipped = gradient - inside
         if wanted[1]:
-            error = numbers.sub_(zero_point).sub_(scaled.mul_(inside)).mul_(gradient)
-            of_scale = error.sum_to_size(scale.shape)
+            # In codes: how far rounding moved a value, and the last code of what is clipped.
+            of_scale = (_sum(inside, decoded - values, scale) + _sum(clipped, decoded, scale)) / scale
         if wanted[2]:
-            of_zero = (gradient * scale).masked_fill_(inside, 0).neg_().sum_to_size(zero_point.shape)
-        return of_values, of_scale, of_zero, None
+            of_zero = -scale * clipped.sum_to_size(zero_point.shape)
+        return inside if wanted[0] else None, of_scale, of_zero, None
 
 
-def _rounded(scaled: Tensor, zero_point: Tensor, format: Format) -> tuple[Tensor, Tensor]:
-    """Return the numbers that codes stand for, the zero point still in them, and where nothing was clipped."""
+def _numbers(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Return the numbers that codes stand for, in units of the scale, where the scaled values are."""
     if format.is_float:
         # Formats round in one place alone, which knows arrays.
-        numbers = torch.from_numpy(format.numbers(format.round(scaled.detach().cpu().numpy()))).to(scaled.device)
-        return numbers, (scaled >= format.minimum) & (scaled <= format.maximum)
-    places = torch.round(scaled).add_(zero_point)
-    numbers = places.clamp(format.minimum, format.maximum)
-    return numbers, numbers == places
+        return torch.from_numpy(format.numbers(format.round(scaled.detach().cpu().numpy()))).to(scaled.device)
+    low, high = format.minimum - zero_point, format.maximum - zero_point
+    return scaled.round_().clamp_(low, high) if low.numel() > 1 else scaled.round_().clamp_(low.item(), high.item())
+
+
+def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Return the gradient where no value was clipped, and 0 elsewhere."""
+    beyond = 0.0 if format.is_float else 0.5
+    low, high = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
+    if scale.numel() > 1 or format.is_float:
+        return gradient * ((values >= low) & (values <= high))
+    # In one pass over memory, which is what fake quantization of data spends its time on.
+    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low.item(), high.item())
+    return found
+
+
+def _sum(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+    """Return the sum of products over the values that share a scale."""
+    if scale.numel() > 1:
+        return (one * other).sum_to_size(scale.shape)
+    return torch.dot(one.reshape(-1), other.reshape(-1)).reshape(scale.shape)
 
 
 def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
