@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -29,20 +29,27 @@ _STAGES = {
 
 
 @contextlib.contextmanager
-def progress_bars(seconds: float = math.inf) -> Iterator[Told]:
+def progress_bars(seconds: float = math.inf, notes: Mapping[str, str] | None = None) -> Iterator[Told]:
     """Yield a progress function that draws bars on a terminal or in a notebook, and prints lines elsewhere.
 
     Args:
         seconds: that there are for all of it, of which it is told how many are left.
+        notes: what is said beside a stage, as it is whenever progress is told.
 
     >>> from onnxq import Budget
     >>> with progress_bars() as progress:
     ...     budget = Budget(progress=progress)
     """
     console, deadline = open_console(stderr=True), Deadline.within(seconds)
+
+    def said(stage: str, count: str = "", about: str = "") -> str:
+        note = (notes or {}).get(stage, "")
+        left = about if math.isinf(deadline.left) else f", {deadline.left:.0f} s left"
+        return f"{_STAGES.get(stage, stage)}{count}{note and f' ({note})'}{left}"
+
     # Without widgets a notebook shows no bars, and a warning.
     if not (console.is_terminal or (console.is_jupyter and find_spec("ipywidgets"))):
-        yield _lines(console, deadline)
+        yield _lines(console, said)
         return
     columns = (
         SpinnerColumn(),
@@ -58,13 +65,12 @@ def progress_bars(seconds: float = math.inf) -> Iterator[Told]:
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
-            name = _STAGES.get(stage, stage) + _time_left(deadline)
-            bars.update(tasks[stage], description=name, completed=done, total=total or None)
+            bars.update(tasks[stage], description=said(stage), completed=done, total=total or None)
 
         yield show
 
 
-def _lines(console: Console, deadline: Deadline) -> Told:
+def _lines(console: Console, said: Callable[[str, str, str], str]) -> Told:
     """Return a progress function that prints a line when the last one is ten seconds old."""
     printed = time.monotonic()
     begun: dict[str, tuple[float, int]] = {}
@@ -76,15 +82,9 @@ def _lines(console: Console, deadline: Deadline) -> Told:
             printed = time.monotonic()
             count = f" {done} of {total}" if total else f" {done}" if done else ""
             ahead = (printed - start) / (done - first) * (total - done) if total > done > first else 0.0
-            about = f", about {ahead:.0f} s to go" if ahead and math.isinf(deadline.left) else ""
-            console.print(f"{_STAGES.get(stage, stage)}{count}{about}{_time_left(deadline)}")
+            console.print(said(stage, count, f", about {ahead:.0f} s to go" if ahead else ""))
 
     return say
-
-
-def _time_left(deadline: Deadline) -> str:
-    """Say how many seconds are left, where there is a limit."""
-    return "" if math.isinf(deadline.left) else f", {deadline.left:.0f} s left"
 
 
 def open_console(*, stderr: bool = False) -> Console:

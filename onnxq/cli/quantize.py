@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,11 +150,13 @@ def with_training(
     """Run quantize_and_train() with bars that tell of its progress."""
     from onnxq import progress
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.cli.train import note
     from onnxq.training.pipeline import quantize_and_train
     from onnxq.training.settings import Training
     from onnxq.wanted import Wanted
 
-    with progress_bars() as told:
+    notes: dict[str, str] = {}
+    with progress_bars(notes=notes) as told:
         return quantize_and_train(
             model,
             data,
@@ -161,5 +164,5 @@ def with_training(
             scheme=Wanted.of(asked.scheme, asked.target, asked.prepare),
             goal=goal,
             budget=replace(budget, progress=progress.silent if quiet else told),
-            training=Training(blocks="no", minutes=minutes),
+            training=Training(blocks="no", minutes=minutes, told=partial(note, notes)),
         )

@@ -15,7 +15,7 @@ from onnxq.cli.groups import TRAINING, WHAT, GroupedCommand, option
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, Command, data_options, scheme_options, with_options
-from onnxq.training.settings import BLOCKS, Training
+from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
 
 if TYPE_CHECKING:
     from onnxq.budget import Budget
@@ -30,7 +30,7 @@ def training_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_training(*args: Any, **kwargs: Any) -> None:
-        names = ("labels", "loss", "blocks", "epochs", "batch", "rate", "patience", "seed")
+        names = ("labels", "loss", "blocks", "epochs", "batch", "rate", "patience", "seed", "batch_norm", "device")
         given = {name: kwargs.pop(name) for name in names}
         learn = tuple(name.strip() for name in kwargs.pop("learn").split(","))
         command(*args, training=Training(learn=learn, **given), **kwargs)
@@ -106,6 +106,21 @@ def training_options(command: Command) -> Command:
             show_default=True,
             help="Of the order of samples.",
         ),
+        option(
+            "--batch-norm",
+            group=TRAINING,
+            type=click.Choice(BATCH_NORM),
+            default="folded",
+            show_default=True,
+            help="Let weights learn with batch normalization folded into them, or beside its factors.",
+        ),
+        option(
+            "--device",
+            group=TRAINING,
+            metavar="NAME",
+            default="",
+            help="Of torch, such as cpu or cuda.  [default: a GPU where there is one]",
+        ),
     )
 
 
@@ -149,6 +164,8 @@ def train(
     asked = asked.following(plan_file)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
     budget = Budget("off", accuracy, seconds, collection=collection, layers=output.kept.layers)
+    if collection is not None and collection.memory is not None:
+        training = replace(training, memory=collection.memory)
     report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))
     click.echo(report.to_json() if output.as_json else report.output)
 
@@ -163,6 +180,22 @@ def trained(
     from onnxq.wanted import Wanted
 
     wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
-    with progress_bars(budget.seconds) as told:
+    notes: dict[str, str] = {}
+    with progress_bars(budget.seconds, notes) as told:
         budget = replace(budget, progress=progress.silent if quiet else told)
+        training = replace(training, told=functools.partial(note, notes))
         return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
+
+
+def note(notes: dict[str, str], standing: Standing) -> None:
+    """Keep what is said beside the progress of training.
+
+    >>> notes = {}
+    >>> note(notes, Standing(1, 8, loss=0.0123, noise=0.01))
+    >>> notes
+    {'train': 'loss 0.0123, 20.0 dB'}
+    """
+    from onnxq.numbers.ratios import decibels
+
+    told = f"loss {standing.loss:.3g}, {decibels(standing.noise):.1f} dB"
+    notes["blocks" if standing.block else "train"] = told

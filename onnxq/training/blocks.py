@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxq.execution.spool import Activations
-from onnxq.training.lessons import Batch, Lessons, Tensors
+from onnxq.training.lessons import Batch, Lessons, Tensors, as_tensors
 from onnxq.training.module import FakeQuantized
 from onnxq.training.parts import Part
 
@@ -78,19 +78,23 @@ class Flow:
             for place in range(len(self._counts)):
                 names = block.inputs
                 fed = {**self._coded.of(place, names), **self._exact.of(place, names)}
-                self._exact.put(place, _arrays(self._module.exact(_tensors(fed), block.part)))
+                self._exact.put(place, _arrays(self._module.exact(self._fed(fed), block.part)))
 
     def advance(self, block: Block, needed: Collection[str]) -> None:
         """Let the quantized model run a block, and forget all but what is needed from then on."""
         with torch.no_grad():
             for place in range(len(self._counts)):
-                self._coded.put(place, _arrays(block.outputs(_tensors(self._coded.of(place, block.inputs)))))
+                self._coded.put(place, _arrays(block.outputs(self._fed(self._coded.of(place, block.inputs)))))
         for held in (self._coded, self._exact):
             held.keep(needed)
 
     def lessons(self, block: Block, places: Sequence[int]) -> Lessons:
         """Return what a block learns from some of the samples, or is judged by."""
-        return Lessons(_Entries(self._coded, self._exact, block, tuple((one, self._counts[one]) for one in places)))
+        entries = _Entries(self._coded, self._exact, block, tuple((one, self._counts[one]) for one in places))
+        return Lessons(entries, device=self._module.device)
+
+    def _fed(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
+        return {name: one.to(self._module.device) for name, one in as_tensors(arrays).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,12 +118,8 @@ class _Entries(Sequence[Batch]):
             return replace(self, places=self.places[index])
         place, count = self.places[index]
         fed, expected = self.coded.of(place, self.block.inputs), self.exact.of(place, self.block.outcome)
-        return Batch(_tensors(fed), _tensors(expected), count=count)
+        return Batch(as_tensors(fed), as_tensors(expected), count=count)
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> Tensors:
-    return {name: torch.from_numpy(one) for name, one in arrays.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import torch
 
 from onnxq.accuracy.refining import Gain
 from onnxq.encoding.codes import Codes
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, SchemeError
 from onnxq.graph import Graph
+from onnxq.modelfile import load
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
+from onnxq.training.batch_norms import folded_factors
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import Task, learn, parameter_groups
 from onnxq.training.lessons import Lessons, read_lessons, stackable
@@ -69,18 +72,50 @@ def fitted(
 
     Raises:
         ModelError: nothing of the model can learn.
+        SchemeError: there is no such device.
         DataError: samples or labels are none to learn from.
+        OutputError: the disk has no room for samples, or for where training stands.
     """
-    start = time.perf_counter()
-    module = FakeQuantized(graph, plan, codes)
+    frozen = training.batch_norm == "frozen"
+    factors = folded_factors(load(reference), graph, plan) if frozen else {}
+    module = FakeQuantized(graph, plan, codes, factors)
     if not any(True for _ in parameter_groups(module, training)):
         raise ModelError(f"no {' or '.join(training.learn)} of the model become codes, so nothing learns; quantize it")
-    task = _task(module, reference, samples, training)
-    if torch.cuda.is_available():
-        module.to("cuda")
+    module.to(device_of(training.device))
+    with ExitStack() as held:
+        task = _task(module, reference, samples, training, held)
+        done = _fitted(module, codes, task, training, state, progress)
+    if frozen and not factors:
+        told = "no weight has a batch normalization folded into it, so none was frozen"
+        return replace(done, doubts=(*done.doubts, told))
+    return done
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of a name; of an empty one a GPU where there is one.
+
+    Raises:
+        SchemeError: torch has no such device here.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    try:
+        found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SchemeError(f"device {name!r} is none of torch here ({reason}); take cpu, or leave it out") from error
+    return found
+
+
+def _fitted(
+    module: FakeQuantized, codes: Codes, task: Task, training: Training, state: Path | None, progress: Progress
+) -> Fitted:
+    start = time.perf_counter()
     key = key_of(
         (
-            plan.effect,
+            module.plan.effect,
             training,
             *module.state_dict().values(),
             *(one for each in task.lessons.single for one in each.inputs.values()),
@@ -121,18 +156,23 @@ def _learned(
     return kept, undone
 
 
-def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training) -> Task:
-    """Return what is to be learned, from samples that are read once."""
-    learned, held = split(samples)
+def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training, held: ExitStack) -> Task:
+    """Return what is to be learned, from samples that are read once and held as long as the stack says."""
+    learned, other = split(samples)
     labelled = Path(training.labels) if training.labels is not None else None
-    first = read_lessons(reference, learned, labelled)
-    rest = first if held is learned else read_lessons(reference, held, labelled)
+    # Half of the memory is for what flows between blocks.
+    first, *others = (
+        held.enter_context(closing(read_lessons(reference, some, labelled, training.memory // 4)))
+        for some in ((learned,) if other is learned else (learned, other))
+    )
+    rest = others[0] if others else first
     # What a run says of all data at once it says otherwise of several samples.
     stacked = not module.is_dynamic and stackable(module, first)
     noise = Distillation.of(first)
     loss: Loss = noise
     if labelled is not None:
-        loss = CrossEntropy.of([*first, *rest])
+        loss = CrossEntropy.of(first, rest)
     elif training.loss:
         loss = user_loss(training.loss)
-    return Task(loss, Lessons(first, stacked), Lessons(rest, stacked), noise)
+    lessons, judged = (Lessons(some, stacked, module.device) for some in (first, rest))
+    return Task(loss, lessons, judged, noise)

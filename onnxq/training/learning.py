@@ -19,7 +19,7 @@ from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.losses import Distillation, Loss
 from onnxq.training.module import FakeQuantized
 from onnxq.training.quantizers import FakeQuantizedBias
-from onnxq.training.settings import Training
+from onnxq.training.settings import Standing, Training
 
 Learner = FakeQuantized | Block
 """What learns: all, or a block."""
@@ -131,22 +131,26 @@ def learn(module: Learner, task: Task, training: Training, keep: Checkpoint, pro
         order = torch.randperm(
             len(task.lessons), generator=torch.Generator().manual_seed(training.seed * 1_000_003 + state.epoch)
         )
-        lost: float | None = None
+        total, count = 0.0, 0
         for number, some in enumerate(task.lessons.batches(order.tolist(), size)):
             share = max((state.epoch + number / steps) / epochs, clock.share)
             if number and share >= 1:
                 # What was learned of a part of the samples counts as an epoch.
                 break
             rate = state.factor * (1 + math.cos(math.pi * min(share, 1))) / 2
-            if (lost := _step(module, optimizer, task.loss, some, rate)) is not None:
+            lost = _step(module, optimizer, task.loss, some, rate)
+            total, count = total + lost, count + 1
+            if not math.isfinite(lost):
                 state.undone.append(
                     f"step {number + 1} of epoch {state.epoch + 1} had a loss or gradient of {lost} and was undone"
                 )
                 break
-        if lost is None:
+        if math.isfinite(total):
             state.seconds = clock.seconds
-            _compare(module, optimizer, task, state)
+            noise = _compare(module, optimizer, task, state)
             keep.save(vars(state))
+            if training.told is not None:
+                training.told(Standing(state.epoch, epochs, total / count, noise))
             continue
         state.factor /= 2
         module.load_state_dict(state.module)
@@ -184,7 +188,7 @@ def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, 
         if not parameter.requires_grad:
             continue
         kind = name.rpartition(".")[2]
-        if kind == "values":
+        if kind in ("values", "factor"):
             what = "biases" if id(parameter) in biases else "weights"
             rate = max(float(parameter.detach().square().mean().sqrt()), _SMALLEST)
         else:
@@ -205,10 +209,8 @@ def _start(module: Learner, optimizer: torch.optim.Optimizer, task: Task, keep: 
     return _State(now, copy.deepcopy(optimizer.state_dict()), now, score, noise, noise)
 
 
-def _step(
-    module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float
-) -> float | None:
-    """Take a step, or return the loss where it, or its gradient, is no number."""
+def _step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float) -> float:
+    """Take a step and return the loss, or take none where that, or the gradient, is no number, and return which."""
     optimizer.zero_grad()
     count, total = sum(batch.count for batch in some), 0.0
     for batch in some:
@@ -224,16 +226,17 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = group["largest"] * rate
     optimizer.step()
-    return None
+    return total
 
 
-def _compare(module: Learner, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> None:
-    """Note where an epoch ended, and whether that is the best place so far."""
+def _compare(module: Learner, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> float:
+    """Note where an epoch ended, and whether that is the best place so far; return the noise there."""
     score, noise = task.measured(module)
     state.epoch += 1
     state.module, state.optimizer = _copied(module), copy.deepcopy(optimizer.state_dict())
     if score < state.score:
         state.score, state.after, state.best, state.best_epoch = score, noise, state.module, state.epoch
+    return noise
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxq.errors import DataError, OnnxqError
+from onnxq.execution.spool import Activations
 from onnxq.runtime import open_session, output_names, run
 from onnxq.samples.arrays import npy_array
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.samples.selection import Selection
 from onnxq.training.module import FakeQuantized
+from onnxq.training.settings import MEMORY
 
 Tensors = dict[str, Tensor]
 # Stacked samples differ from single ones by rounding alone.
 _SAME = 1e-4
 _TRIED = 2
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,13 @@ class Batch:
     labels: Tensor | None = None
     count: int = 1
 
+    def on(self, device: torch.device) -> Batch:
+        """Return the same on a device."""
+        inputs, expected = (
+            {name: one.to(device) for name, one in some.items()} for some in (self.inputs, self.expected)
+        )
+        return Batch(inputs, expected, None if self.labels is None else self.labels.to(device), self.count)
+
 
 @dataclass(frozen=True, eq=False)
 class Lessons:
@@ -49,10 +59,12 @@ class Lessons:
     Attributes:
         single: each sample by itself.
         stacked: whether several can be run as one.
+        device: where they are run.
     """
 
     single: Sequence[Batch]
     stacked: bool = False
+    device: torch.device = _CPU
 
     def __len__(self) -> int:
         return len(self.single)
@@ -61,28 +73,67 @@ class Lessons:
         """Yield the samples of each step: one batch that holds them all, or each by itself where they do not stack."""
         for first in range(0, len(places), size):
             some = [self.single[place] for place in places[first : first + size]]
-            yield [_stack(some)] if self.stacked and len(some) > 1 else some
+            yield [one.on(self.device) for one in ([_stack(some)] if self.stacked and len(some) > 1 else some)]
 
 
-def read_lessons(reference: Path, samples: SampleSource, labels: Path | None = None) -> list[Batch]:
-    """Run the float model on samples, and keep both.
+@dataclass(frozen=True, eq=False)
+class Read(Sequence[Batch]):
+    """Samples with what the float model gives, each read from where it is held when it is asked for.
+
+    Attributes:
+        inputs: what samples hold.
+        expected: what the float model gives.
+        classes: of the samples; None where they have none.
+        places: by which these samples are known there.
+    """
+
+    inputs: Activations
+    expected: Activations
+    classes: NDArray[np.integer[Any]] | None
+    places: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.inputs.close()
+        self.expected.close()
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return replace(self, places=self.places[index])
+        place = self.places[index]
+        label = None if self.classes is None else torch.tensor([int(self.classes[place])])
+        return Batch(as_tensors(self.inputs.of(place)), as_tensors(self.expected.of(place)), label)
+
+
+def read_lessons(reference: Path, samples: SampleSource, labels: Path | None = None, memory: int = MEMORY) -> Read:
+    """Run the float model on samples, and hold both.
 
     Args:
         reference: file of the float model.
-        samples: the samples, all of which are held.
+        samples: the samples.
         labels: a ``.npy`` file of a class for each of all samples that these were selected from.
+        memory: bytes of both that stay in memory; what is beyond is in files, until what is returned is closed.
 
     Raises:
         DataError: a sample does not run, or holds what is no number, or labels are none of these samples.
+        OutputError: the disk has no room for what is beyond.
     """
     classes = None if labels is None else _classes(labels, samples)
     session = open_session(reference)
-    names, found = output_names(session), []
+    names, (inputs, expected) = output_names(session), (Activations(memory // 2) for _ in range(2))
     for place, sample in enumerate(samples):
         outputs = dict(zip(names, run(session, sample, names, index=place), strict=True))
-        label = None if classes is None else torch.tensor([int(classes[place])])
-        found.append(Batch(_tensors(sample, place), _tensors(outputs, place), label))
-    return found
+        for held, arrays in ((inputs, sample), (expected, outputs)):
+            _check_numbers(arrays, place)
+            held.put(place, {name: np.array(array) for name, array in arrays.items()})
+    return Read(inputs, expected, classes, range(len(samples)))
 
 
 def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
@@ -95,8 +146,8 @@ def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
     together = _stack(some)
     with torch.no_grad():
         try:
-            found = module.outputs(together.inputs)
-            alone = _joined([module.outputs(one.inputs) for one in some])
+            found = module.outputs(together.on(module.device).inputs)
+            alone = _joined([module.outputs(one.on(module.device).inputs) for one in some])
         except (OnnxqError, RuntimeError):
             return False
     return all(
@@ -120,15 +171,17 @@ def _joined(some: Sequence[Tensors]) -> Tensors:
     return {name: torch.cat([one[name] for one in some]) for name in some[0]}
 
 
-def _tensors(sample: Sample, place: int) -> Tensors:
-    found = {}
-    for name, array in sample.items():
+def as_tensors(arrays: Mapping[str, NDArray[Any]]) -> Tensors:
+    """Return arrays as tensors, which share their memory."""
+    return {name: torch.from_numpy(one) for name, one in arrays.items()}
+
+
+def _check_numbers(arrays: Sample, place: int) -> None:
+    for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise DataError(
                 f"sample {place}: {name!r} holds no numbers, which training needs; leave that output or input out"
             )
-        found[name] = torch.from_numpy(np.array(array))
-    return found
 
 
 def _places(samples: SampleSource) -> tuple[list[int], int]:

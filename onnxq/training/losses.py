@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -91,25 +92,25 @@ class CrossEntropy:
     probabilities: bool
 
     @classmethod
-    def of(cls, lessons: Sequence[Batch]) -> CrossEntropy:
+    def of(cls, *some: Sequence[Batch]) -> CrossEntropy:
         """Return the loss of samples with labels.
 
         Raises:
             DataError: the first output has no row of scores for each sample, or a label is none of its classes.
         """
-        name, expected = next(iter(lessons[0].expected.items()))
+        name, expected = next(iter(some[0][0].expected.items()))
         if not expected.is_floating_point() or expected.ndim != 2 or expected.shape[0] != 1:
             raise DataError(
                 f"output {name!r} has shape {list(expected.shape)} for a sample, expected one row of scores of "
                 "classes, which labels are about; give a --loss of your own"
             )
-        labels = [int(one.labels) for one in lessons if one.labels is not None]
+        labels = [int(one.labels) for one in chain(*some) if one.labels is not None]
         if min(labels) < 0 or max(labels) >= expected.shape[1]:
             raise DataError(
                 f"labels lie in {min(labels)}..{max(labels)}, expected 0..{expected.shape[1] - 1}, for output {name!r} "
                 f"has {expected.shape[1]} classes"
             )
-        return cls(name, all(are_probabilities(one.expected[name].numpy()) for one in lessons))
+        return cls(name, all(are_probabilities(one.expected[name].numpy()) for one in chain(*some)))
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean over samples."""

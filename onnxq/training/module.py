@@ -20,6 +20,7 @@ from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+from onnxq.training.batch_norms import Factors
 from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
@@ -41,8 +42,8 @@ class FakeQuantized(nn.Module):
         names: of the inputs.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
-        """Take a graph, what becomes of it, and the codes to begin with.
+    def __init__(self, graph: Graph, plan: Plan, codes: Codes, factors: Factors = MappingProxyType({})) -> None:
+        """Take a graph, what becomes of it, the codes to begin with, and factors of weights that learn apart.
 
         Raises:
             ModelError: floats of the graph are not those that training computes with.
@@ -59,7 +60,7 @@ class FakeQuantized(nn.Module):
         self._every = {one.tensor for one in plan.activations if one.every_consumer}
         self._dynamic = set[str]()
         self._add_activations(codes)
-        self._add_weights(codes)
+        self._add_weights(codes, factors)
         self._add_constants()
 
     def _add_activations(self, codes: Codes) -> None:
@@ -84,7 +85,7 @@ class FakeQuantized(nn.Module):
             self._activations[one.tensor] = groups[one.group]
         self.activations = nn.ModuleList(groups.values())
 
-    def _add_weights(self, codes: Codes) -> None:
+    def _add_weights(self, codes: Codes, factors: Factors) -> None:
         """Add the weights and biases of what the plan quantizes; equal codes of one weight stay one."""
         shared: dict[object, FakeQuantizedWeight] = {}
         self._weights: dict[tuple[str, int], FakeQuantizedWeight] = {}
@@ -100,7 +101,8 @@ class FakeQuantized(nn.Module):
                 scales = found.parameters.scale.tobytes()
                 key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes()
                 if key not in shared:
-                    shared[key] = FakeQuantizedWeight(weight, source.values, found)
+                    factor = factors.get(node.name) if weight.index == _WEIGHT else None
+                    shared[key] = FakeQuantizedWeight(weight, source.values, found, factor)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
             self._add_bias(node, decision, codes.biases.get(node.name))
@@ -163,6 +165,11 @@ class FakeQuantized(nn.Module):
     @property
     def _held(self) -> dict[Constant, Tensor]:
         return {tensor: getattr(self, name) for tensor, name in self._constants.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next((one.device for one in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
     def learners(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
         """Return what makes codes of what a node of the main graph and its bodies read."""

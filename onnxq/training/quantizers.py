@@ -118,20 +118,34 @@ class FakeQuantizedWeight(FakeQuantize):
 
     Attributes:
         values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
+        factor: parameter that the values are multiplied with before they become codes; None where there is none.
     """
 
-    def __init__(self, weight: Weight, values: np.ndarray[Any, Any], codes: QTensor) -> None:
-        """Take the float weight and its codes, of its shape."""
+    def __init__(
+        self,
+        weight: Weight,
+        values: np.ndarray[Any, Any],
+        codes: QTensor,
+        factor: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        """Take the float weight and its codes, of its shape, and a factor that is in it and learns apart."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         nearest = quantize(values, codes.parameters, codes.format).codes
         # Codes that were chosen for the sums that they make stay, though other ones are nearer.
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
-        self.values = nn.Parameter(torch.from_numpy(np.where(same, values, codes.dequantize()).astype(np.float32)))
+        start = np.where(same, values, codes.dequantize())
+        self.factor = None if factor is None else nn.Parameter(torch.from_numpy(np.array(factor, np.float32)))
+        self.values = nn.Parameter(torch.from_numpy((start if factor is None else start / factor).astype(np.float32)))
+
+    @property
+    def product(self) -> Tensor:
+        """The float weight that becomes codes."""
+        return self.values if self.factor is None else self.values * self.factor
 
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return what its codes stand for."""
-        return super().forward(self.values if values is None else values)
+        return super().forward(self.product if values is None else values)
 
     def observe(self, values: Tensor) -> None:
         """Take the scales of the weight's own range."""
@@ -142,7 +156,7 @@ class FakeQuantizedWeight(FakeQuantize):
 
     def codes(self) -> QTensor:
         """Return the codes that are written."""
-        return quantize(self.values.detach().cpu().numpy(), self.parameters_now(), self.format)
+        return quantize(self.product.detach().cpu().numpy(), self.parameters_now(), self.format)
 
 
 class FakeQuantizedBias(nn.Module):

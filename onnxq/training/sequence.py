@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from onnxq.errors import DataError
-from onnxq.execution.spool import MEMORY, Activations
+from onnxq.execution.spool import Activations
 from onnxq.progress import Progress, silent
 from onnxq.training.blocks import Block, Flow, blocks
 from onnxq.training.checkpoints import Checkpoint
@@ -15,7 +15,7 @@ from onnxq.training.learning import Task, learn, usual_batch
 from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.losses import Distillation
 from onnxq.training.module import FakeQuantized
-from onnxq.training.settings import Training
+from onnxq.training.settings import Standing, Training
 
 
 @dataclass(eq=False)
@@ -39,7 +39,6 @@ def learn_blocks(
     training: Training,
     keep: Checkpoint,
     progress: Progress,
-    memory: int = MEMORY,
 ) -> Sequence:
     """Let the blocks of a module learn one after the other what the float model gives behind them.
 
@@ -49,7 +48,6 @@ def learn_blocks(
         training: how each learns.
         keep: where it stands after each block is kept, and what was kept is gone on with.
         progress: told of the stage ``blocks``.
-        memory: bytes of what flows between blocks that stay in memory.
     """
     found, kept = blocks(module), keep.load()
     so_far = Sequence(**kept["sequence"]) if kept is not None else Sequence()
@@ -62,17 +60,31 @@ def learn_blocks(
     minutes = None if training.minutes is None else training.minutes / len(found)
     alone = replace(training, batch=1 if task.lessons.stacked else size, minutes=minutes)
     with ExitStack() as held:
-        flow = Flow(module, *(held.enter_context(Activations(memory // 2)) for _ in range(2)))
+        flow = Flow(module, *(held.enter_context(Activations(training.memory // 4)) for _ in range(2)))
         learned, judged = (flow.enter(_entering(lessons, size)) for lessons in (task.lessons, task.held))
         for number, block in enumerate(found):
             progress("blocks", number, len(found))
             flow.expect(block)
             if number >= so_far.done:
-                _learn(block, flow.lessons(block, learned), flow.lessons(block, judged), alone, so_far)
+                one = replace(alone, told=_numbered(training.told, progress, number, len(found)))
+                _learn(block, flow.lessons(block, learned), flow.lessons(block, judged), one, so_far)
                 keep.save({"sequence": vars(so_far), "module": module.state_dict()})
             flow.advance(block, {name for later in found[number + 1 :] for name in later.inputs})
         progress("blocks", len(found), len(found))
     return so_far
+
+
+def _numbered(
+    told: Callable[[Standing], None] | None, progress: Progress, number: int, count: int
+) -> Callable[[Standing], None]:
+    """Return what is told where a block stands."""
+
+    def tell(standing: Standing) -> None:
+        if told is not None:
+            told(replace(standing, block=number + 1, blocks=count))
+        progress("blocks", number, count)
+
+    return tell
 
 
 def _entering(lessons: Lessons, size: int) -> Iterator[Batch]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxq.errors import SchemeError, check_type, nearest
@@ -13,6 +14,33 @@ LEARNED = ("weights", "biases", "scales", "zero-points")
 
 BLOCKS = ("no", "first", "only")
 """Whether blocks learn one after the other."""
+
+BATCH_NORM = ("folded", "frozen")
+"""How weights learn that a batch normalization was folded into."""
+
+MEMORY = 1 << 28
+"""Bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where training stands after an epoch.
+
+    Attributes:
+        epoch: of what learns now, counted from 1.
+        epochs: that there are at most.
+        loss: mean over the steps of the epoch.
+        noise: noise-to-signal ratio of the worst held output.
+        block: which block learns, counted from 1; 0 where all learn together.
+        blocks: how many there are.
+    """
+
+    epoch: int
+    epochs: int
+    loss: float
+    noise: float
+    block: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +64,13 @@ class Training:
             smallest and most often the best.
         seed: of the order of samples.
         minutes: after which it ends; steps become small until then. None lets it take what it takes.
+        batch_norm: of a weight that a batch normalization was folded into, ``folded`` lets the product learn;
+            ``frozen`` lets the weight and the factor learn apart, with the statistics as they are, and makes codes of
+            their product in every step, as PyTorch does.
+        device: of torch, such as ``cpu`` or ``cuda:1``; empty takes a GPU where there is one.
+        memory: bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory;
+            what is beyond is in files of a temporary folder. What learns, and its gradients, come on top.
+        told: is told where training stands after every epoch.
 
     Raises:
         SchemeError: a number is out of range, or names contradict each other.
@@ -54,6 +89,10 @@ class Training:
     patience: int | None = None
     seed: int = 0
     minutes: float | None = None
+    batch_norm: str = "folded"
+    device: str = ""
+    memory: int = field(default=MEMORY, repr=False)
+    told: Callable[[Standing], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_type(self.labels, (str, Path, type(None)), "the labels", "a .npy file")
@@ -65,6 +104,9 @@ class Training:
             raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
         if self.blocks not in BLOCKS:
             raise SchemeError(f"blocks {self.blocks!r} is not one of {', '.join(BLOCKS)}{nearest(self.blocks, BLOCKS)}")
+        check_batch_norm(self.batch_norm)
+        check_type(self.device, str, "the device", "the name of one of torch's, such as cpu or cuda")
+        check_type(self.memory, int, "the memory", "a number of bytes")
         if self.loss and self.labels is not None:
             raise SchemeError("a loss of yours is given no labels; load them in the function, or leave one of both out")
         if self.blocks == "only" and (self.loss or self.labels is not None):
@@ -78,3 +120,14 @@ class Training:
             check_type(given, (int, float), what, "a number above 0")
             if not 0 < given < math.inf:
                 raise SchemeError(f"{what} is {given}, expected a finite number above 0")
+
+
+def check_batch_norm(text: str) -> None:
+    """Check that a text says what becomes of batch normalization.
+
+    Raises:
+        SchemeError: it does not.
+    """
+    if text not in BATCH_NORM:
+        told = nearest(text, BATCH_NORM)
+        raise SchemeError(f"batch normalization {text!r} is not one of {', '.join(BATCH_NORM)}{told}")

@@ -54,6 +54,19 @@ def test_progress_bars_are_drawn_on_a_terminal(
     assert "Calibrating" in err
 
 
+def test_what_is_noted_of_a_stage_stands_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, notes = [0.0], {"train": "loss 0.01, 20.0 dB"}
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars(notes=notes) as progress:
+        now[0] += 10.0
+        progress("train", 3, 8)
+        now[0] += 10.0
+        progress("verify", 0, 0)
+    assert capsys.readouterr().err == "Training 3 of 8 (loss 0.01, 20.0 dB)\nVerifying\n"
+
+
 @pytest.mark.parametrize("widgets", [True, False])
 def test_bars_are_drawn_in_a_notebook_that_has_widgets(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []

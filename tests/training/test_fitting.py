@@ -10,11 +10,11 @@ import pytest
 from conftest import Build
 
 from onnxq.encoding.codes import Codes
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, SchemeError
 from onnxq.progress import silent
 from onnxq.training.fitting import Fitted, fitted
 from onnxq.training.module import FakeQuantized
-from onnxq.training.settings import Training
+from onnxq.training.settings import Standing, Training
 from training.modules import NETWORK, WEIGHTS, images, module_of
 
 
@@ -78,3 +78,26 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
         silent,
     )
     assert done.doubts == ("no gradient passes hard, which torch has no function for here",)
+
+
+def test_a_device_that_is_none_is_told(module: FakeQuantized, tmp_path: Path) -> None:
+    for name in ("cuda:99", "gpu"):
+        with pytest.raises(SchemeError, match=f"device '{name}' is none of torch here .*; take cpu, or leave it out"):
+            fit(module, module.codes(), tmp_path, Training(device=name))
+
+
+def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: FakeQuantized, tmp_path: Path) -> None:
+    codes = module.codes()
+    found = [
+        fit(module, codes, tmp_path, Training(epochs=2, device=device, memory=memory)).codes.weights
+        for device, memory in (("", 1 << 20), ("cpu", 0))
+    ]
+    for key, one in found[0].items():
+        assert np.array_equal(one.codes, found[1][key].codes)
+
+
+def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantized, tmp_path: Path) -> None:
+    told: list[Standing] = []
+    fit(module, module.codes(), tmp_path, Training(epochs=2, told=told.append))
+    assert [(one.block, one.blocks, one.epoch) for one in told] == [(0, 0, 1), (0, 0, 2)]
+    assert all(0 < one.noise < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in told)

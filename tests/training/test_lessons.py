@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import Build
 
 from onnxq.errors import DataError
@@ -62,3 +63,17 @@ def test_samples_that_mix_when_stacked_are_run_one_by_one(build: Build, tmp_path
 def test_samples_of_several_shapes_are_run_one_by_one(reference: Path, build: Build) -> None:
     lessons = [*read_lessons(reference, images(1)), *read_lessons(reference, images(1, (2, 3, 8, 8)))]
     assert not stackable(module_of(build(NETWORK, **WEIGHTS), images(4)), lessons)
+
+
+@pytest.mark.parametrize("memory", [0, 2000, 1 << 20])
+def test_samples_beyond_the_memory_are_on_disk_and_the_same(memory: int, reference: Path) -> None:
+    held, samples = read_lessons(reference, images(3), memory=memory), images(3)
+    assert [one.inputs["x"].numpy().tobytes() for one in held] == [one["x"].tobytes() for one in samples]
+    held.close()
+    assert not held.inputs.of(0)
+
+
+def test_batches_are_on_the_device_that_is_asked_for(reference: Path) -> None:
+    lessons = Lessons(read_lessons(reference, images(2)), stacked=True, device=torch.device("meta"))
+    ((batch,),) = lessons.batches([0, 1], 2)
+    assert {one.device.type for one in (*batch.inputs.values(), *batch.expected.values())} == {"meta"}

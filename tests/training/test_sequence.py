@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -105,8 +106,8 @@ def test_a_loss_that_is_no_number_is_named_with_its_block(module: FakeQuantized,
 
 def test_what_flows_on_disk_gives_the_same_weights(build: Build, task: Task) -> None:
     states = []
-    for memory in (0, 1 << 20):
+    for memory in (0, 1 << 22):
         module = module_of(build(DEEP, **WEIGHTS), images(8, (1, 16)), "int4-block32")
-        learn_blocks(module, task, SHORT, Checkpoint(None), silent, memory)
+        learn_blocks(module, task, replace(SHORT, memory=memory), Checkpoint(None), silent)
         states.append(state_of(module))
     assert states[0] == states[1]
