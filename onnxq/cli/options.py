@@ -224,8 +224,8 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             group=CALIBRATION,
             callback=_parse_memory,
             metavar="SIZE",
-            help="Most memory for calibration, such as 4GB; beyond it the samples run several times. What training holds "
-            "of samples is on disk beyond it.",
+            help="Most memory for calibration, such as 4GB; beyond it the samples run several times. What training "
+            "holds of samples is on disk beyond it.",
         ),
         option(
             "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."

@@ -18,7 +18,7 @@ from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.losses import Distillation, Loss
 from onnxq.training.module import FakeQuantized
-from onnxq.training.quantizers import FakeQuantizedBias
+from onnxq.training.quantizers import FakeQuantizedBias, FakeQuantizedWeight
 from onnxq.training.settings import Standing, Training
 
 Learner = FakeQuantized | Block
@@ -30,6 +30,9 @@ _BATCH = 32
 # Of few samples, a step takes so small a part.
 _PART = 8
 _ZERO_POINTS = 10.0
+# A weight of so few codes that this many steps between two are more than its values changes as if they were as large:
+# otherwise training of 2 bits would end before a code is another.
+_CODES = 4.0
 # A tensor of zeros changes as if its values were of this size.
 _SMALLEST = 1e-3
 # How often steps are undone until training ends.
@@ -184,13 +187,15 @@ def usual_batch(count: int) -> int:
 def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, Any]]:
     """Yield the parameters that learn, each with its own rate, as optimisers of torch take them."""
     biases = {id(one.values) for one in module.modules() if isinstance(one, FakeQuantizedBias)}
+    steps = {id(one.values): one.step for one in module.modules() if isinstance(one, FakeQuantizedWeight)}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         kind = name.rpartition(".")[2]
         if kind in ("values", "factor"):
             what = "biases" if id(parameter) in biases else "weights"
-            rate = max(float(parameter.detach().square().mean().sqrt()), _SMALLEST)
+            size = float(parameter.detach().square().mean().sqrt())
+            rate = max(size, _CODES * steps.get(id(parameter), 0.0), _SMALLEST)
         else:
             what, rate = ("scales", 1.0) if kind == "log_scale" else ("zero-points", _ZERO_POINTS)
         if what in training.learn:

@@ -143,6 +143,13 @@ class FakeQuantizedWeight(FakeQuantize):
         """The float weight that becomes codes."""
         return self.values if self.factor is None else self.values * self.factor
 
+    @property
+    def step(self) -> float:
+        """Mean distance of two codes, in units of the values."""
+        apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
+        factor = 1.0 if self.factor is None else float(self.factor.detach().abs().mean())
+        return apart * float((self.scale.detach() * self.tensor_scale).mean()) / factor
+
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return what its codes stand for."""
         return super().forward(self.product if values is None else values)

@@ -77,10 +77,14 @@ def test_only_what_is_named_learns(learned: tuple[str, ...], kinds: set[str], mo
     assert {f"{name.split('.')[0]} {name.split('.')[-1]}" for name in found} == kinds
 
 
-def test_steps_are_relative_to_the_size_of_a_tensor(module: FakeQuantized) -> None:
+@pytest.mark.parametrize(("scheme", "coarse"), [("int8", False), ("int4-block32", True), ("int2-block16", True)])
+def test_steps_are_relative_to_the_size_of_a_tensor_or_of_its_codes(scheme: str, coarse: bool, build: Build) -> None:
+    module = module_of(build(NETWORK, **WEIGHTS), images(4), scheme)
+    scales = {id(one.values): float(one.scale.detach().mean()) for one in module.weights}
     for group in parameter_groups(module, Training(learn=("weights",))):
         (values,) = group["params"]
-        assert group["largest"] == pytest.approx(1e-3 * float(values.detach().square().mean().sqrt()), rel=1e-5)
+        size = 4 * scales[id(values)] if coarse else float(values.detach().square().mean().sqrt())
+        assert group["largest"] == pytest.approx(1e-3 * size, rel=1e-5)
 
 
 class NoNumber:

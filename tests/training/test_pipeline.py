@@ -37,7 +37,7 @@ QUICK = Budget("off", "off", latency=0)
 def test_the_written_model_is_better_than_without_training(build: Build, tmp_path: Path) -> None:
     model = build(LAYERS, **WEIGHTS)
     without = quantize(model, SAMPLES, scheme="int2-block16", goal=Goal(force=True), budget=QUICK)
-    training, output = Training(epochs=8, rate=1e-2), tmp_path / "q.onnx"
+    training, output = Training(epochs=8, rate=3e-3), tmp_path / "q.onnx"
     done = train(
         model,
         SAMPLES,
