@@ -164,8 +164,8 @@ def train(
     asked = asked.following(plan_file)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
     budget = Budget("off", accuracy, seconds, collection=collection, layers=output.kept.layers)
-    if collection is not None and collection.memory is not None:
-        training = replace(training, memory=collection.memory)
+    if collection is not None and collection.most_bytes is not None:
+        training = replace(training, memory=collection.most_bytes)
     report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))
     click.echo(report.to_json() if output.as_json else report.output)
 

@@ -10,7 +10,10 @@ import click
 import pytest
 
 from cli.commands import CALIB, MODELS, invoke
-from onnxq.errors import SchemeError
+from onnxq.cli.train import note
+from onnxq.errors import ModelError, SchemeError
+from onnxq.training import pipeline
+from onnxq.training.settings import Standing, Training
 
 SHORT = ("--calib", CALIB, "--limit", 24, "--seconds", 0, "--epochs", 1, "--force", "--accuracy", "off")
 
@@ -49,3 +52,25 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SchemeError, match=r"training needs torch .*; install it with pip install 'onnxq\[train\]'"):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx")
+
+
+def test_options_of_memory_and_device_reach_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Training] = {}
+
+    def stop(*args: object, training: Training, **kwargs: object) -> None:
+        given["training"] = training
+        raise ModelError("enough was seen")
+
+    monkeypatch.setattr(pipeline, "train", stop)
+    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen")
+    with pytest.raises(ModelError, match="enough was seen"):
+        invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
+    training = given["training"]
+    assert (training.memory, training.device, training.batch_norm) == (64_000_000, "cpu", "frozen")
+
+
+@pytest.mark.parametrize(("block", "stage"), [(0, "train"), (2, "blocks")])
+def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
+    notes: dict[str, str] = {}
+    note(notes, Standing(1, 8, loss=0.5, noise=0.01, block=block, blocks=3))
+    assert notes == {stage: "loss 0.5, 20.0 dB"}
