@@ -148,7 +148,7 @@ def carried_out(
         watch.lap("calibrate")
         for doubt in seen.doubts:
             _LOG.warning("%s", doubt)
-        found = settled(ready, seen, goal, budget, deadline)
+        found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
         watch.lap("choose and verify")
         if trainer is not None:
             found = trainer(ready, seen, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from onnxq.encoding.noting import noted
 from onnxq.encoding.parameters import corrected_biases
 from onnxq.engines.kernels import loaded_kernels
 from onnxq.errors import DataError
+from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.range_table import chosen_methods
 from onnxq.judging.gate import Judged
 from onnxq.judging.layers import Layers, compare_layers
@@ -61,8 +63,9 @@ def reported(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            judged=Judged.of(seen.judged, seen.evidence.samples, found.tried_on, found.rounds),
+            judged=Judged.of(seen.judged, _known(model, seen), found.tried_on, found.rounds),
             doubts=(*seen.doubts, *settled.doubts),
+            refitted=found.refitted,
         ),
         fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere, layers=layers),
         performance=Performance(
@@ -111,6 +114,13 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
+def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:
+    """Return the digests of samples that had set ranges before the model was judged."""
+    # Those that judge now may have judged the plan before, and then set its ranges.
+    again = seen.judged if model.replay is not None and model.replay.refitted else ()
+    return (*seen.evidence.samples, *map(sample_digest, again))
+
+
 def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
     """Return how much of the scheme the plan is; nothing where there was only a plan."""
     bench = model.bench
@@ -129,7 +139,8 @@ def _noted(model: Prepared, seen: Evidenced, settled: Settled, budget: Budget) -
     replay, bench, found = model.replay, seen.bench, settled.chosen
     thorough = tried(model, budget).thorough if replay is None else replay.thorough
     plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
-    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
+    refitted = found.refitted > 0 if replay is None else replay.refitted
+    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)
 
 
 def _digest(path: Path) -> str:

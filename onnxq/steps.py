@@ -42,9 +42,11 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
+from onnxq.searching.all_samples import refitted
 from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
+from onnxq.searching.unsearched import unsearched
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
@@ -91,6 +93,7 @@ class Evidenced:
         samples: those by which it is chosen.
         judged: those by which the result is judged.
         doubts: why they may not be representative, in sentences.
+        is_spared: whether those that judge were only kept from those to calibrate by, so that these may be all.
     """
 
     bench: Workbench
@@ -99,6 +102,7 @@ class Evidenced:
     samples: SampleSource
     judged: SampleSource
     doubts: tuple[str, ...] = ()
+    is_spared: bool = False
 
     @property
     def runnable(self) -> Workbench:
@@ -200,7 +204,8 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
         refuse_idle_bodies(bench.graph, model.replay, evidence)
         return Evidenced(bench, plan, evidence, samples, judged, found)
     bench = bench.without_idle_bodies(plan, evidence)
-    return Evidenced(bench, bench.plan({}), evidence, samples, judged, found)
+    is_spared = data.validation is None and data.statistics is None and samples is not judged
+    return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared)
 
 
 def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ...]:
@@ -212,10 +217,13 @@ def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ..
     return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
 
 
-def settled(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Settled:
+def settled(
+    model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER, *, is_last: bool = True
+) -> Settled:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
-    New node times are added to those that are known.
+    New node times are added to those that are known. Where nothing follows that the same samples judge, all effort
+    includes ranges of these too.
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
@@ -223,13 +231,18 @@ def settled(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadli
         chooser = chooser.with_evidence(basis.evidence)
         return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
     try:
-        first, last = (tried(model, budget), OFF) if budget.effort is None else tried(model, budget).split
+        first, last = tried(model, budget).split
         refined = chooser.refined(seen.plan, first_recipe(model), first)
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
-            return Settled(refined, chooser.follow(seen.plan, refined.basis.recipe))
-        refined = chooser.affordable(seen.plan, refined, goal)
-        return Settled(refined, choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last))
+            tables = "tables" in first.methods
+            found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables=tables)
+        else:
+            refined = chooser.affordable(seen.plan, refined, goal)
+            found = choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
+        if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
+            return Settled(*refitted(chooser, seen.plan, refined, found))
+        return Settled(refined, found)
     finally:
         model.costs.save()
 

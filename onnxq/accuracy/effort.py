@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
 
-METHODS = ("ranges", "migration", "scaling", "compensation", "bias")
+METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
 _OF_ONE_PLAN = frozenset({"bias"})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
+from onnxq.encoding.channel_shares import Setting
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
+from onnxq.encoding.sites import Site
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.progress import silent
@@ -38,10 +41,12 @@ class Basis:
     Attributes:
         recipe: how.
         evidence: what it rests on.
+        settings: how the factors that migrate follow from samples, by site.
     """
 
     recipe: Recipe
     evidence: Evidence
+    settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
 
 
 Finding: TypeAlias = Callable[[Groups], Basis]

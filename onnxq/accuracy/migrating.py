@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
 from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
+from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import Recipe
@@ -26,6 +27,7 @@ from onnxq.execution.runner import collect_apart
 from onnxq.graph import Constant, nodes
 from onnxq.planning.plan import Plan
 from onnxq.samples.selection import Selection
+from onnxq.workbench import Workbench
 
 Array = NDArray[np.float64]
 
@@ -52,7 +54,7 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
     found = sites(folds.trials.bench.graph, plan).found
     if not found:
         return basis
-    channels = _Channels(folds, plan, found, basis.evidence)
+    channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
     settings = _MANY if accuracy.thorough else _FEW
     # A range method that the user names stays.
     whole = [basis.recipe.with_choice(RangeChoice(MinMax()))] if "ranges" in accuracy.methods else []
@@ -66,6 +68,21 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
     return folds.kept(plan, basis, [best, finer])
 
 
+def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
+    """Return the factors that the settings of a basis mean on other samples than those it was found on.
+
+    Args:
+        bench: has the model.
+        groups: of samples, each of which is looked at in parts.
+        plan: the one that the sites are of.
+        basis: with the evidence that ranges come from now.
+    """
+    if not basis.settings:
+        return NOTHING
+    channels = _Channels(bench, groups, plan, tuple(basis.settings), basis.evidence)
+    return _Candidate(channels, basis, basis.settings)(tuple(range(len(groups)))).recipe.migration
+
+
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     """A finding: factors by settings for each site; sites without one have none."""
@@ -77,7 +94,8 @@ class _Candidate:
     def __call__(self, groups: Groups) -> Basis:
         recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
         factors = {site: factors_of(site, parts[site], setting) for site, setting in self.settings.items()}
-        return replace(self.basis, recipe=replace(recipe, migration=migration_of(factors)))
+        migrated = replace(recipe, migration=migration_of(factors))
+        return replace(self.basis, recipe=migrated, settings=self.settings)
 
     def without(self, site: Site) -> _Candidate:
         return replace(self, settings={one: setting for one, setting in self.settings.items() if one is not site})
@@ -99,9 +117,10 @@ def _by_site(folds: Folds, plan: Plan, best: _Candidate, seconds: float) -> _Can
 class _Channels:
     """What the channels of sites use of their ranges."""
 
-    def __init__(self, folds: Folds, plan: Plan, found: Sequence[Site], evidence: Evidence) -> None:
+    def __init__(
+        self, bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
+    ) -> None:
         self._plan, self._found, self._evidence = plan, found, evidence
-        bench = folds.trials.bench
         self._constants = {
             tensor.name: tensor
             for _, node in nodes(bench.graph)
@@ -124,7 +143,7 @@ class _Channels:
             name: Request(matrices.get(name, name), "channel-ranges", 1 if within else own.axis)
             for name, (own, within) in channels.items()
         }
-        parts = [(group, part) for group, samples in enumerate(folds.groups) for part in _apart(samples)]
+        parts = [(group, part) for group, samples in enumerate(groups) for part in _apart(samples)]
         seen = collect_apart(model, [part for _, part in parts], tuple(self._requests.values()))
         self._parts = [(group, one) for (group, _), one in zip(parts, seen, strict=True)]
         self._shares: dict[tuple[Hashable, Groups], dict[Site, list[Array]]] = {}

@@ -33,7 +33,7 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
         "bias": with_biases,
     }
 )
-"""What carries out each method, by its name."""
+"""What carries out each method that chooses codes, by its name."""
 
 
 _LOG = logging.getLogger(__name__)
@@ -122,7 +122,9 @@ def refine(
     """
     gains: list[Gain] = []
     ranges = basis.recipe
-    methods = accuracy.methods if len(folds.samples) > 1 and _is_free(plan) else ()
+    # Tables are no matter of how codes are chosen, but of the plan.
+    known = tuple(name for name in accuracy.methods if name in CHOOSERS)
+    methods = known if len(folds.samples) > 1 and _is_free(plan) else ()
     trial = folds.trials.seconds * len(folds.trials.samples) + _BUILDING
     for number, name in enumerate(methods):
         progress("refine", number, len(methods))

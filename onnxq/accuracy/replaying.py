@@ -26,8 +26,20 @@ def replayed(folds: Folds, plan: Plan, evidence: Evidence) -> Basis:
     if plan.damping is not None:
         basis = with_seen_rows(folds, plan, basis, plan.damping.observed)
     if "bias" in plan.accuracy:
-        basis = with_biases(_Decided(folds.trials, folds.samples), plan, basis, Accuracy(thorough=plan.thorough))
+        basis = with_decided_biases(folds, plan, basis, thorough=plan.thorough)
     return basis
+
+
+def with_decided_biases(folds: Folds, plan: Plan, basis: Basis, *, thorough: bool) -> Basis:
+    """Return the basis with biases corrected in order, which are known to pay.
+
+    Args:
+        folds: the samples that they are found on.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        thorough: whether they are found once more on all samples.
+    """
+    return with_biases(_Decided(folds.trials, folds.samples), plan, basis, Accuracy(thorough=thorough))
 
 
 @dataclass(frozen=True, eq=False)

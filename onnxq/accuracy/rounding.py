@@ -46,7 +46,8 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
         return _joined(basis.evidence, reduce(Evidence.plus, map(seen, groups)))
 
     def found(recipe: Recipe, damping: float, groups: Groups) -> Basis:
-        return Basis(replace(recipe, compensation=replace(first, damping=damping)), joined(groups))
+        compensated = replace(recipe, compensation=replace(first, damping=damping))
+        return replace(basis, recipe=compensated, evidence=joined(groups))
 
     def quietest(recipe: Recipe) -> partial[Basis]:
         tried = [partial(found, recipe, damping) for damping in _DAMPINGS]

@@ -22,7 +22,7 @@ accuracy_option: Callable[[Command], Command] = option(
     default="fast",
     show_default=True,
     help="Methods that make codes more faithful, each kept only where it lowers noise: off, fast, full, or "
-    "any of ranges,migration,scaling,compensation,bias.",
+    "any of ranges,migration,scaling,compensation,tables,bias.",
 )
 
 seconds_option: Callable[[Command], Command] = option(

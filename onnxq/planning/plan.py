@@ -203,6 +203,7 @@ class Plan:
         thorough: whether biases were found once more on all samples.
         preparation: what it was made for and by; None while that is not known.
         observed: the tensors that were observed together, which runtimes fuse otherwise alone.
+        refitted: whether its ranges are also those of the samples that judged it.
     """
 
     decisions: tuple[Decision, ...]
@@ -217,6 +218,7 @@ class Plan:
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
     scaling: tuple[Scaling, ...] = ()
+    refitted: bool = False
 
     def __repr__(self) -> str:
         return f"Plan({self.scheme} for {self.target}; {self})"

@@ -59,11 +59,13 @@ class Samples:
         calibrated: how many samples set the ranges.
         judged: by which samples the agreement and the scores are.
         doubts: why the samples may not be representative, in sentences.
+        refitted: of how many samples the ranges are, once the model before was judged; 0 where it stayed.
     """
 
     calibrated: int
     judged: Judged | None = None
     doubts: tuple[str, ...] = ()
+    refitted: int = 0
 
 
 @dataclass(frozen=True)

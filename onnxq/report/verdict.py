@@ -22,7 +22,8 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
     if judged is None:
         return _counted(fidelity.agreement.samples)
     if not judged.seen:
-        return f"{_counted(judged.samples)} it had not seen"
+        later = f", before its ranges became those of all {samples.refitted}" if samples.refitted else ""
+        return f"{_counted(judged.samples)} it had not seen{later}"
     if judged.seen == judged.samples:
         return f"{_counted(judged.samples)} that it had seen"
     return f"{_counted(judged.samples)}, {judged.seen} of which it had seen"

@@ -56,7 +56,11 @@ _BUILDING = 2.0
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen, and what the model does that it makes; `codes` where these are others than the recipe's."""
+    """What was chosen, and what the model does that it makes.
+
+    Where codes are others than the recipe's, it holds them, and where ranges were found again after that, on how many
+    samples.
+    """
 
     recipe: Recipe
     outcome: Outcome
@@ -66,6 +70,7 @@ class Chosen:
     tried_on: tuple[Sample, ...] = ()
     rounds: int = 1
     codes: Codes | None = None
+    refitted: int = 0
 
     def lacks(self, goal: Goal) -> float:
         """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""

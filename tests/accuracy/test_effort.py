@@ -21,7 +21,8 @@ def test_every_method_can_be_tried_alone(name: str) -> None:
 
 def test_methods_are_tried_in_one_order_and_all_are_carried_out() -> None:
     assert accuracy_named("bias,ranges").methods == ("ranges", "bias")
-    assert tuple(CHOOSERS) == METHODS
+    # Tables are a matter of plans.
+    assert (*CHOOSERS,) == tuple(name for name in METHODS if name != "tables")
 
 
 def test_what_makes_up_for_one_plan_is_found_for_it() -> None:

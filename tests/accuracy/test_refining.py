@@ -13,9 +13,9 @@ import pytest
 
 from onnxq import deadline, quantize
 from onnxq.accuracy import refining
-from onnxq.accuracy.effort import FAST, METHODS, Accuracy
+from onnxq.accuracy.effort import FAST, Accuracy
 from onnxq.accuracy.folds import Basis
-from onnxq.accuracy.refining import Gain, Refined, refine
+from onnxq.accuracy.refining import CHOOSERS, Gain, Refined, refine
 from onnxq.budget import Budget
 from onnxq.deadline import Deadline
 from onnxq.encoding.migration import NOTHING, Factors, Migration
@@ -41,7 +41,7 @@ def fast() -> Report:
 
 
 def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
-    assert tuple(gain.method for gain in fast.encoding.gains) == METHODS
+    assert tuple(gain.method for gain in fast.encoding.gains) == tuple(CHOOSERS)
     for before, after in zip(fast.encoding.gains, fast.encoding.gains[1:], strict=False):
         assert after.before == before.after
     for gain in fast.encoding.gains:

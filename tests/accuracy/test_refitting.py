@@ -1,0 +1,56 @@
+"""Evidence, factors and biases after more samples have been seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from conftest import Build
+
+from onnxq.accuracy.effort import FAST
+from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.migrating import with_migration
+from onnxq.accuracy.refitting import refit
+from onnxq.encoding.recipe import USUAL
+from onnxq.evidence.channel_means import ChannelMeans
+from onnxq.evidence.value_range import Range
+from onnxq.modelfile import as_graph
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.samples.selection import Selection
+from onnxq.targets import target_named
+from onnxq.trials import Trials
+from onnxq.workbench import open_workbench
+
+TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
+WIDE = np.array([1, 0.05, 0.04, 0.05, 0.03, 0.05])
+
+
+def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: Build, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    weight = (generator.standard_normal((8, 6, 1, 1)) / WIDE.reshape(1, -1, 1, 1)).astype(np.float32)
+    model = build(TEXT, w=weight, u=(3, 8, 1, 1))
+    bench = open_workbench(as_graph(model), preset_named("int8"), target_named("onnxruntime-cpu"), tmp_path)
+    uniform = [generator.uniform(0, 1, (1, 6, 8, 8)) * WIDE.reshape(-1, 1, 1) for _ in range(12)]
+    data = [{"x": np.square(one).astype(np.float32)} for one in uniform]
+    # A channel that was quiet in all samples before.
+    for one in data[8:]:
+        one["x"][:, 1] *= 100
+    seen, plan = Selection(data, range(8)), bench.plan({})
+    evidence = bench.calibrate(plan, seen, silent)
+    folds = Folds(Trials.of(bench, bench.prepared, seen, evidence), seen)
+    basis = with_migration(folds, plan, Basis(USUAL, evidence), FAST)
+    again = refit(folds, plan, plan, basis, Selection(data, range(8, 12)))
+
+    before, after = (one.recipe.migration.factors["s"].values for one in (basis, again))
+    assert after[1] > before[1] + 0.2
+    assert np.allclose(before[2:], after[2:], atol=0.3)
+    ends = [one.evidence.of("r").need(Range) for one in (basis, again)]
+    assert ends[0].maximum < ends[1].maximum
+    means = [one.evidence.of("s").need(ChannelMeans, 1).means for one in (basis, again)]
+    assert np.array_equal(*means)
+
+    # Factors that were left stay left.
+    without = replace(basis, recipe=replace(basis.recipe, migration=basis.recipe.migration.select({"r"})))
+    assert "s" not in refit(folds, plan, plan, without, Selection(data, range(8, 12))).recipe.migration.factors
