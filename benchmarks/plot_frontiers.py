@@ -40,11 +40,16 @@ def main() -> None:
 
 
 def draw(panel: Any, row: dict[str, Any]) -> None:
-    """Draw the plans that were weighed; the one taken is filled."""
-    points = [point for point in row["frontier"] if point["sqnr"] is not None]
-    panel.plot([point["milliseconds"] for point in points], [point["sqnr"] for point in points], "o", fillstyle="none")
-    taken = [point for point in points if point["chosen"]]
-    panel.plot([point["milliseconds"] for point in taken], [point["sqnr"] for point in taken], "o", color="tab:blue")
+    """Draw the plans that were weighed, the one taken filled, and a line where the float model is."""
+    for point in row["frontier"]:
+        # JSON has no numbers for infinities, which are words.
+        sqnr = math.nan if point["sqnr"] is None else float(point["sqnr"])
+        if point["is_float"]:
+            panel.axvline(point["milliseconds"], linewidth=0.8, linestyle="--", color="grey")
+        elif math.isfinite(sqnr):
+            fill = "full" if point["chosen"] else "none"
+            panel.plot(point["milliseconds"], sqnr, "o", fillstyle=fill, color="tab:blue")
+    panel.set_xlim(0, 1.08 * max(point["milliseconds"] for point in row["frontier"]))
     panel.axhline(20, linewidth=0.8, color="grey")
     panel.set_title(f"{row['model']}: {row['speed'][0]:.2f}x", fontsize=9)
     panel.tick_params(labelsize=7)

@@ -24,7 +24,8 @@ from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 
 _SHOWN_REASONS = 5
-_LONGEST_NAME = 40
+# What an output is called has so much of the terminal beside its figures, and no less than this.
+_NAME_SHARE, _SHORTEST_NAME, _LONGEST_NAME = 1 / 4, 14, 40
 # Columns of a terminal that no table fills.
 _WIDE = 10_000
 # Of the bytes of a model.
@@ -52,7 +53,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
             console.print(_indented(told, console.width, indent))
     if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
-    console.print(_summary(report))
+    console.print(_summary(report, console.width))
     if (left := _left(report.plan.decisions, None if every else _SHOWN_REASONS)).rows:
         console.print(left)
     evidence = measured(report, console.width)
@@ -76,13 +77,14 @@ def _indented(text: str, width: int, indent: str) -> str:
     )
 
 
-def _summary(report: Report) -> Table:
-    """Return the figures of a model that people ask for first."""
+def _summary(report: Report, columns: int) -> Table:
+    """Return the figures of a model that people ask for first, for a terminal of so many columns."""
+    width = min(max(int(columns * _NAME_SHARE), _SHORTEST_NAME), _LONGEST_NAME)
     files, kernels, plan = report.files, report.performance.kernels, report.plan
     table = Table(show_header=False)
     table.add_row("size", f"{size(files.float_bytes)} -> {size(files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
-        table.add_row(*_output(output))
+        table.add_row(*_output(output, width))
     if report.samples.judged is not None:
         table.add_row("judged on", _judged(report.samples.judged))
     if (latency := report.latency) is not None:
@@ -95,7 +97,7 @@ def _summary(report: Report) -> Table:
         table.add_row(plan.target, f"planned, not measured: {report.performance.unmeasured}")
     if (elsewhere := report.fidelity.elsewhere) is not None:
         for output in elsewhere.agreement.outputs:
-            name, told = _output(output)
+            name, told = _output(output, width)
             table.add_row(name, f"{told} on {elsewhere.engine}")
     if not files.loads:
         table.add_row(
@@ -120,7 +122,7 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _output(output: OutputAgreement) -> tuple[str, str]:
+def _output(output: OutputAgreement, width: int) -> tuple[str, str]:
     """Return what an output is called, and how close it is to the float model's."""
     parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
     if output.bound is not None and math.isfinite(output.bound):
@@ -129,7 +131,7 @@ def _output(output: OutputAgreement) -> tuple[str, str]:
         parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
     judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
     kind = "tensor" if output.stands_for else "output"
-    return f"{kind} {shortened(output.name, _LONGEST_NAME)}{judges}", ", ".join(parts) or "not compared"
+    return f"{kind} {shortened(output.name, width)}{judges}", ", ".join(parts) or "not compared"
 
 
 def _left(decisions: Sequence[Decision], most: int | None) -> Table:

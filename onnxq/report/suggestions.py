@@ -53,12 +53,19 @@ def _command(report: Report, options: str) -> str:
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with what speaks for them, the most promising first."""
-    scores, worst = report.fidelity.scores, report.agreement.worst_sqnr
+    scores, worst, coded = report.fidelity.scores, report.agreement.worst_sqnr, _is_coded(report)
+    best = _best_measured(report)
+    if not coded and scores is None and best >= _WORTH_ASKING:
+        yield (
+            f"--min-sqnr {math.floor(best)}",
+            f"the most faithful plan with codes that was measured has {decibels(best)}",
+        )
     if not report.search.measured:
         whole = f"with all that {report.plan.scheme} asks for the worst output has {decibels(worst)}"
         yield "--search fast", f"nothing was searched, and nodes that hurt can stay in float: {whole}"
     noisy = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
-    if noisy is not None:
+    # Where all went to float, leaving one more there changes nothing.
+    if noisy is not None and coded:
         alone = f"alone as {noisy.mode} it leaves {decibels(noisy.sqnr)} at the worst output"
         yield f"--exclude {shlex.quote(noisy.node)}", f"{noisy.node} is the noisiest node: {alone}"
     bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
@@ -68,12 +75,27 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
     if scores is not None:
         yield f"--max-drop {max(scores.drop, 0.0):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
-    elif worst >= _WORTH_ASKING and math.isfinite(worst):
+    elif coded and worst >= _WORTH_ASKING and math.isfinite(worst):
         yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
-    if report.plan.scheme == "int8":
+    if coded and report.plan.scheme == "int8":
         yield (
             "--preset int8-storage",
             "weights alone are rounded and data stays float: as small as this one, "
             f"{report.size_ratio:.2f} of the size, at float speed",
         )
-    yield "--force", "the model is written as it is"
+    if coded:
+        yield "--force", "the model is written as it is"
+    else:
+        told = "nothing is left in float for its noise, and the model is written as the scheme makes it"
+        yield "--search off --force", told
+
+
+def _is_coded(report: Report) -> bool:
+    """Whether the model that was judged has any codes."""
+    return any(decision.weights for decision in report.plan.decisions)
+
+
+def _best_measured(report: Report) -> float:
+    """Return the SQNR in decibels of the most faithful plan with codes that was measured; NaN where there was none."""
+    plans = (one for one in report.search.frontier if one.static or one.dynamic or one.weight_only)
+    return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)

@@ -13,7 +13,7 @@ from onnxq.judging.gate import Scores
 from onnxq.report import FidelityError
 from onnxq.report.suggestions import suggestions
 from onnxq.scheme import Mode
-from onnxq.searching.search import NodeNoise
+from onnxq.searching.search import NodeNoise, Point
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
 NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
@@ -57,6 +57,20 @@ def test_figures_that_are_none_are_not_asked_for() -> None:
     output = replace(OUTPUT, sqnr=-math.inf)
     told = refused(search={"sensitivities": ()}, fidelity={"agreement": Agreement(3, (output,))})
     assert not any("--min-sqnr" in command for command, _ in told)
+
+
+def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None:
+    plan = replace(REPORT.plan, decisions=tuple(replace(one, weights=()) for one in REPORT.plan.decisions))
+    points = (
+        Point(3, 0, 1.0, 21.5, None),
+        Point(0, 1, 2.0, 39.2, None),
+        Point(0, 0, 2.5, 105.0, 1.0, chosen=True),
+        Point(0, 0, 2.5, math.inf, 1.0, is_float=True),
+    )
+    searched = changed(NOISY, search={"frontier": points, "sensitivities": (NodeNoise("a", Mode.STATIC, 12.0),)})
+    told = suggestions(FidelityError("nothing can be quantized", replace(searched, plan=plan)).report)
+    assert [one.options for one in told] == ["--min-sqnr 39", "--accuracy full", "--search off --force"]
+    assert "39.2 dB" in told[0].why
 
 
 def test_what_was_written_needs_no_suggestion() -> None:
