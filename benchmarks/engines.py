@@ -1,117 +1,209 @@
-"""Whether models quantized for a runtime load there and compute what they compute on onnxruntime.
+"""What models that were quantized for a runtime do there: whether they load, their decibels, their speed beside float.
 
-    python benchmarks/engines.py models/resnet.onnx models/gru.onnx --data models/data/test.npz --target openvino
+    python benchmarks/engines.py presets models/gru.onnx models/vit.onnx --data models/data/test.npz --target openvino
 
 Each preset of each model is written as the scheme says, without a search, for the target; then onnxruntime and the
-target's engine run it. A disagreement is silent where the engine loads the model, its answers are more than 3 dB
-further from the float model than onnxruntime's, and `quantize` would have written it. Exits with 1 if there is any.
+target's engine run it on the same samples. A disagreement is silent where the engine loads the model, and its answers
+are more than 3 dB further from the float model than onnxruntime's. Exits with 1 if there is any.
 
-    python benchmarks/engines.py DIR/*.onnx --data 'DIR/{}/calib' --eval 'DIR/{}/eval' --target openvino --defaults
+    python benchmarks/engines.py make DIR/*.onnx --data 'DIR/{}/calib' --eval 'DIR/{}/eval' --into MADE
+    python benchmarks/engines.py time DIR/*.onnx --data 'DIR/{}/calib' --into MADE --seconds 6
+    python benchmarks/engines.py table --into MADE
 
-With --defaults each model is quantized for the target by default, searched on its engine, and once more for
-onnxruntime-cpu, searched on that; the engine then runs both on samples of --eval: whether they load, their decibels
-there, and how fast they are beside the float model there. Exits with 1 if what is meant for the target is slower.
+``make`` quantizes each model for --target by default, searched on its engine, and once for onnxruntime-cpu, searched
+on that, and has the engine run both on samples of --eval; what is there already is not made again. ``time`` times all
+of a model by turns with the float model, which wants a machine that does nothing else. Other tools' models of the same
+networks take part with ``--beside NAME=PATTERN``. ``table`` prints what was found as Markdown, and exits with 1 if a
+model does not load, or is slower than float, on the engine that it is meant for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
+from onnxq.engines.engine import Engine
 from onnxq.engines.table import open_engine
 from onnxq.errors import OnnxqError
-from onnxq.judging.portability import AGREEING, portability
+from onnxq.judging.agreement import agreement_of
+from onnxq.judging.latency import measure_latencies
+from onnxq.samples.data import evenly, open_samples
+from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.targets import DEFAULT_TARGET
 
-_ALLOWED = 3.0
-_PLAIN = Budget(search="off", accuracy="off", latency=0.0, engine="onnxruntime")
+ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": "onnxruntime-node", "onnxruntime-web": "onnxruntime-web"}
+ALLOWED, AGREEING = 3.0, 50.0
+SLOWEST = 0.97
+COMPARED, TIMED = 24, 4
+PLAIN = Budget(search="off", accuracy="off", latency=0.0)
+Row = dict[str, Any]
 
 
-def rows(model: Path, data: Path, target: str, engine: str, seconds: float) -> Iterator[dict[str, object]]:
+def presets(model: Path, data: Path, target: str, engine: str) -> Iterator[Row]:
     """Yield what became of each preset."""
     for preset in PRESETS:
-        row: dict[str, object] = {"model": model.stem, "preset": preset}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            try:
-                done = quantize(
-                    model,
-                    Data(data, limit=16),
-                    path,
-                    scheme=preset,
-                    target=target,
-                    goal=Goal(force=True),
-                    budget=_PLAIN,
-                )
-                [port] = portability(path, [open_engine(engine)], data, reference=model, seconds=seconds, limit=8)
-            except OnnxqError as error:
-                yield {**row, "refused": str(error)}
-                continue
-            row |= {"fault": port.fault, "difference": port.difference}
-            if port.fidelity is not None and port.agreement is not None:
-                own, there = done.report.agreement.worst_sqnr, port.fidelity.worst_sqnr
-                row |= {"here": round(own, 1), "there": round(there, 1), "beside": round(port.agreement.worst_sqnr, 1)}
-                row["silent"] = there < min(own - _ALLOWED, AGREEING)
-            if port.latency is not None:
-                row["speed"] = round(port.latency.speed, 2)
-        yield row
+        row: Row = {"model": model.stem, "preset": preset}
+        budget, given = replace(PLAIN, engine=engine), Data(data, limit=16)
+        try:
+            done = quantize(model, given, scheme=preset, target=target, goal=Goal(force=True), budget=budget)
+        except OnnxqError as error:
+            yield {**row, "refused": str(error)}
+            continue
+        found = done.report.fidelity
+        assert found.elsewhere is not None
+        here, there = found.agreement.worst_sqnr, found.elsewhere.agreement.worst_sqnr
+        silent = not there >= min(here - ALLOWED, AGREEING)
+        yield {**row, "here": round(here, 1), "there": round(there, 1), "silent": silent}
 
 
-def defaults(model: Path, data: Path, judging: Path, target: str, engine: str, seconds: float) -> dict[str, object]:
-    """Return what the defaults make of a model for a target and for onnxruntime-cpu, as the target's engine sees it."""
-    row: dict[str, object] = {"model": model.stem, "engine": engine, "load": round(os.getloadavg()[0], 1)}
+def make(
+    model: Path, data: Path, judging: Path, into: Path, target: str, engine: str, beside: Mapping[str, str]
+) -> Row:
+    """Quantize a model for a target and for onnxruntime-cpu, and run both on the target's engine."""
+    made: Row = {}
     for planned, measured in ((target, engine), (DEFAULT_TARGET, "onnxruntime")):
-        with tempfile.TemporaryDirectory() as folder:
-            path, start = Path(folder) / "model.onnx", time.perf_counter()
+        path, start = into / planned / model.name, time.perf_counter()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made[planned] = {"file": str(path)}
+        if not path.exists():
             try:
                 quantize(model, Data(data), path, target=planned, budget=Budget(engine=measured))
-                took = time.perf_counter() - start
-                [port] = portability(path, [open_engine(engine)], judging, reference=model, seconds=seconds)
+                made[planned]["seconds"] = round(time.perf_counter() - start, 1)
             except OnnxqError as error:
-                row[planned] = {"refused": str(error)}
-                continue
-        found: dict[str, object] = {"seconds": round(took, 1), "fault": port.fault}
-        if port.fidelity is not None:
-            found["sqnr"] = round(port.fidelity.worst_sqnr, 1)
-        if port.latency is not None:
-            found |= {"speed": round(port.latency.speed, 2), "slower": port.latency.slower}
-        row[planned] = found
-    return row
+                made[planned]["refused"] = str(error)
+    made.update({name: {"file": pattern.format(model.stem)} for name, pattern in beside.items()})
+    with open_engine(engine) as there, open_engine("onnxruntime") as here:
+        for one in made.values():
+            if Path(one["file"]).exists():
+                one.update(fidelity(here, there, model, Path(one["file"]), samples_of(model, judging, COMPARED)))
+        return {"model": model.stem, "engine": there.version, "load": round(os.getloadavg()[0], 1), "made": made}
+
+
+def fidelity(here: Engine, there: Engine, reference: Path, candidate: Path, samples: list[Sample]) -> Row:
+    """Return how far the answers of an engine are from those of the float model on onnxruntime."""
+    try:
+        known, loaded = here.load(reference), there.load(candidate)
+        found = agreement_of(known.outputs, ((known.run(one), loaded.run(one)) for one in samples))
+        loaded.close()
+    except OnnxqError as error:
+        return {"fault": str(error)}
+    return {"sqnr": round(found.worst_sqnr, 1) if found.sound and math.isfinite(found.worst_sqnr) else None}
+
+
+def timed(model: Path, data: Path, row: Row, engine: str, seconds: float) -> Row:
+    """Return a row with the speed of each model beside float."""
+    made = {name: one for name, one in row["made"].items() if "sqnr" in one}
+    with open_engine(engine) as there:
+        try:
+            files = [model, *(Path(one["file"]) for one in made.values())]
+            found = measure_latencies(files, samples_of(model, data, TIMED), seconds=seconds, engine=there)
+        except OnnxqError as error:
+            return {**row, "fault": str(error)}
+    for one, latency in zip(made.values(), found, strict=True):
+        one.update(speed=round(latency.speed, 2), interval=[round(end, 2) for end in latency.interval])
+    milliseconds = round(found[0].reference * 1e3, 3) if found else None
+    return {**row, "milliseconds": milliseconds, "timed_at_load": round(os.getloadavg()[0], 1)}
+
+
+def samples_of(model: Path, data: Path, most: int) -> list[Sample]:
+    """Return samples from all over."""
+    inputs = model_inputs(onnx.load(model, load_external_data=False))
+    return list(evenly(open_samples(data, inputs), most))
+
+
+def table(into: Path) -> Iterator[str]:
+    """Yield the lines of what was found, a table for each target."""
+    for target in ENGINES:
+        rows = [json.loads(file.read_text()) for file in sorted((into / target).glob("*.json"))]
+        if not rows:
+            continue
+        names = list(dict.fromkeys(name for row in rows for name in row["made"]))
+        yield f"\n## {target}: {rows[0]['engine']}\n"
+        yield f"| model | float | {' | '.join(f'{name} dB | speed' for name in names)} |"
+        yield f"|---|--:|{'--:|--:|' * len(names)}"
+        for row in rows:
+            cells = [_cell(row["made"].get(name, {})) for name in names]
+            yield f"| {row['model']} | {row.get('milliseconds', '-')} ms | {' | '.join(cells)} |"
+        means = [_mean(rows, name) for name in names]
+        yield f"| geometric mean | | {' | '.join(f'{sqnr} | {speed}' for sqnr, speed in means)} |"
+
+
+def _cell(one: Row) -> str:
+    if "sqnr" not in one:
+        return f"{'refused' if 'refused' in one else 'does not load' if 'fault' in one else '-'} | -"
+    interval = "-".join(f"{end:.2f}" for end in one["interval"]) if "interval" in one else ""
+    return f"{one['sqnr']} | {one['speed']:.2f} ({interval})" if interval else f"{one['sqnr']} | -"
+
+
+def _mean(rows: list[Row], name: str) -> tuple[str, str]:
+    """Return the mean decibels and the geometric mean speed of the models of one tool that all tools have."""
+    common = [row["made"] for row in rows if all("speed" in one for one in row["made"].values())]
+    if not common:
+        return "-", "-"
+    decibels = statistics.fmean(made[name]["sqnr"] for made in common if made[name]["sqnr"] is not None)
+    return f"{decibels:.1f}", f"{statistics.geometric_mean(made[name]['speed'] for made in common):.2f}"
+
+
+def faults(into: Path) -> Iterator[str]:
+    """Yield what is wrong with models on the engines that they are meant for."""
+    for target in ENGINES:
+        for file in sorted((into / target).glob("*.json")):
+            row = json.loads(file.read_text())
+            own = row["made"][target]
+            if "fault" in own:
+                yield f"{target} {row['model']}: {own['fault']}"
+            elif own.get("speed", 1.0) < SLOWEST:
+                yield f"{target} {row['model']}: {own['speed']:.2f} times as fast as float"
 
 
 def main() -> None:
-    """Print one line for each model and preset, or for each model."""
+    """Print one line for each model or preset, or the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--data", type=Path, required=True, help="a folder or file, or with {} for the model's name")
-    parser.add_argument("--target", default="openvino")
-    parser.add_argument("--engine", default="openvino-f32")
-    parser.add_argument("--seconds", type=float, default=0.0, help="for the speed beside float; 0 leaves it out")
-    parser.add_argument("--defaults", action="store_true", help="what the defaults make, searched on the engine")
-    parser.add_argument("--eval", type=Path, help="samples that --defaults judges by, as --data")
+    parser.add_argument("what", choices=("presets", "make", "time", "table"))
+    parser.add_argument("models", type=Path, nargs="*")
+    parser.add_argument("--data", help="a folder or file, or with {} for the model's name")
+    parser.add_argument("--eval", help="samples to judge by, as --data")
+    parser.add_argument("--target", default="openvino", choices=tuple(ENGINES))
+    parser.add_argument("--engine", help="such as onnxruntime-web:FOLDER")
+    parser.add_argument("--into", type=Path, help="folder of models and figures")
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=PATTERN")
+    parser.add_argument("--seconds", type=float, default=6.0)
     given = parser.parse_args()
-    silent = slower = 0
+    engine, silent = given.engine or ENGINES[given.target], 0
+    if given.what == "table":
+        print(*table(given.into), "", *(wrong := list(faults(given.into))), sep="\n")
+        sys.exit(int(bool(wrong)))
     for model in given.models:
-        data = Path(str(given.data).format(model.stem))
-        if given.defaults:
-            judging = Path(str(given.eval or given.data).format(model.stem))
-            row = defaults(model, data, judging, given.target, given.engine, given.seconds or 5.0)
-            made = row[given.target]
-            slower += isinstance(made, dict) and bool(made.get("slower") or made.get("fault"))
-            print(json.dumps(row), flush=True)
+        data = Path(given.data.format(model.stem))
+        if given.what == "presets":
+            for row in presets(model, data, given.target, engine):
+                silent += bool(row.get("silent"))
+                print(json.dumps(row), flush=True)
             continue
-        for row in rows(model, data, given.target, given.engine, given.seconds):
-            silent += bool(row.get("silent"))
-            print(json.dumps(row), flush=True)
-    print(f"{slower} slower than float" if given.defaults else f"{silent} silent disagreements")
-    sys.exit(int(silent + slower > 0))
+        kept = given.into / given.target / f"{model.stem}.json"
+        if given.what == "time":
+            row = timed(model, data, json.loads(kept.read_text()), engine, given.seconds)
+        else:
+            judging = Path((given.eval or given.data).format(model.stem))
+            beside = dict(one.split("=", 1) for one in given.beside)
+            row = make(model, data, judging, given.into, given.target, engine, beside)
+        kept.write_text(json.dumps(row, indent=1))
+        print(json.dumps(row), flush=True)
+    if given.what == "presets":
+        print(f"{silent} silent disagreements")
+    sys.exit(int(silent > 0))
 
 
 if __name__ == "__main__":
