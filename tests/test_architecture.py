@@ -54,7 +54,8 @@ ROOMS = (
     ("explanation", "steps"),
     ("reporting",),
     ("pipeline",),
-    ("training", "web_folder"),
+    ("sessions", "training"),
+    ("web_folder",),
     ("cli",),
 )
 

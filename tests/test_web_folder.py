@@ -11,6 +11,7 @@ import onnx
 import pytest
 from conftest import Build, Samples
 from node_packages import PLACE
+from seq2seq import export_pair
 
 from onnxq import Budget
 from onnxq.engines.node import node_program
@@ -33,6 +34,24 @@ const found = await model({ input_ids, attention_mask });
 console.log(JSON.stringify([...Object.values(found)[0].data]));
 process.exit(0);
 """
+# Prints what a pair makes of some words at once, and what it goes on with, one word after the other.
+GENERATING = """
+import { AutoModelForSeq2SeqLM, Tensor, env } from "@huggingface/transformers";
+const [place, dtype] = process.argv.slice(2);
+env.allowRemoteModels = false;
+env.localModelPath = place;
+const model = await AutoModelForSeq2SeqLM.from_pretrained("pair", { dtype });
+const row = (values) => new Tensor("int64", values.map(BigInt), [1, values.length]);
+const [input_ids, attention_mask] = [row([5, 9, 17, 2, 60, 33]), row([1, 1, 1, 1, 1, 1])];
+const found = await model({ input_ids, attention_mask, decoder_input_ids: row([0, 7, 11]) });
+const words = await model.generate({ input_ids, attention_mask, max_new_tokens: 8, min_new_tokens: 8 });
+console.log(JSON.stringify({ logits: [...found.logits.data], words: [...words.data].map(Number) }));
+process.exit(0);
+"""
+needs_transformers = pytest.mark.skipif(
+    node_program() is None or not (MODULES / "@huggingface" / "transformers").is_dir(),
+    reason="@huggingface/transformers is not installed into tests/node",
+)
 
 
 @pytest.fixture
@@ -157,10 +176,7 @@ def test_bad_input_is_told_in_a_sentence(pair: Path, tmp_path: Path) -> None:
         list(write_web_folder(pair, first))
 
 
-@pytest.mark.skipif(
-    node_program() is None or not (MODULES / "@huggingface" / "transformers").is_dir(),
-    reason="@huggingface/transformers is not installed into tests/node",
-)
+@needs_transformers
 def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> None:
     list(write_web_folder(encoder, words(8, masked=True), goal=12, budget=QUICK))
     (tmp_path / "node_modules").symlink_to(MODULES.resolve())
@@ -176,3 +192,36 @@ def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> Non
     for dtype in DTYPES:
         noise = np.square(expected - embedded(dtype)).sum() / np.square(expected).sum()
         assert -10 * np.log10(noise) > 10
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transformers_js_generates_with_a_quantized_past(tmp_path: Path) -> None:
+    export_pair(tmp_path / "pair")
+    data = {"encoder_model": words(12, masked=True), "decoder_model_merged": words(12, masked=False)}
+    for one, other in zip(*data.values(), strict=True):
+        other["encoder_attention_mask"] = one["attention_mask"]
+    [written] = write_web_folder(tmp_path / "pair", data, dtypes=["q8"], budget=QUICK)
+    assert written.sqnr is not None
+    (tmp_path / "node_modules").symlink_to(MODULES.resolve())
+    script = tmp_path / "script.mjs"
+    script.write_text(GENERATING, encoding="utf-8")
+    found = {}
+    for dtype in ("fp32", "q8"):
+        command = [str(node_program()), str(script), str(tmp_path), dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        found[dtype] = json.loads(done.stdout.splitlines()[-1])
+    expected, logits = (np.array(one["logits"]) for one in found.values())
+    noise = np.square(expected - logits).sum() / np.square(expected).sum()
+    assert -10 * np.log10(noise) > 20
+    assert found["q8"]["words"] == found["fp32"]["words"]
+    assert len(found["q8"]["words"]) == 9
+
+
+def test_weights_outside_of_a_model_come_into_one_file(encoder: Path) -> None:
+    file = encoder / "onnx" / "model.onnx"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    for written in write_web_folder(encoder, words(8, masked=True), dtypes=["int8", "q4f16"], goal=12, budget=QUICK):
+        assert written.bytes == written.files[0].stat().st_size
+        assert not any(tensor.external_data for tensor in onnx.load(written.files[0]).graph.initializer)
+    assert len(list((encoder / "onnx").iterdir())) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
