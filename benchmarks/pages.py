@@ -61,7 +61,7 @@ def searches(page: Any) -> bool:
     box.fill("no node is called so")
     empty = page.locator("#node-list tbody tr").count() == 0
     box.fill("")
-    return empty and page.locator("#node-list tbody tr").count() > 0
+    return bool(empty and page.locator("#node-list tbody tr").count() > 0)
 
 
 def opens_a_region(page: Any) -> bool:
@@ -94,7 +94,7 @@ def seen(browser: Any, path: Path) -> Seen:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.on("console", lambda message: found.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: found.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (found.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("dialog", lambda dialog: found.complaints.append(f"dialog: {dialog.message}"))
     page.on("request", lambda one: found.requests.append(one.url) if one.url[:5] not in ("file:", "data:") else None)
     page.goto(path.resolve().as_uri())
     # The page's own policy forbids to wait for a condition in it.
