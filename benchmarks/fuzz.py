@@ -97,8 +97,8 @@ def fuzz_reader(folder: Path, kept: Path, executions: int, seed: int) -> dict[st
 
 def seeds() -> Iterator[bytes]:
     """Yield models to start from: a bit of everything, and those made to hurt that are small."""
-    bad_models = hostile_models()
-    yield bad_models.victim().SerializeToString()
+    bad_models, damaged = hostile_models()
+    yield damaged.victim().SerializeToString()
     for build in bad_models.MODELS.values():
         data = build().SerializeToString()
         if len(data) < 1 << 14:
@@ -165,13 +165,13 @@ def read_damaged(folder: Path, kept: Path, executions: int, seed: int) -> None:
 
 def fuzz_quantize(folder: Path, kept: Path, executions: int, seed: int) -> dict[str, Any]:
     """Quantize damaged models in processes that are replaced when they die, and return the counts."""
-    bad_models = hostile_models()
-    victim = bad_models.victim()
+    _, damaged = hostile_models()
+    victim = damaged.victim()
     data = victim.SerializeToString()
     chance = random.Random(seed)
-    damaged = bad_models.mutations(data, executions, seed)
+    mutations = damaged.mutations(data, executions, seed)
     for index in range(executions):
-        found = next(damaged) if index % 2 else with_changed_fields(victim, chance)
+        found = next(mutations) if index % 2 else with_changed_fields(victim, chance)
         (folder / f"{index}.onnx").write_bytes(found)
     start = time.perf_counter()
     waiting = [str(folder / f"{index}.onnx") for index in range(executions)]
@@ -262,10 +262,11 @@ def changed(value: Any, chance: random.Random) -> Any:
 
 
 def hostile_models() -> Any:
-    sys.path.insert(0, str(HOSTILE))
-    import bad_models  # type: ignore[import-not-found, unused-ignore]
+    """Return the modules of models that were made to hurt, and of one that is damaged in many ways."""
+    sys.path.insert(0, str(HOSTILE.parent))
+    from hostile import bad_models, damaged  # type: ignore[import-not-found, unused-ignore]
 
-    return bad_models
+    return bad_models, damaged
 
 
 if __name__ == "__main__":

@@ -2,123 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import ModelProto, numpy_helper, parser
-
-from onnxq.graph import Changes, Graph, Node, Pass, scopes
-from onnxq.modelfile import as_graph, to_model
-from onnxq.onnx_tools import infer_shapes
-from onnxq.passes import NameNodes
-from onnxq.runtime import open_session, run
-
-Array = npt.NDArray[Any]
+from coded_models import quantized_in_each_run, quantized_operators, quantized_pairs, quantized_weights_in_a_body
+from model_texts import batch_norm, model, values
+from onnx import ModelProto
 
 TRAINED = Path(__file__).parents[1] / "models"
 _ZOO: dict[str, Callable[[], ModelProto]] = {}
-
-
-def values(*shape: int, seed: int = 0, dtype: npt.DTypeLike = np.float32, scale: float = 0.5) -> Array:
-    """Normally distributed numbers, the same for the same arguments."""
-    return (np.random.default_rng([seed, *shape]).normal(size=shape) * scale).astype(dtype)
-
-
-def variances(*shape: int, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> Array:
-    return np.random.default_rng([seed, *shape]).uniform(0.5, 2.0, shape).astype(dtype)
-
-
-def model(text: str, *, opset: int = 17, ir_version: int = 8, functions: str = "", **weights: Array) -> ModelProto:
-    """A model of a graph in text form; the keywords become its initializers."""
-    header = f'<ir_version: {ir_version}, opset_import: ["" : {opset}, "local" : 1]>'
-    made = parser.parse_model(f"{header} {text} {functions}")
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return made
-
-
-def batch_norm(prefix: str, channels: int, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> dict[str, Array]:
-    """Scale, shift, mean and variance of a BatchNormalization, named after ``prefix``."""
-    return {
-        f"{prefix}s": values(channels, seed=seed, dtype=dtype) + np.array(1, dtype),
-        f"{prefix}b": values(channels, seed=seed + 1, dtype=dtype),
-        f"{prefix}m": values(channels, seed=seed + 2, dtype=dtype),
-        f"{prefix}v": variances(channels, seed=seed + 3, dtype=dtype),
-    }
-
-
-def sample(model: ModelProto, seed: int = 0, free: int = 2) -> dict[str, Array]:
-    """Random inputs; free dimensions get the extent ``free``, conditions are true for even seeds."""
-    generator = np.random.default_rng(seed)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    found = {}
-    for info in model.graph.input:
-        if info.name in stored:
-            continue
-        shape = [dimension.dim_value or free for dimension in info.type.tensor_type.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-        if dtype == np.bool_:
-            found[info.name] = np.full(shape, seed % 2 == 0)
-        else:
-            found[info.name] = np.asarray(generator.normal(size=shape)).astype(dtype)
-    return found
-
-
-def outputs(model: ModelProto | Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What onnxruntime computes, by output name, without optimisation, so that a difference is the model's."""
-    proto = to_model(model) if isinstance(model, Graph) else model
-    session = open_session(proto, threads=1, optimize=False)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, run(session, inputs), strict=True))
-
-
-def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The largest error of any output, relative to that output's largest magnitude; infinite for another shape."""
-    assert found.keys() == expected.keys()
-    worst = 0.0
-    for name, array in expected.items():
-        if found[name].shape != array.shape or found[name].dtype != array.dtype:
-            return float("inf")
-        if array.size:
-            error = np.abs(found[name].astype(np.float64) - array.astype(np.float64)).max()
-            worst = max(worst, float(error / max(np.abs(array.astype(np.float64)).max(), 1e-30)))
-    return worst
-
-
-def named_graph(made: ModelProto | Graph) -> Graph:
-    """The model as most passes get it: every node has a name, every tensor a shape."""
-    graph = as_graph(made)
-    NameNodes().apply(graph)
-    infer_shapes(graph)
-    return graph
-
-
-def apply_once(step: Pass, graph: Graph) -> Changes:
-    """Apply a pass; a second time there is nothing left to do."""
-    changes = step.apply(graph)
-    assert not step.apply(graph)
-    return changes
-
-
-def nodes(graph: Graph, op: str = "") -> list[Node]:
-    """The nodes of all scopes, or those of one op type."""
-    return [node for scope in scopes(graph) for node in scope.nodes if op in ("", node.op)]
-
-
-def ops(graph: Graph) -> list[str]:
-    return [node.op for node in nodes(graph)]
-
-
-def node_named(graph: Graph, name: str) -> Node:
-    (found,) = (node for node in nodes(graph) if node.name == name)
-    return found
-
-
-def initializer_names(model: ModelProto) -> set[str]:
-    return {tensor.name for tensor in model.graph.initializer}
 
 
 def zoo() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
@@ -341,60 +235,8 @@ def no_weights() -> ModelProto:
     return model("g (float[N, 4] x) => (float[N, 4] y) { y = Add(x, x) }")
 
 
-def codes(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).integers(-127, 128, shape).astype(np.int8)
-
-
-@_entry
-def quantized_pairs() -> ModelProto:
-    return model(
-        """g (float[N, 16] x) => (float[N, 8] y) {
-            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
-            w = DequantizeLinear <axis = 1> (wq, ws)  b = DequantizeLinear(bq, bs)
-            [dot] c = Gemm(a, w, b)  t = Tanh(c)
-            r = QuantizeLinear(t, u, v)  m = Reshape(r, to)  y = DequantizeLinear(m, u, v)
-        }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32), bq=codes(8).astype(np.int32),
-        bs=np.array(0.001, np.float32), s=np.array(0.03, np.float32), z=np.array(120, np.uint8),
-        u=np.array(1 / 128, np.float32), v=np.array(0, np.int8), to=np.array([-1, 8]),
-    )  # fmt: skip
-
-
-@_entry
-def quantized_operators() -> ModelProto:
-    return model(
-        """g (float[N, 4, 6, 6] x) => (float[N, 8, 4, 4] y) {
-            q = QuantizeLinear(x, s, z)
-            [conv] r = QLinearConv(q, s, z, wq, ws, wz, t, z)
-            y = DequantizeLinear(r, t, z)
-        }""",
-        wq=codes(8, 4, 3, 3), ws=np.full(8, 0.004, np.float32), wz=np.zeros(8, np.int8),
-        s=np.array(0.03, np.float32), z=np.array(120, np.uint8), t=np.array(0.05, np.float32),
-    )  # fmt: skip
-
-
-@_entry
-def quantized_in_each_run() -> ModelProto:
-    return model(
-        """g (float[N, 16] x) => (float[N, 8] y) {
-            q, s, z = DynamicQuantizeLinear(x)  f = Mul(s, ws)
-            [dot] a = MatMulInteger(q, wq, z)  b = Cast <to = 1> (a)  y = Mul(b, f)
-        }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
-    )  # fmt: skip
-
-
-@_entry
-def quantized_weights_in_a_body() -> ModelProto:
-    return model(
-        """g (float[N, 16] x, bool c) => (float[N, 8] y) {
-            d = Cast <to = 1> (wq)  w = Mul(d, ws)
-            [branch] y = If (c) <
-                then_branch = yes () => (float[N, 8] t) { [yes] t = MatMul(x, w) },
-                else_branch = no () => (float[N, 8] e) { [no] k = MatMul(x, w) e = Neg(k) }>
-        }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
-    )  # fmt: skip
+for _build in (quantized_pairs, quantized_operators, quantized_in_each_run, quantized_weights_in_a_body):
+    _entry(_build)
 
 
 def _at_opset(opset: int) -> ModelProto:

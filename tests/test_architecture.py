@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnxq"
-LONGEST_FILE = 350
+LONGEST_FILE = 300
 # An entry point of one line, and packages that only export names.
 UNTESTED = {"__init__", "__main__"}
 # The model layer shows its inner modules only through these.
@@ -142,9 +142,9 @@ def test_no_module_is_a_drawer_for_odds_and_ends(path: Path) -> None:
     assert not {"util", "utils", "helper", "helpers", "common", "manager", "misc"} & set(path.stem.split("_"))
 
 
-@pytest.mark.parametrize("path", modules(), ids=module_name)
+@pytest.mark.parametrize("path", [*modules(), *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.stem)
 def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST_FILE
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if path.stem not in UNTESTED], ids=module_name)

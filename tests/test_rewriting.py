@@ -11,7 +11,8 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from conftest import Build, Samples
-from model_zoo import difference, identities, if_bodies_that_share_a_captured_weight, outputs, sample
+from model_texts import difference, outputs, sample
+from model_zoo import identities, if_bodies_that_share_a_captured_weight
 from onnx import ModelProto, helper
 
 import onnxq

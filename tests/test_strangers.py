@@ -11,7 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from conftest import Build, Samples
-from model_zoo import difference, outputs
+from model_texts import difference, outputs
 from onnx import ModelProto
 
 import onnxq

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from observations import wanted
 
+from execution.resumed_samples import INTERRUPTED, MODEL, SAMPLES, TAPS, Failing, ReadingFailedError, reused, whole
 from onnxq.errors import DataError, OutputError, SchemeError
-from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sample_extremes import SampleExtremes
 from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
@@ -23,12 +19,6 @@ from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkp
 from onnxq.execution.runner import collect
 from onnxq.execution.workers import Cluster, Processes
 from onnxq.samples.inputs import Sample
-
-MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
-CALIB = MODEL.parent / "data" / "calib.npz"
-SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(CALIB)["image"][:48]]
-TAPS = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type in ("Conv", "Relu")]
-INTERRUPTED = 24
 
 
 @pytest.mark.parametrize(
@@ -57,20 +47,6 @@ def test_what_is_no_size_or_number_of_processes_is_refused_at_once(given: dict[s
         Collection(**given)
 
 
-class ReadingFailedError(Exception):
-    pass
-
-
-class Failing(list[Sample]):
-    """Samples of which reading all fails in the middle, once a first sample has been asked for."""
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        for index, sample in enumerate(super().__iter__()):
-            if index == INTERRUPTED:
-                raise ReadingFailedError
-            yield sample
-
-
 @pytest.fixture
 def notices() -> list[str]:
     return []
@@ -87,16 +63,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(resume, "collect", noted)
     return seen
-
-
-def whole(taps: list[str] = TAPS, samples: list[Sample] = SAMPLES) -> Evidence:
-    return calibrate_tensors(MODEL, samples, wanted(taps), Collection())
-
-
-def reused(path: Path, notices: list[str], **changes: object) -> Evidence:
-    given = {"samples": SAMPLES, "requests": wanted(TAPS), "model": MODEL, "collection": Collection()} | changes
-    given["collection"] = dataclasses.replace(given["collection"], reuse=path, notice=notices.append)  # type: ignore[type-var]
-    return calibrate_tensors(**given)  # type: ignore[arg-type]
 
 
 def test_statistics_say_what_they_are_of() -> None:
@@ -303,56 +269,3 @@ def test_a_memory_budget_splits_the_taps_and_does_not_show(
     assert given <= least <= 1 + waiting + kept + 1
     enough_memory = dataclasses.replace(collection, memory=least * 10**6, checkpoint=None)
     assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), enough_memory) == whole()
-
-
-PROGRAM = """
-import os, random, signal, sys, time
-from pathlib import Path
-import onnxruntime
-from observations import wanted
-from test_resume import MODEL, SAMPLES, TAPS
-from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.provenance import sample_digest
-from onnxq.evidence.sample_extremes import SampleExtremes
-from onnxq.evidence.storage import save_statistics
-
-whole, output = map(Path, sys.argv[1:])
-moments, kills, finished, kept = random.Random(0), 0, 0, 0
-how = Collection(checkpoint=output, seconds=0)
-while kills < 20 or not finished:
-    kept += any(output.parent.iterdir())
-    child = os.fork()
-    if not child:
-        save_statistics(calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), how), output)
-        discard_checkpoints(output)
-        os._exit(0)
-    time.sleep(moments.uniform(0, 0.3))
-    os.kill(child, signal.SIGKILL)
-    kills += os.waitpid(child, 0)[1] == signal.SIGKILL
-    if output.exists():
-        finished += 1
-        assert output.read_bytes() == whole.read_bytes()
-        for path in output.parent.iterdir():
-            path.unlink()
-print(kills, finished, kept)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that it forks")
-def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "output").mkdir()
-    save_statistics(whole(), tmp_path / "whole.npz")
-    arguments = [tmp_path / "program.py", tmp_path / "whole.npz", tmp_path / "output" / "s.npz"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent), *sys.path])
-    }
-    run = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    kills, finished, kept = map(int, run.stdout.split())
-    assert kills >= 20
-    assert finished >= 1
-    assert kept >= 1

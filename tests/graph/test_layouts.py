@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from model_zoo import difference, model, named_graph, outputs, sample, values
+from model_texts import difference, model, named_graph, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.graph import Graph, Names, Node, Variable, toposort

@@ -7,16 +7,8 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
 import pytest
-from model_zoo import (
-    batch_norm_chain,
-    difference,
-    if_bodies_that_share_a_captured_weight,
-    model,
-    ops,
-    outputs,
-    sample,
-    values,
-)
+from model_texts import difference, model, ops, outputs, sample, values
+from model_zoo import batch_norm_chain, if_bodies_that_share_a_captured_weight
 
 from onnxq.errors import ModelError, OnnxqError, PassError
 from onnxq.graph import Changes, Graph, Node, Pass, Pipeline, Variable, scopes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import model
+from model_texts import model
 
 from onnxq.graph import Operators, Variable, constant
 from onnxq.graph.patterns import find

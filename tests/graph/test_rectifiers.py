@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import model, named_graph, outputs
+from model_texts import model, named_graph, outputs
 
 from onnxq.graph import RewriteRule
 from onnxq.graph.rectifiers import first_opset, rectified

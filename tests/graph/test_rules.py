@@ -2,78 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from model_zoo import difference, model, nodes, ops, outputs, sample, values
-from onnx import ModelProto
+from example_rules import (
+    POWER,
+    Endless,
+    IllTyped,
+    NegatedDifference,
+    Negations,
+    NoPattern,
+    NoTensor,
+    Raising,
+    SmallPowers,
+    SplitExponential,
+    Twice,
+    TwoForOne,
+    WrongType,
+    applied,
+)
+from model_texts import model, nodes, ops, values
 
 from onnxq.errors import PassError
 from onnxq.graph import Call, Changes, Graph, Match, New, Node, Operators, RewriteRule, RewriteRules, Variable
 from onnxq.modelfile import as_graph, to_model
-
-POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
-
-
-class Twice(RewriteRule):
-    """x + x is 2 * x."""
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Add(op.any("x"), op.any("x"))
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Mul(found.x, 2.0)
-
-
-class Negations(RewriteRule):
-    """-(-x) is x."""
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Neg(op.Neg(op.any("x")))
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return found.x
-
-
-class NegatedDifference(RewriteRule):
-    """-(a - b) is b - a."""
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Neg(op.Sub(op.any("a"), op.any("b")))
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Sub(found.b, found.a)
-
-
-@dataclass(frozen=True)
-class SmallPowers(RewriteRule):
-    """Powers of small whole exponents are products."""
-
-    largest: int = 3
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Pow(op.any("x"), op.scalar("exponent"))
-
-    def obstacle(self, found: Match) -> str:
-        exponent = found.exponent.values.item()
-        return "" if exponent in range(2, self.largest + 1) else f"its exponent is {exponent}"
-
-    def replacement(self, new: New, found: Match) -> Any:
-        made = found.x
-        for _ in range(int(found.exponent.values.item()) - 1):
-            made = new.Mul(made, found.x)
-        return made
-
-
-def applied(rule: RewriteRule | RewriteRules, made: ModelProto) -> tuple[Graph, Changes]:
-    graph = as_graph(made)
-    changes = rule.apply(graph)
-    for seed in (0, 1):
-        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 1e-6
-    assert not rule.apply(graph)
-    return graph, changes
 
 
 def test_a_match_is_replaced_and_the_new_node_has_a_type() -> None:
@@ -218,16 +171,6 @@ def test_a_new_node_knows_those_that_went_however_often_it_was_replaced() -> Non
     assert origins(graph) == {"m": (("m", "Neg"), ("n", "Neg"), ("d", "Sub")), "k": ()}
 
 
-class SplitExponential(RewriteRule):
-    """The exponential of a sum, which others may read too, is a product of exponentials."""
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Exp(op.Add(op.any("a"), op.any("b"), name="sum", shared=True), name="exp")
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.named(found.sum, new.Mul(new.like(found.exp, found.a), new.like(found.exp, found.b)))
-
-
 def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> None:
     text = "g (float[4] x, float[4] z) => (float[4] y) {{ [s] s = Add(x, z) [e] e = Exp(s) y = {} }}"
     graph, _ = applied(SplitExponential(), model(text.format("Neg(e)")))
@@ -245,58 +188,6 @@ def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> N
         "e.Mul": (("e", "Exp"),),
         "": (),
     }
-
-
-class Endless(RewriteRule):
-    """x + y is y + x, forever."""
-
-    def pattern(self, op: Operators) -> Call:
-        return op.Add(op.any("a"), op.any("b"))
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Add(found.b, found.a)
-
-
-class WrongType(Endless):
-    """Gives another type."""
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Cast(found.a, to=10)
-
-
-class IllTyped(Endless):
-    """Makes a node that cannot be."""
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.MatMul(found.a, np.zeros((7, 7), np.float32))
-
-
-class Raising(Endless):
-    """Is wrong."""
-
-    def replacement(self, new: New, found: Match) -> Any:
-        raise LookupError("nothing")
-
-
-class TwoForOne(Endless):
-    """Gives too much."""
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return [found.a, found.b]
-
-
-class NoTensor(Endless):
-    """Gives something else."""
-
-    def replacement(self, new: New, found: Match) -> Any:
-        return "a"
-
-
-class NoPattern(Endless):
-    """Looks for anything."""
-
-    def pattern(self, op: Operators) -> Any:
-        return op.any("x")
 
 
 @pytest.mark.parametrize(

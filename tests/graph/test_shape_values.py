@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_zoo import model
+from model_texts import model
 from onnx.reference import ReferenceEvaluator
 
 from onnxq.graph import Graph

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto
 
-from hostile import bad_models
+from hostile import bad_models, bad_nesting, bad_parts, damaged
 from onnxq.errors import ModelError
 from onnxq.modelfile import read_model
 
@@ -92,8 +92,8 @@ def test_nothing_is_written_beside_the_outputs(ended: tuple[Path, dict[str, str]
 
 
 def check_mutations(count: int, seed: int, folder: Path) -> dict[str, str]:
-    data = bad_models.victim().SerializeToString()
-    for index, mutated in enumerate(bad_models.mutations(data, count, seed)):
+    data = damaged.victim().SerializeToString()
+    for index, mutated in enumerate(damaged.mutations(data, count, seed)):
         (folder / f"{index}.onnx").write_bytes(mutated)
     outcomes = quantize_all(folder)
     assert len(outcomes) == count
@@ -115,12 +115,12 @@ def test_many_damaged_copies_of_a_model_are_quantized_or_refused(seed: int, tmp_
 
 
 def test_a_file_of_control_flow_a_thousand_deep_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "deep.onnx").write_bytes(bad_models.nested_bytes(1000))
+    (tmp_path / "deep.onnx").write_bytes(bad_nesting.nested_bytes(1000))
     assert quantize_all(tmp_path)["deep"].startswith("ModelError: ")
 
 
 def test_a_message_of_control_flow_a_thousand_deep_is_refused() -> None:
-    model = bad_models.sound()
+    model = bad_parts.sound()
     graph = model.graph
     for _ in range(1000):
         node = graph.node.add(op_type="If", input=["b"], output=["c"])
@@ -166,7 +166,7 @@ def read_outside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     outside = tmp_path_factory.mktemp("outside")
     folder = outside / "models"
     folder.mkdir()
-    values = bad_models.sound().graph.initializer[0].raw_data
+    values = bad_parts.sound().graph.initializer[0].raw_data
     (folder / "weights.bin").write_bytes(values * 2)
     (outside / "outside.bin").write_bytes(values * 2)
     (folder / "link to a file outside").symlink_to("../outside.bin")
@@ -175,7 +175,7 @@ def read_outside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     (folder / "link to itself").symlink_to("link to itself")
     os.mkfifo(folder / "pipe")
     for index, (entries, _) in enumerate(EXTERNAL):
-        model = bad_models.sound()
+        model = bad_parts.sound()
         weight = model.graph.initializer[0]
         weight.ClearField("raw_data")
         weight.data_location = TensorProto.EXTERNAL
@@ -204,9 +204,9 @@ def test_external_data_is_read_from_the_folder_alone(
 def test_weights_whose_external_data_overlaps_are_read_each_by_itself(
     offset: int, expected: str, tmp_path: Path
 ) -> None:
-    values = bad_models.sound().graph.initializer[0].raw_data
+    values = bad_parts.sound().graph.initializer[0].raw_data
     (tmp_path / "weights.bin").write_bytes(values * 2)
-    model = bad_models.sound("y = MatMul(b, v)", v=np.eye(16, dtype=np.float32))
+    model = bad_parts.sound("y = MatMul(b, v)", v=np.eye(16, dtype=np.float32))
     for weight, start in zip(model.graph.initializer, (0, offset), strict=True):
         weight.ClearField("raw_data")
         weight.data_location = TensorProto.EXTERNAL

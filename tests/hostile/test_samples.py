@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import pickle
 import struct
 import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from observations import evidence
 from onnx import TensorProto, numpy_helper
 from PIL import Image
 
+from hostile.bad_samples import Bomb, npy_bytes, npy_claiming, png_claiming, write_zip, zeros, zipped
 from onnxq.errors import DataError
 from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.samples.data import ImageOptions, Input, open_samples
@@ -26,34 +24,6 @@ from onnxq.samples.data import ImageOptions, Input, open_samples
 FLOAT = np.dtype(np.float32)
 X = (Input("x", FLOAT, ("N", 2)),)
 IMAGE = (Input("x", FLOAT, (1, 3, 8, 8)),)
-
-
-class Bomb:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array)
-    return stream.getvalue()
-
-
-def npy_claiming(shape: str, descr: str = "'<f4'") -> bytes:
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
-
-
-def write_zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return path
 
 
 def read_all(path: Path, inputs: tuple[Input, ...] = X) -> int:
@@ -95,16 +65,6 @@ def test_a_compressed_member_that_unpacks_beyond_the_limit_is_refused(
     path = write_zip(tmp_path / "a.npz", {"x.npy": zeros}, zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match=r"a.npz: 'x' unpacks to 8\d\d\d bytes, expected at most 1000"):
         read_all(path)
-
-
-def zeros(path: Path, mebibytes: int, compression: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Write an archive of one array of zeros, holding one mebibyte in memory."""
-    header = npy_claiming(f"({mebibytes * 2**17}, 2)")[:-64]
-    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("x.npy", "w") as member:
-        member.write(header)
-        for _ in range(mebibytes):
-            member.write(bytes(2**20))
-    return path
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -223,16 +183,6 @@ def test_a_damaged_tensor_file_is_refused(kind: str, tmp_path: Path) -> None:
         read_all(tmp_path)
 
 
-def png_claiming(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
-    )
-
-
 @pytest.mark.parametrize("side", [10_000, 60_000])
 def test_an_image_bomb_is_refused(side: int, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png_claiming(side, side))
@@ -262,14 +212,6 @@ SEEDS = {
     "a.npy": npy_bytes(np.zeros((3, 2), np.float32)),
     "a.pb": numpy_helper.from_array(np.zeros((3, 2), np.float32), "x").SerializeToString(),
 }
-
-
-def zipped(data: bytes, compression: int) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", compression) as archive:
-        archive.writestr("x.npy", data)
-    return stream.getvalue()
-
 
 SEEDS |= {"b.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_STORED), "c.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_DEFLATED)}
 

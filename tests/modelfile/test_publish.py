@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from publishing_processes import ENDS_AT_RENAME, FOR_EVER, OFTEN, needs_locks, process
 
 from onnxq.errors import OutputError
 from onnxq.modelfile.publish import (
@@ -169,52 +166,6 @@ def test_other_errors_while_staging_are_not_taken_for_a_full_disk(tmp_path: Path
         (folder / "missing").read_text()
     with pytest.raises(OutputError, match=r"^mine$"), staging(tmp_path / "model.onnx"):
         raise OutputError("mine")
-
-
-# --- killed processes ---------------------------------------------------------------------------------------------
-
-needs_locks = pytest.mark.skipif(not hasattr(os, "fork"), reason="folders cannot be locked")
-
-WRITE = """
-    import os, sys
-    from pathlib import Path
-    from onnxq.modelfile.publish import data_file, publish, staging
-
-    def write(output, text):
-        with staging(output) as folder:
-            staged = folder / output.name
-            staged.write_text(text)
-            data_file(staged).write_text(text)
-            publish(staged, output)
-
-    output = Path(sys.argv[1])
-"""
-FOR_EVER = """
-    sys.stdout.write("ready")
-    sys.stdout.flush()
-    for number in range(10**9):
-        write(output, str(number))
-"""
-OFTEN = """
-    for number in range(150):
-        write(output, f"{os.getpid()} {number}")
-"""
-ENDS_AT_RENAME = """
-    rename, left = Path.replace, int(sys.argv[2])
-    def replace(path, target):
-        global left
-        left -= 1
-        if left < 0:
-            os._exit(9)
-        return rename(path, target)
-    Path.replace = replace
-    write(output, "new")
-"""
-
-
-def process(program: str, *arguments: object) -> subprocess.Popen[bytes]:
-    text = textwrap.dedent(WRITE) + textwrap.dedent(program)
-    return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE)
 
 
 @needs_locks

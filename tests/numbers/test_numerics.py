@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from functools import cache
 
 import numpy as np
 import onnx
@@ -12,7 +11,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from ranges_and_formats import (
+    INTEGERS,
+    LARGEST,
+    NARROW,
+    QUANTIZED,
+    TINY,
+    UINT8,
+    every_quantized,
+    finite,
+    formats,
+    signed_formats,
+)
 
 from onnxq.numbers.formats import FORMATS, Format
 from onnxq.numbers.numerics import (
@@ -23,23 +33,6 @@ from onnxq.numbers.numerics import (
     signal_to_noise,
     weight_range,
 )
-from onnxq.numbers.packing import pack
-from onnxq.runtime import Session, open_session, run
-
-UINT8 = FORMATS["uint8"]
-NARROW = FORMATS["int8-narrow"]
-TINY = np.finfo(np.float32).tiny
-LARGEST = float(np.finfo(np.float32).max)
-
-# onnxruntime has no QuantizeLinear to int32, and numpy no arrays of the smaller codes that it gives.
-QUANTIZED = [format for format in FORMATS.values() if not format.is_float and format.bits in (8, 16)]
-INTEGERS = [format for format in FORMATS.values() if not format.is_float]
-every_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=lambda format: format.name)
-
-finite = st.floats(-LARGEST, LARGEST, width=32)
-formats = st.sampled_from(INTEGERS)
-signed_formats = st.sampled_from([format for format in FORMATS.values() if format.signed])
-
 
 # --- published values -----------------------------------------------------------------------------------------------
 
@@ -92,103 +85,6 @@ def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
 ) -> None:
     parameters = parameters_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
     assert parameters.scale == np.float32(scale)
-
-
-# --- onnxruntime, bit for bit ---------------------------------------------------------------------------------------
-
-
-@cache
-def session(op: str, onnx_type: int, axis: int | None) -> Session:
-    scale_shape = [] if axis is None else [None]
-    stored, real = helper.make_tensor_value_info, TensorProto.FLOAT
-    source, result = (real, onnx_type) if op == "QuantizeLinear" else (onnx_type, real)
-    node = helper.make_node(op, ["x", "scale", "zero"], ["y"], **({} if axis is None else {"axis": axis}))
-    graph = helper.make_graph(
-        [node],
-        "one",
-        [stored("x", source, None), stored("scale", real, scale_shape), stored("zero", onnx_type, scale_shape)],
-        [stored("y", result, None)],
-    )
-    return open_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-
-
-def onnxruntime_codes(
-    values: NDArray[np.float32],
-    scale: NDArray[np.float32],
-    zero_point: NDArray[np.generic],
-    format: Format,
-    **axis: int,
-) -> NDArray[np.int64]:
-    """Quantize with onnxruntime, which knows whole types only, and clip to the codes that the format uses."""
-    feeds = {"x": values, "scale": scale, "zero": zero_point.astype(format.dtype)}
-    codes = run(session("QuantizeLinear", format.onnx_type, axis.get("axis")), feeds)[0]
-    return np.clip(codes.astype(np.int64), format.minimum, format.maximum)
-
-
-def edge_values(scale: float) -> NDArray[np.float32]:
-    """Return ties and their neighbours, all codes, values beyond them, and infinities."""
-    codes = np.arange(-300, 300, dtype=np.float64)
-    ties = (np.concatenate([codes, codes + 0.5]) * scale).astype(np.float32)
-    near = np.concatenate([np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
-    rest = np.array([0.0, -0.0, 1e-40, -1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, 7e4 * scale, -7e4 * scale], np.float32)
-    return np.concatenate([ties, near, rest])
-
-
-@every_quantized
-@pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 0.0235294122248888, 3.1e-5, 1e30])
-def test_codes_are_those_of_onnxruntime(format: Format, scale: float) -> None:
-    values = edge_values(scale)
-    for zero_point in {0, format.minimum, format.maximum, (format.minimum + format.maximum) // 3}:
-        zero = np.array(zero_point, format.dtype)
-        with np.errstate(over="ignore"):
-            ours = quantize(values, Parameters(np.array(scale, np.float32), zero), format).codes
-        np.testing.assert_array_equal(ours, onnxruntime_codes(values, np.array(scale, np.float32), zero, format))
-
-
-@every_quantized
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_codes_per_axis_are_those_of_onnxruntime(format: Format, axis: int) -> None:
-    generator = np.random.default_rng(axis)
-    values = generator.normal(0, 3, (4, 5, 6)).astype(np.float32)
-    extent = values.shape[axis]
-    scale = generator.uniform(0.001, 0.1, extent).astype(np.float32)
-    zero = generator.integers(format.minimum, format.maximum, extent).astype(format.dtype)
-    shape = [extent if index == axis else 1 for index in range(3)]
-    ours = quantize(values, Parameters(scale.reshape(shape), zero.reshape(shape)), format)
-    np.testing.assert_array_equal(ours.codes, onnxruntime_codes(values, scale, zero, format, axis=axis))
-    feeds = {"x": ours.codes, "scale": scale, "zero": zero}
-    decoded = run(session("DequantizeLinear", format.onnx_type, axis), feeds)[0]
-    np.testing.assert_array_equal(ours.dequantize(), decoded)
-
-
-@every_quantized
-def test_every_code_decodes_as_in_onnxruntime(format: Format) -> None:
-    codes = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
-    for scale in (1.0, 0.1, 1.1754944e-38, 1e33):
-        for zero_point in {0, format.minimum, format.maximum}:
-            zero = np.array(zero_point, format.dtype)
-            feeds = {"x": codes, "scale": np.array(scale, np.float32), "zero": zero}
-            expected = run(session("DequantizeLinear", format.onnx_type, None), feeds)[0]
-            parameters = Parameters(np.array(scale, np.float32), zero)
-            np.testing.assert_array_equal(dequantize(codes, parameters, format), expected)
-
-
-def test_int32_biases_decode_as_in_onnxruntime() -> None:
-    codes = np.array([-(2**31), -(2**30) - 1, -1, 0, 1, 2**24 + 1, 2**31 - 1], np.int32)
-    scale = np.array(3.7e-5, np.float32)
-    feeds = {"x": codes, "scale": scale, "zero": np.zeros((), np.int32)}
-    expected = run(session("DequantizeLinear", TensorProto.INT32, None), feeds)[0]
-    np.testing.assert_array_equal(dequantize(codes, Parameters(scale, None), FORMATS["int32"]), expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from(QUANTIZED))
-def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Format) -> None:
-    values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
-    scale = np.array(data.draw(st.floats(2.0**-13, 2.0**13, width=32)), np.float32)
-    zero = np.array(data.draw(st.integers(format.minimum, format.maximum)), format.dtype)
-    ours = quantize(values, Parameters(scale, zero), format).codes
-    np.testing.assert_array_equal(ours, onnxruntime_codes(values, scale, zero, format))
 
 
 # --- algebra --------------------------------------------------------------------------------------------------------
@@ -280,95 +176,6 @@ def test_what_was_quantized_is_quantized_to_the_same_codes(format: Format, seed:
     zero = np.array(generator.integers(format.minimum, format.maximum), format.dtype)
     parameters = Parameters(np.array(generator.uniform(1e-3, 10), np.float32), zero)
     np.testing.assert_array_equal(quantize(dequantize(codes, parameters, format), parameters, format).codes, codes)
-
-
-@settings(deadline=None)
-@given(
-    st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 2**32 - 1)
-)
-def test_a_blocked_scale_equals_the_repeated_one(
-    rows: int, columns: int, height: int, width: int, symmetric: bool, seed: int
-) -> None:
-    generator = np.random.default_rng(seed)
-    values = generator.normal(0, 5, (rows * height, columns * width)).astype(np.float32)
-    low, high = generator.uniform(-9, -1, (rows, columns)), generator.uniform(1, 9, (rows, columns))
-    format = NARROW if symmetric else UINT8
-    blocked = parameters_from_range(low, high, format, symmetric=symmetric)
-
-    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
-        return np.kron(parameter, np.ones((height, width), parameter.dtype))
-
-    zero = None if blocked.zero_point is None else spread(blocked.zero_point)
-    repeated = Parameters(spread(blocked.scale), zero)
-    one, other = quantize(values, blocked, format), quantize(values, repeated, format)
-    np.testing.assert_array_equal(one.codes, other.codes)
-    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
-
-
-@pytest.mark.parametrize("format", [one for one in FORMATS.values() if one.bits <= 8], ids=lambda one: one.name)
-@pytest.mark.parametrize("scale", [1.0, 0.1, 3.0, 1e-30, 1e30])
-def test_every_code_of_a_small_format_comes_back(format: Format, scale: float) -> None:
-    finite = (format.values >= format.minimum) & (format.values <= format.maximum)
-    codes = format.round(format.values[finite])
-    parameters = Parameters(np.full((1,), scale, np.float32), None)
-    values = dequantize(codes, parameters, format)
-    np.testing.assert_array_equal(values, format.values[finite] * np.float32(scale))
-    assert quantize(values, parameters, format).codes.tobytes() == codes.tobytes()
-
-
-shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
-
-
-@settings(deadline=None, max_examples=150)
-@given(shapes, st.data(), st.sampled_from(list(FORMATS.values())), st.integers(0, 2**32 - 1))
-def test_partial_blocks_equal_the_repeated_scale(
-    shape: tuple[int, ...], data: st.DataObject, format: Format, seed: int
-) -> None:
-    generator = np.random.default_rng(seed)
-    block = tuple(data.draw(st.integers(1, extent + 1)) for extent in shape)
-    grid = tuple(-(-extent // length) for extent, length in zip(shape, block, strict=True))
-    values = generator.normal(0, 5, shape).astype(np.float32)
-    scale = generator.uniform(0.01, 2, grid).astype(np.float32)
-    level = np.float32(generator.uniform(0.5, 2)) if data.draw(st.booleans()) else None
-    zero = None
-    if not format.is_float and data.draw(st.booleans()):
-        zero = generator.integers(format.minimum, format.maximum, grid).astype(format.dtype)
-
-    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
-        return parameter[np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))]
-
-    repeated = Parameters(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
-    one = quantize(values, Parameters(scale, zero, level, block), format)
-    other = quantize(values, repeated, format)
-    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
-    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
-    plain = format.round(values / repeated.scale) if zero is None else one.codes
-    np.testing.assert_array_equal(one.codes.view(np.uint8), plain.view(np.uint8))
-
-
-BLOCKED = [name for name in FORMATS if name not in ("int32", "nf4") and name[:6] not in ("float4", "float6")]
-
-
-@pytest.mark.parametrize("name", BLOCKED)
-@pytest.mark.parametrize(("axis", "length"), [(0, 4), (1, 3), (1, 4)])
-def test_blocks_decode_as_in_onnxruntime(name: str, axis: int, length: int) -> None:
-    format, generator = FORMATS[name], np.random.default_rng(length)
-    values = generator.normal(0, 3, (8, 10)).astype(np.float32)
-    block = tuple(length if index == axis else 1 for index in range(2))
-    grid = tuple(-(-extent // size) for extent, size in zip(values.shape, block, strict=True))
-    scale = generator.uniform(0.01, 0.9, grid).astype(np.float32)
-    ours = quantize(values, Parameters(scale, None, block=block), format)
-    codes = helper.make_tensor("codes", format.onnx_type, values.shape, pack(ours.codes, format).tobytes(), raw=True)
-    node = helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], axis=axis, block_size=length)
-    graph = helper.make_graph(
-        [node],
-        "blocked",
-        [helper.make_tensor_value_info("scale", TensorProto.FLOAT, grid)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)],
-        [codes],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(format.opset, 21))], ir_version=11)
-    np.testing.assert_array_equal(ours.dequantize(), run(open_session(model), {"scale": scale})[0])
 
 
 def test_a_large_tensor_is_quantized_in_little_memory() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from model_zoo import difference, outputs, sample, zoo
+from model_texts import difference, outputs, sample
+from model_zoo import zoo
 from onnx import ModelProto
 
 import onnxq.passes

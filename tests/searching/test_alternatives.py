@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from onnx import ModelProto
-from timed_models import TARGET, planned
 
 from onnxq.planning.planner import make_plan
 from onnxq.presets import preset_named
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.alternatives import Alternative, alternatives, takers, wishes
 from onnxq.targets import TARGETS, target_named
+from searching.timed_models import TARGET, planned
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
 CODES = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))

@@ -11,39 +11,24 @@ from onnxq.accuracy.effort import OFF
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
-from onnxq.evidence.evidence import Evidence
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.goal import Goal
-from onnxq.judging.judge import Judge
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import Kernels, Verification
-from onnxq.modelfile import load
 from onnxq.pipeline import quantize
-from onnxq.presets import PRESETS
-from onnxq.progress import silent
 from onnxq.report import FidelityError
 from onnxq.runtime import open_session
 from onnxq.searching.attempts import choose
-from onnxq.searching.choosing import Chooser, Chosen, Files
+from onnxq.searching.choosing import Chooser, Chosen
 from onnxq.searching.measures import Effort
 from onnxq.searching.search import Outcome
-from onnxq.targets import TARGETS
 from onnxq.trials import Trials
-from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 TEST = MODELS / "data" / "test.npz"
 LABELS = MODELS / "data" / "test-labels.npy"
-
-
-@pytest.fixture
-def chooser(tmp_path: Path) -> Chooser:
-    float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
-    bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
-    files = Files(float_model, tmp_path / "out.onnx", external_data=False)
-    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
 
 
 def fidelity(outputs: list, samples: list) -> float:

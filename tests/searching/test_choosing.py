@@ -22,35 +22,20 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import SchemeError
-from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import parse_range
 from onnxq.judging import latency
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
-from onnxq.judging.judge import Judge
-from onnxq.modelfile import load
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.presets import PRESETS
-from onnxq.progress import silent
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode
-from onnxq.searching.choosing import Chooser, Files
+from onnxq.searching.choosing import Chooser
 from onnxq.searching.laboratory import Laboratory
-from onnxq.targets import TARGETS
 from onnxq.trials import Candidate, Trials
-from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
-
-
-@pytest.fixture
-def chooser(tmp_path: Path) -> Chooser:
-    float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
-    bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
-    files = Files(float_model, tmp_path / "out.onnx", external_data=False)
-    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
 
 
 @pytest.mark.parametrize("profiles", [True, False])

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from onnx import ModelProto
-from timed_models import timed, times
 
 from onnxq.modelfile import read_model
 from onnxq.preparation import prepare
@@ -15,6 +14,7 @@ from onnxq.scheme import Mode, Spec
 from onnxq.searching.alternatives import Alternative
 from onnxq.searching.assignment import Border, cheapest
 from onnxq.searching.prices import SILENT, Prices
+from searching.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
 CODES = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from onnx import ModelProto
-from timed_models import planned
 
 from onnxq.graph import Graph
 from onnxq.planning.plan import Demotion, Plan
@@ -19,6 +18,7 @@ from onnxq.scheme import Mode, Spec
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.search import FINER, FINEST
 from onnxq.targets import target_named
+from searching.timed_models import planned
 
 
 @dataclass

@@ -2,131 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from onnx import ModelProto
 
 from onnxq.graph import Graph
 from onnxq.modelfile import read_model
-from onnxq.planning.plan import Decision, Demotion, Plan
-from onnxq.planning.planner import make_plan
+from onnxq.planning.plan import Plan
 from onnxq.preparation import prepare
-from onnxq.presets import preset_named
-from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.searching import frontier
 from onnxq.searching.assignment import Problem, cheapest
-from onnxq.searching.frontier import find_fastest
 from onnxq.searching.kernel_times import NodeTimes
-from onnxq.searching.measures import EFFORTS
-from onnxq.searching.noises import Noises
-from onnxq.searching.search import FINEST, Outcome
-from onnxq.switchboard import Source
-from onnxq.targets import target_named
-
-NODES = ("c0", "c1", "c2", "c3", "c4", "c5")
-BORDER = 10_000.0
-
-
-def kind(decision: Decision) -> str:
-    """Return what the table of alternatives calls the mode of a node."""
-    return decision.weights[0].spec.format if decision.mode is Mode.WEIGHT_ONLY else str(decision.mode)
-
-
-@dataclass
-class Table:
-    """A laboratory whose results are looked up: times in nanoseconds by node, and noise-to-signal ratios.
-
-    ``noise`` is that of the tensor that a node reads, ``stored`` that of its weights. The alternatives' time and ratio
-    is that of every node, by the codes' format, or ``dynamic``.
-    """
-
-    graph: Graph
-    floats: Mapping[str, float]
-    static: Mapping[str, float]
-    noise: Mapping[str, float]
-    stored: Mapping[str, float] = field(default_factory=dict)
-    alternatives: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    scheme: str = "int8"
-    seen: set[object] = field(default_factory=set)
-    compared: list[object] = field(default_factory=list)
-
-    @property
-    def measured(self) -> int:
-        return len(self.seen)
-
-    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
-        return make_plan(self.graph, preset_named(self.scheme), target_named("onnxruntime-cpu"), demotions)
-
-    @property
-    def run(self) -> float:
-        return 0.1
-
-    @property
-    def process(self) -> float:
-        return 1.0
-
-    @property
-    def read(self) -> Mapping[str, float]:
-        """The noise by tensor."""
-        return {node.inputs[0].name: self.noise.get(node.name, 0.0) for node in self.graph.nodes}
-
-    def coded(self, decision: Decision) -> float:
-        """Return the noise of what a node alone has as codes."""
-        if not decision.weights or decision.weights[0].spec == FINEST:
-            return 0.0
-        if decision.mode in (Mode.STATIC, Mode.STORAGE):
-            return self.stored.get(decision.node, 0.0)
-        return self.alternatives.get(kind(decision), (0.0, 0.0))[1]
-
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
-        ratios = {
-            Source(one.node, is_node=True): np.array([self.coded(one)])
-            for one in plan.decisions
-            if nodes is None or one.node in nodes
-        }
-        if nodes is None:
-            ratios |= {Source(one.tensor): np.array([self.read.get(one.tensor, 0.0)]) for one in plan.activations}
-        return Noises(ratios, alone=frozenset(ratios))
-
-    def sqnr(self, plan: Plan) -> float:
-        self.seen.add(plan.effect)
-        ratio = 1e-9 + sum(self.coded(one) for one in plan.decisions)
-        return -10 * math.log10(ratio + sum(self.read.get(one.tensor, 0.0) for one in plan.activations))
-
-    def time(self, decision: Decision) -> float:
-        if decision.mode is Mode.STATIC:
-            return self.static[decision.node]
-        floats = self.floats[decision.node]
-        return self.alternatives.get(kind(decision), (floats, 0.0))[0]
-
-    def times(self, plan: Plan | None) -> NodeTimes:
-        modes = {} if plan is None else {one.node: one.mode for one in plan.decisions}
-        nodes = {name: self.time(plan.by_node[name]) if plan else time for name, time in self.floats.items()}
-        activations = () if plan is None else plan.activations
-        readers = {tensor.name: tensor.outputs for node in self.graph.nodes for tensor in (*node.inputs, *node.outputs)}
-        makers = {tensor.name: node.name for node in self.graph.nodes for tensor in node.outputs}
-        borders = {}
-        for activation in activations:
-            name = activation.tensor
-            made = modes.get(makers.get(name, "")) is Mode.STATIC
-            read = [modes.get(node.name) is Mode.STATIC for node in readers[name]]
-            if made != all(read) or not read:
-                borders[name] = BORDER
-        return NodeTimes(nodes, borders, dict.fromkeys(self.floats, 1_000.0), 0.0)
-
-    def expresses(self, plan: Plan) -> bool:
-        return True
-
-    def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        self.compared += [plan.effect for plan in plans]
-        return [self.times(None).total / self.times(plan).total for plan in plans]
+from onnxq.searching.search import FINEST
+from searching.table_laboratory import NODES, Table, by_kind, search, static
 
 
 @pytest.fixture
@@ -145,17 +36,6 @@ def products(build: Callable[..., ModelProto]) -> Graph:
     nodes = " ".join(f"[{name}] {names[i + 1]} = MatMul({names[i]}, w{i})" for i, name in enumerate(NODES))
     weights = {f"w{i}": (64, 64) for i in range(len(NODES))}
     return prepare(read_model(build(f"(float[4,64] x) => (float[4,64] y) {{ {nodes} }}", **weights)))
-
-
-def search(table: Table, goal: float = 20.0, **changes: float) -> Outcome:
-    effort = EFFORTS["fast"]
-    assert effort is not None
-    target = target_named("onnxruntime-cpu")
-    return find_fastest(table, table.graph, target, goal, replace(effort, **changes), silent)
-
-
-def static(outcome: Outcome) -> list[str]:
-    return [one.node for one in outcome.plan.decisions if one.mode is Mode.STATIC]
 
 
 def test_what_is_faster_and_quiet_is_all_taken(chain: Graph) -> None:
@@ -236,10 +116,6 @@ def test_integers_that_hardly_gain_are_not_worth_their_bytes(chain: Graph) -> No
     assert static(outcome) == []
     assert outcome.plan.count(Mode.STORAGE) == 6
     assert "hardly faster than in float" in outcome.plan.by_node["c0"].reason
-
-
-def by_kind(outcome: Outcome) -> dict[str, int]:
-    return dict(Counter(kind(one) for one in outcome.plan.decisions))
 
 
 def test_codes_that_float_data_multiplies_are_taken_where_they_are_fastest(products: Graph) -> None:
@@ -407,52 +283,3 @@ def test_what_was_expected_of_a_plan_is_told_beside_what_was_measured(products: 
     assert expected[6][0] is None
     assert len(expected) > 1
     assert all(found == pytest.approx(known, abs=0.01) for found, known in expected.values() if found is not None)
-
-
-RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
-    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [c1] b = Conv <pads = [1,1,1,1]> (a, w1)
-    [mixed] s = Add(b, a) [c2] y = Conv <pads = [1,1,1,1]> (s, w2) }"""
-SILU = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
-    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [gate] g = Sigmoid(a)
-    [mixed] s = Mul(a, g) [c1] y = Conv <pads = [1,1,1,1]> (s, w1) }"""
-SQUEEZE = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
-    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [pool] p = GlobalAveragePool(a) [c1] e = Conv(p, w1)
-    [gate] g = Sigmoid(e) [mixed] s = Mul(a, g) [c2] y = Conv <pads = [1,1,1,1]> (s, w2) }"""
-
-
-class Blocks(Table):
-    """Noise by tensor, and none of weights."""
-
-    @property
-    def read(self) -> Mapping[str, float]:
-        return self.noise
-
-
-@pytest.mark.parametrize(
-    ("text", "loud", "floats"),
-    [
-        (RESIDUAL, "s", {"mixed", "c2"}),
-        (SILU, "g", {"gate", "mixed"}),
-        (SILU, "s", {"gate", "mixed", "c1"}),
-        (SQUEEZE, "g", {"gate", "mixed"}),
-        (SQUEEZE, "s", {"gate", "mixed", "c2"}),
-        (SQUEEZE, "p", {"pool", "c1", "gate", "mixed"}),
-    ],
-)
-def test_who_would_make_a_noisy_tensor_codes_is_left_in_float_weights_or_none(
-    build: Callable[..., ModelProto], text: str, loud: str, floats: set[str]
-) -> None:
-    shapes = {f"w{i}": (8, 8, 1, 1) if "Conv(p, w1)" in text and i == 1 else (8, 8, 3, 3) for i in range(3)}
-    graph = prepare(read_model(build(text, **{name: shape for name, shape in shapes.items() if f"{name})" in text})))
-    names = [node.name for node in graph.nodes]
-    quiet = {tensor.name: 1e-4 for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
-    table = Blocks(graph, dict.fromkeys(names, 9e5), dict.fromkeys(names, 3e5), {**quiet, loud: 0.5})
-    outcome = search(table)
-    assert {one.node for one in outcome.plan.decisions if one.mode is not Mode.STATIC} == floats
-    assert table.sqnr(outcome.plan) >= 20
-    # No other choice that is faithful is as fast.
-    every = (
-        table.plan({name: Demotion(Mode.STORAGE, "why") for name, left in zip(names, kept, strict=True) if left})
-        for kept in itertools.product((False, True), repeat=len(names))
-    )
-    assert table.times(outcome.plan).total == min(table.times(one).total for one in every if table.sqnr(one) >= 20)

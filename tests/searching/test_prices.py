@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from onnx import ModelProto
-from timed_models import timed, times
 
 from onnxq.planning.plan import Demotion
 from onnxq.scheme import Mode, Spec
@@ -17,6 +16,7 @@ from onnxq.searching.assignment import cheapest
 from onnxq.searching.noises import Noises
 from onnxq.searching.prices import SILENT, Noise, Prices
 from onnxq.switchboard import Source
+from searching.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
 FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from onnx import ModelProto
-from timed_models import TARGET, planned
 
 from onnxq.graph import Graph
 from onnxq.planning.plan import Demotion, Plan
@@ -20,6 +19,7 @@ from onnxq.searching.alternatives import Alternative
 from onnxq.searching.costs import Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.profiling import profile_costs
+from searching.timed_models import TARGET, planned
 
 
 @dataclass

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 from onnx import ModelProto
-from timed_models import TARGET
 
 from onnxq.graph import Graph
 from onnxq.modelfile import read_model
@@ -17,6 +16,7 @@ from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.scheme import Mode
 from onnxq.searching.whole import fastest_whole
+from searching.timed_models import TARGET
 
 
 @dataclass

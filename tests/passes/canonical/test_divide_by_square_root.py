@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, ops, outputs
+from model_texts import apply_once, difference, model, named_graph, ops, outputs
 
 from onnxq.passes import DivideBySquareRoot
 

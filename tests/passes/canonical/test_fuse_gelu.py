@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 from onnx import ModelProto
 
 from onnxq.graph import RewriteRules

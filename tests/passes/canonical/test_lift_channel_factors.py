@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import batch_norm, difference, model, named_graph, ops, outputs, sample, values, variances
+from model_texts import batch_norm, difference, model, named_graph, ops, outputs, sample, values, variances
 
 from onnxq.graph import Changes, Graph
 from onnxq.passes import FuseBatchNorm, LiftChannelFactors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import difference, model, named_graph, ops, outputs, sample
+from model_texts import difference, model, named_graph, ops, outputs, sample
 
 from onnxq.graph import Changes, Graph
 from onnxq.passes import MergeClamps

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
 
 from onnxq.graph import Changes, Graph
 from onnxq.passes import MergeReshapes, RemoveUnused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
 from onnxq.passes import ReplaceCastLike
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from model_zoo import difference, model, nodes, outputs, sample, values
+from model_texts import difference, model, nodes, outputs, sample, values
 
 from onnxq.modelfile import as_graph
 from onnxq.passes import ResolveAutomaticPadding

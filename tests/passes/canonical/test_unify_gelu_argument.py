@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
 from onnxq.passes import UnifyGeluArgument
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
+from model_texts import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.graph import Changes, Constant, Graph, constants

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from model_zoo import difference, model, ops, outputs, sample, values
+from model_texts import difference, model, ops, outputs, sample, values
 
 from onnxq.graph import Graph
 from onnxq.modelfile import as_graph, to_model

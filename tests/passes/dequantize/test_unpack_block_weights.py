@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from model_zoo import Array, difference, node_named, ops, outputs
+from model_texts import Array, difference, node_named, ops, outputs
 from onnx import defs, helper
 
 from onnxq.errors import ModelError

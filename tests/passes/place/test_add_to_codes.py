@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from convolutions import between_convolutions
-from model_zoo import apply_once, difference, model, ops, outputs, sample
+from model_texts import apply_once, difference, model, ops, outputs, sample
 from onnx import ModelProto
 
 from onnxq.dequantization import dequantize

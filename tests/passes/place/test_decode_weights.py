@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, apply_once, difference, model, named_graph, node_named, nodes, ops, outputs, sample, values
+from model_texts import (
+    Array,
+    apply_once,
+    difference,
+    model,
+    named_graph,
+    node_named,
+    nodes,
+    ops,
+    outputs,
+    sample,
+    values,
+)
 from onnx import ModelProto, TensorProto, defs
 
 from onnxq.encoding.codes import encode

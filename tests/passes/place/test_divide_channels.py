@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from conftest import Build
-from model_zoo import apply_once
+from model_texts import apply_once
 
 from onnxq.encoding.codes import Codes
 from onnxq.modelfile import as_graph

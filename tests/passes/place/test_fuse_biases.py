@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, nodes, ops, outputs, sample, values
+from model_texts import apply_once, difference, model, nodes, ops, outputs, sample, values
 
 from onnxq.graph import Changes, Graph
 from onnxq.modelfile import as_graph, to_model

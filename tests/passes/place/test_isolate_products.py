@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from model_zoo import apply_once, difference, model, ops, outputs, sample, values
+from model_texts import apply_once, difference, model, ops, outputs, sample, values
 from onnx import defs
 
 from onnxq.encoding.codes import encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from model_zoo import Array, apply_once, difference, model, ops, outputs, sample, values
+from model_texts import Array, apply_once, difference, model, ops, outputs, sample, values
 from onnx import TensorProto
 
 from onnxq.graph import Graph, constants, onnx_dtype

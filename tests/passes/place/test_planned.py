@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_zoo import model, ops, values
+from model_texts import model, ops, values
 
 from onnxq.graph import Changes, Constant, Graph, Node, scopes
 from onnxq.modelfile import as_graph

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from model_zoo import difference, model, ops, outputs, sample, values
+from model_texts import difference, model, ops, outputs, sample, values
 from onnx import GraphProto, ModelProto
 
 from onnxq.encoding.codes import encode

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, initializer_names, model, node_named, nodes, ops, outputs, sample, values
+from model_texts import Array, difference, initializer_names, model, node_named, nodes, ops, outputs, sample, values
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto
 

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
-from model_zoo import difference, model, node_named, ops, outputs, sample, values
+from model_texts import difference, model, node_named, ops, outputs, sample, values
 from onnx import ModelProto, defs
 
 from onnxq.encoding.codes import encode

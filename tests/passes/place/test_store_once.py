@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, ops, outputs, sample, values
+from model_texts import Array, difference, model, ops, outputs, sample, values
 from onnx import ModelProto, helper
 
 from onnxq.graph import Changes, Graph, constants

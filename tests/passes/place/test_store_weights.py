@@ -10,75 +10,35 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_zoo import (
+from model_texts import (
     Array,
     apply_once,
     difference,
-    float16_weights,
-    if_bodies_that_share_a_captured_weight,
     model,
     named_graph,
     node_named,
     nodes,
     ops,
     outputs,
-    recurrent_layers,
     sample,
-    unrolled_recurrence,
     values,
 )
+from model_zoo import float16_weights, if_bodies_that_share_a_captured_weight, recurrent_layers, unrolled_recurrence
 from onnx import ModelProto, TensorProto
+from stored_weights import PER_CHANNEL, PER_TENSOR, decisions, decoded_by, largest_float, store
 
 from onnxq.encoding.codes import encode
 from onnxq.encoding.encoders import encode_array
-from onnxq.graph import Changes, Constant, Graph, constant, constants
+from onnxq.graph import Constant, constants
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, to_model
 from onnxq.onnx_tools import infer_shapes, upgrade_opset
 from onnxq.passes import RemoveUnused, StoreWeights
-from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.plan import Weight
 from onnxq.planning.planner import make_plan
-from onnxq.presets import preset_named
 from onnxq.runtime import open_session
-from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
+from onnxq.scheme import Mode, Rule, Scheme, Spec, Storage
 from onnxq.targets import target_named
-
-PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
-PER_TENSOR = Spec("int8-narrow")
-
-
-def store(made: ModelProto | Graph) -> tuple[Graph, Changes]:
-    """Store all weights that the preset for storage picks."""
-    graph = named_graph(made)
-    plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    changes = apply_once(StoreWeights(plan, encode(plan, graph)), graph)
-    RemoveUnused().apply(graph)
-    onnx.checker.check_model(to_model(graph), full_check=True)
-    return graph, changes
-
-
-def decoded_by(graph: Graph, node: str, index: int = 1) -> list[Any]:
-    """The decoder in front of a node's input, first node first."""
-    found: list[Any] = []
-    tensor = node_named(graph, node).inputs[index]
-    while tensor.inputs:
-        found.insert(0, tensor.inputs[0])
-        tensor = tensor.inputs[0].inputs[0]
-    return found
-
-
-def largest_float(graph: Graph) -> int:
-    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return max(tensor.nbytes for tensor in constants(graph) if tensor.payload.onnx_dtype in floats)
-
-
-def decisions(*weights: tuple[str, Weight]) -> Plan:
-    return Plan(
-        tuple(Decision(node, "", Mode.STORAGE, "asked for", (weight,)) for node, weight in weights),
-        (),
-        "scheme",
-        "target",
-    )
 
 
 @pytest.mark.parametrize("spec", [PER_CHANNEL, PER_TENSOR])
@@ -145,66 +105,6 @@ def test_a_node_that_is_not_in_the_plan_keeps_the_float_weight() -> None:
     StoreWeights(plan, encode(plan, graph)).apply(graph)
     assert node_named(graph, "b").inputs[1].name == "w"
     assert node_named(graph, "a").inputs[1].name == "w.decoded"
-
-
-# --- bodies of control flow ---------------------------------------------------------------------------------------
-
-
-def test_a_captured_weight_is_decoded_where_it_is_declared() -> None:
-    made = if_bodies_that_share_a_captured_weight()
-    graph, changes = store(made)
-    assert changes.changed == ("w",)
-    assert [node.op for node in graph.nodes[:2]] == ["Cast", "Mul"]
-    users = [node_named(graph, name) for name in ("before", "yes", "no")]
-    assert {node.inputs[1].name for node in users} == {"w.decoded"}
-    for seed in (0, 1):
-        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 0.03
-
-
-def in_both_bodies(outer: bool) -> Graph:
-    """An If whose bodies multiply with one weight that no list of initializers holds."""
-    made = model(
-        f"""g (float[3, 16] x, bool c) => (float[3, 16] y) {{
-            {"[o] h = MatMul(x, w)" if outer else "h = Neg(x)"}
-            y = If (c) <
-                then_branch = yes () => (float[3, 16] t) {{ [a] t = MatMul(h, w) }},
-                else_branch = no () => (float[3, 16] e) {{ [b] e = MatMul(h, w) }}>
-        }}""",
-        w=values(16, 16),
-    )
-    graph = as_graph(made)
-    fresh = constant("fresh", values(16, 16))
-    for node in nodes(graph, "MatMul"):
-        node.inputs[1] = fresh
-    return graph
-
-
-@pytest.mark.parametrize("outer", [True, False])
-def test_a_new_weight_is_decoded_around_all_bodies_that_read_it(outer: bool) -> None:
-    graph, changes = store(in_both_bodies(outer))
-    assert changes.changed == ("fresh",)
-    assert [node.op for node in graph.nodes[:2]] == ["Cast", "Mul"]
-    expected = in_both_bodies(outer)
-    inputs = {"x": values(3, 16), "c": np.array(True)}
-    assert difference(outputs(graph, inputs), outputs(expected, inputs)) < 0.03
-    inputs["c"] = np.array(False)
-    assert difference(outputs(graph, inputs), outputs(expected, inputs)) < 0.03
-
-
-def test_a_weight_that_a_body_declares_is_decoded_there() -> None:
-    numbers = ", ".join(str(number) for number in range(256))
-    made = model(
-        f"""g (float[3, 16] x, bool c) => (float[3, 16] y) {{
-            y = If (c) <
-                then_branch = yes () => (float[3, 16] t) <float[16, 16] w = {{{numbers}}}> {{ [a] t = MatMul(x, w) }},
-                else_branch = no () => (float[3, 16] e) {{ e = Neg(x) }}>
-        }}"""
-    )
-    graph, changes = store(made)
-    assert changes.changed == ("w",)
-    assert [node.op for node in graph.nodes] == ["If"]
-    assert [node.op for node in graph.nodes[0].bodies()[0].nodes] == ["Cast", "Mul", "MatMul"]
-    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
 
 
 # --- types and operators ------------------------------------------------------------------------------------------

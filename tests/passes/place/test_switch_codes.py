@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from model_zoo import model, outputs, sample, values
+from model_texts import model, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.encoding.codes import Codes, encode

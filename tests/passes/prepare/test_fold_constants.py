@@ -6,37 +6,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, difference, model, node_named, nodes, ops, outputs, sample, values
-from onnx import ModelProto
+from folded_models import fold, value
+from model_texts import difference, model, nodes, ops, outputs, sample, values
 
-from onnxq.constants import DerivedPayload
-from onnxq.encoding.codes import encode
-from onnxq.graph import Changes, Graph, Node, Pipeline, Tensor, Variable, constant, constants
-from onnxq.lowering import Emit, decoder_opset
+from onnxq.graph import Changes, Graph, Node, Pipeline, Tensor, Variable, constant
 from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
-from onnxq.passes import DropNoOps, FoldConstants, LiftConstants, NameNodes, RemoveUnused, StoreWeights
-from onnxq.planning.planner import make_plan
-from onnxq.presets import PRESETS, preset_named
-from onnxq.scheme import Mode, Rule, Scheme
-from onnxq.targets import target_named
-
-
-def fold(made: ModelProto, *, infer: bool = True) -> tuple[Graph, Changes]:
-    """Apply the pass, check that the outputs stay and that a second time there is nothing to do."""
-    graph = as_graph(made)
-    if infer:
-        infer_shapes(graph)
-    changes = FoldConstants().apply(graph)
-    again = FoldConstants().apply(graph)
-    assert not again
-    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) <= 1e-6
-    return graph, changes
-
-
-def value(graph: Graph, name: str) -> Array:
-    (found,) = (tensor for tensor in constants(graph) if tensor.name == name)
-    return found.values
+from onnxq.passes import DropNoOps, FoldConstants, LiftConstants, NameNodes
 
 
 def test_a_chain_of_shape_arithmetic_becomes_one_initializer() -> None:
@@ -89,71 +64,6 @@ def test_a_node_that_fails_keeps_only_itself_and_what_depends_on_it() -> None:
     assert changes.changed == ("good", "four")
     assert [name for name, _ in changes.left] == ["bad", "behind", "shaped"]
     assert ops(graph) == ["Add", "Reshape", "Neg", "Reshape", "Add"]
-
-
-@pytest.mark.parametrize(
-    ("operator", "feeds"),
-    [
-        ("ConstantOfShape(bomb)", {}),
-        ("Tile(small, times)", {"small": values(4), "times": np.array([2**32])}),
-        ("Expand(small, wide)", {"small": values(1), "wide": np.array([2**34])}),
-        ("Range(zero, bombs, one)", {"zero": np.array(0), "bombs": np.array(2**34), "one": np.array(1)}),
-        ("Pad(small, pads)", {"small": values(4), "pads": np.array([0, 2**34])}),
-        ("HannWindow(bombs)", {"bombs": np.array(2**34)}),
-        (
-            "OneHot(index, bombs, pair)",
-            {"index": np.array([1]), "bombs": np.array(2**34), "pair": np.array([0.0, 1.0])},
-        ),
-    ],
-)
-@pytest.mark.parametrize("inferred", [True, False])
-def test_a_small_file_cannot_make_a_huge_result(operator: str, feeds: dict[str, Array], inferred: bool) -> None:
-    made = model(
-        f"g (int64[1] x) => (int64[1] y) {{ [bomb] b = {operator} s = Shape(b) t = Slice(s, o, p) y = Add(x, t) }}",
-        bomb=np.array([2**20, 2**20]), o=np.array([0]), p=np.array([1]), **feeds,
-    )  # fmt: skip
-    graph = as_graph(made)
-    if inferred:
-        infer_shapes(graph)
-    changes = FoldConstants().apply(graph)
-    assert "b" not in changes.changed
-    assert "bomb" in dict(changes.left)
-    assert node_named(graph, "bomb").op == operator.split("(")[0]
-
-
-@pytest.mark.parametrize("inferred", [True, False])
-def test_results_above_the_limit_are_left(inferred: bool) -> None:
-    made = model(
-        "g (float[64] x) => (float[64, 64] y) { [big] b = Mul(r, c) y = Add(x, b) }", r=values(64), c=values(64, 1)
-    )
-    for largest, folds in ((64 * 64 * 8, True), (64 * 64 * 4 - 1, False)):
-        graph = as_graph(made)
-        if inferred:
-            infer_shapes(graph)
-        changes = FoldConstants(largest=largest).apply(graph)
-        assert bool(changes) is folds
-        assert ("big" in dict(changes.left)) is not folds
-
-
-def test_many_results_together_stay_below_the_limit() -> None:
-    many = " ".join(f"[big{i}] b{i} = ConstantOfShape(s) x{i + 1} = Add(x{i}, b{i})" for i in range(9))
-    made = model(f"g (float[64] x) => (float[64] x9) {{ x0 = Identity(x) {many} }}", s=np.array([64]))
-    graph = as_graph(made)
-    infer_shapes(graph)
-    changes = FoldConstants(largest=64 * 4 * 4).apply(graph)
-    assert changes.changed == ("b0", "b1", "b2", "b3")
-    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
-
-
-def test_a_product_of_unknown_shape_is_left_when_it_may_be_too_large() -> None:
-    made = model(
-        'g (float[64] x) => (float[a, b] y) { [outer] o = Einsum<equation = "i,j->ij">(v, v) y = Add(x, o) }',
-        v=values(64),
-    )
-    assert FoldConstants(largest=64 * 64 * 8).apply(as_graph(made)).changed == ("o",)
-    assert dict(FoldConstants(largest=64 * 64 * 4).apply(as_graph(made)).left) == {
-        "outer": "its result of up to 4096 elements is too large"
-    }
 
 
 def test_quantization_is_kept() -> None:
@@ -264,42 +174,6 @@ def test_strings_are_left() -> None:
     assert ops(graph) == ["Identity", "Equal"]
 
 
-def test_stored_weights_are_not_inflated() -> None:
-    made = model("g (float[N, 32] x) => (float[N, 32] y) { [dot] y = MatMul(x, w) }", w=values(32, 32))
-    graph = as_graph(made)
-    infer_shapes(graph)
-    plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
-    RemoveUnused().apply(graph)
-    infer_shapes(graph)
-    changes = FoldConstants().apply(graph)
-    assert changes == Changes((), (("w.numbers.cast", "decodes a stored weight"),))
-    assert ops(graph) == ["Cast", "Mul", "MatMul"]
-    assert max(tensor.nbytes for tensor in constants(graph)) == 32 * 32
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
-    weight = PRESETS[preset].rules[0].weight
-    assert weight is not None
-    opset = decoder_opset(weight, "MatMul", Emit.QDQ, folded=True)
-    if opset > onnx.defs.onnx_opset_version():
-        pytest.skip(f"the installed onnx has no {weight.format}")
-    text = "g (float[N, 64] x) => (float[N, 96] y) { [dot] y = MatMul(x, w) }"
-    graph = as_graph(model(text, opset=max(opset, 17), w=values(64, 96)))
-    infer_shapes(graph)
-    stored = Scheme((Rule(Mode.STORAGE, weight=weight),))
-    plan = make_plan(graph, stored, target_named("onnxruntime-cpu"))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
-    RemoveUnused().apply(graph)
-    infer_shapes(graph)
-    before = sum(tensor.payload.nbytes for tensor in constants(graph))
-    FoldConstants().apply(graph)
-    RemoveUnused().apply(graph)
-    assert sum(tensor.payload.nbytes for tensor in constants(graph)) <= before < 64 * 96 * 2
-    assert not FoldConstants().apply(graph)
-
-
 def test_small_floats_are_no_floats_of_numpy() -> None:
     codes = np.arange(64).astype(ml_dtypes.float8_e5m2)
     made = model("g (float[64] x) => (float[64] y) { k = Cast <to = 1> (w) y = Add(x, k) }", opset=19, w=codes)
@@ -344,53 +218,6 @@ def test_what_a_caller_may_feed_is_not_folded() -> None:
     assert changes.changed == ("t",)
     fed = sample(made) | {"w": np.float32([1, 2, 3, 4])}
     assert difference(outputs(graph, fed), outputs(made, fed)) <= 1e-6
-
-
-TIED = "g (int64[2] i) => (float[2, {rows}] y) {{ h = Gather(w, i) t = Transpose<perm=[1, 0]>(w) y = MatMul(h, t) }}"
-
-
-@pytest.mark.parametrize("infer", [True, False])
-def test_a_table_that_is_also_looked_up_is_transposed_whatever_its_size(infer: bool) -> None:
-    made = model(TIED.format(rows=600), w=values(600, 64))
-    graph = as_graph(made)
-    if infer:
-        infer_shapes(graph)
-    assert FoldConstants(largest=1000).apply(graph).changed == ("t",)
-    assert ops(graph) == ["Gather", "MatMul"]
-    (turned,) = (tensor for tensor in constants(graph) if tensor.name == "t")
-    assert isinstance(turned.payload, DerivedPayload)
-    np.testing.assert_array_equal(turned.values, values(600, 64).T)
-
-
-def test_layouts_of_one_weight_cannot_make_a_model_many_times_as_large() -> None:
-    turns = " ".join(f"[turn{i}] t{i} = Transpose(w) a{i + 1} = MatMul(a{i}, t{i})" for i in range(9))
-    graph = as_graph(model(f"g (float[128, 128] a0) => (float[128, 128] a9) {{ {turns} }}", w=values(128, 128)))
-    changes = FoldConstants(largest=1000).apply(graph)
-    assert len(changes.changed) == 2
-    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
-
-
-def test_codes_that_are_stored_once_are_not_stored_again_in_another_order() -> None:
-    codes = np.arange(64 * 64).astype(np.int8).reshape(64, 64)
-    made = model(
-        """g (int64[2] i, uint8[2, 64] x) => (int8[2, 64] y, int32[2, 64] z) {
-            y = Gather(c, i)  [turn] t = Transpose(c)  z = MatMulInteger(x, t)
-        }""",
-        c=codes,
-    )  # fmt: skip
-    changes = FoldConstants().apply(as_graph(made))
-    assert changes == Changes((), (("turn", "shows a stored weight in another order"),))
-
-
-def test_bytes_are_counted_by_type() -> None:
-    made = model(
-        "g (int64[K] x) => (int64[K] y) { [wide] e = Expand(b, s) c = Cast<to = 7>(e) y = Add(x, c) }",
-        b=np.array([True]), s=np.array([1000]),
-    )  # fmt: skip
-    graph = as_graph(made)
-    infer_shapes(graph)
-    changes = FoldConstants(largest=1100).apply(graph)
-    assert changes.changed == ("e",)
 
 
 W, AXES, NONE = constant("w", values(4)), constant("a", np.array([0])), Variable("")

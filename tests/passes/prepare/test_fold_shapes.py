@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from model_zoo import apply_once, difference, initializer_names, model, named_graph, nodes, ops, outputs, sample, values
+from model_texts import (
+    apply_once,
+    difference,
+    initializer_names,
+    model,
+    named_graph,
+    nodes,
+    ops,
+    outputs,
+    sample,
+    values,
+)
 from onnx import ModelProto
 
 from onnxq.graph import Changes, Graph, Pass

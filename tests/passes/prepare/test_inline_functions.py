@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from model_zoo import difference, local_functions, model, nodes, ops, outputs, sample, values
+from model_texts import difference, model, nodes, ops, outputs, sample, values
+from model_zoo import local_functions
 
 from onnxq.errors import ModelError
 from onnxq.graph import Changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from model_zoo import Array, apply_once, difference, model, named_graph, ops, outputs, sample
+from model_texts import Array, apply_once, difference, model, named_graph, ops, outputs, sample
 from onnx import ModelProto
 
 from onnxq.graph import Graph

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_zoo import model, nodes, outputs, repeated_and_empty_node_names, sample, values
+from model_texts import model, nodes, outputs, sample, values
+from model_zoo import repeated_and_empty_node_names
 
 from onnxq.errors import ModelError
 from onnxq.graph import Changes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from model_zoo import apply_once, difference, model, nodes, outputs, sample, values
+from model_texts import apply_once, difference, model, nodes, outputs, sample, values
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.graph import Changes, Graph, scopes

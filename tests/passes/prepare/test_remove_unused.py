@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from model_zoo import difference, initializer_names, model, nodes, ops, outputs, sample, values
+from model_texts import difference, initializer_names, model, nodes, ops, outputs, sample, values
 
 from onnxq.graph import Changes, constant
 from onnxq.modelfile import as_graph, to_model

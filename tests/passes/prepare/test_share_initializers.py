@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from model_zoo import Array, difference, initializer_names, model, nodes, outputs, sample, values
+from model_texts import Array, difference, initializer_names, model, nodes, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.graph import Changes, Graph

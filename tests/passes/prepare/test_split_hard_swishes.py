@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_zoo import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
 
 from onnxq.graph import Changes
 from onnxq.passes import SplitHardSwishes

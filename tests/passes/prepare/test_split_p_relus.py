@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, named_graph, ops, outputs, sample
+from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
 from onnxq.graph import Graph
 from onnxq.passes import SplitPRelus

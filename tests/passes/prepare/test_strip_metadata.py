@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_zoo import apply_once, difference, model, outputs, sample, values
+from model_texts import apply_once, difference, model, outputs, sample, values
 
 from onnxq.graph import Changes
 from onnxq.modelfile import as_graph, metadata_bytes

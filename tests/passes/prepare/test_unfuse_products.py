@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, ops, outputs, values
+from model_texts import apply_once, difference, ops, outputs, values
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxq.graph import Graph

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from model_zoo import difference, model, node_named, nodes, ops, outputs, sample, values, zoo
+from model_texts import difference, model, node_named, nodes, ops, outputs, sample, values
+from model_zoo import zoo
 from onnx import ModelProto
 
 from onnxq.errors import ModelError

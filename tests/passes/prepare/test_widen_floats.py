@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model_zoo import apply_once, difference, model, nodes, ops, outputs, sample, values
+from model_texts import apply_once, difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph import Graph, constants, onnx_dtype, scopes

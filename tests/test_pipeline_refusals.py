@@ -1,0 +1,96 @@
+"""What quantize() refuses, in a sentence each."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.judging.goal import Goal
+from onnxq.pipeline import plan, quantize
+from onnxq.report import FidelityError
+from onnxq.scheme import Mode, Rule, Scheme
+from onnxq.workbench import Workbench
+
+MODELS = Path(__file__).parent.parent / "models"
+CALIB = MODELS / "data" / "calib.npz"
+
+
+def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    output.write_bytes(b"old")
+    with pytest.raises(FidelityError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, goal=200, budget=Budget(latency=0, search="off"))
+    assert output.read_bytes() == b"old"
+    quantize(
+        MODELS / "gru.onnx",
+        Data(CALIB, limit=4),
+        output,
+        goal=Goal(min_sqnr=200, force=True),
+        budget=Budget(latency=0, search="off"),
+    )
+    assert len(output.read_bytes()) > 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
+    with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
+        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency=0))
+    assert caught.value.report.search.sensitivities
+
+
+def conv_only() -> Scheme:
+    """Static convolutions that the search may not store: what it demotes stays in integer storage, below 500 dB."""
+    return Scheme((Rule(Mode.STATIC, op_types=("Gemm",)),))
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    with pytest.raises(ModelError, match="there is nothing to quantize in the model: "):
+        plan(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"goal": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
+        ({"goal": "20"}, "the wanted fidelity is '20' of type str, expected decibels such as 20"),
+        ({"budget": "fest"}, "search 'fest' is not one of off, fast, full; did you mean 'fast'"),
+        ({"budget": 3}, r"the budget is 3 of type int, expected one of off, fast, full, or Budget\(...\)"),
+        ({"scheme": 8}, "the scheme is 8 of type int, expected the name of a preset or TOML file, a Scheme or a Plan"),
+        ({"target": None}, "the target is None of type NoneType, expected the name of a runtime"),
+        ({"output": 1}, "the output is 1 of type int, expected a path, or None to write nothing"),
+        ({"prepare": "NameNodes"}, "the passes are 'NameNodes', expected a list of passes or of their names"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused_in_a_sentence(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        quantize(MODELS / "gru.onnx", CALIB, **given)
+
+
+@pytest.mark.parametrize("name", ["q.onnx", "q.onnx.data"])
+def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"node times cannot be kept in the output .*q\.onnx; give another name"):
+        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", budget=Budget(costs=tmp_path / name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workbench, "is_large", True)
+    with pytest.raises(FidelityError) as caught:
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency=0))
+    assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
+    assert str(caught.value).startswith(
+        "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; the nodes that hurt most "
+        "are /head/Gemm ("
+    )
