@@ -24,6 +24,7 @@ from onnxq.graph import (
     types_to_declare,
 )
 from onnxq.judging.latency import Latency, measure_latency
+from onnxq.large_models import is_large
 from onnxq.modelfile import as_graph, load, save
 from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
 from onnxq.passes.place.store_once import StoreOnce
@@ -31,7 +32,6 @@ from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.preparation import canonical_steps, prepare_in_place, refuse_overwriting
 from onnxq.rewriting import Verify
-from onnxq.runtime import is_large
 
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0

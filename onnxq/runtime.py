@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped,unused-ignore]
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.large_models import is_large
 
 Array = npt.NDArray[Any]
 Session = Any
@@ -35,9 +36,6 @@ _EXTENDED = {
         ("float8e5m2fnuz", "float8_e5m2fnuz"),
     )
 }
-_LARGE = 1 << 30
-# A model whose weights are external is no larger than this itself.
-_LARGEST_GRAPH = 1 << 28
 _LARGEST_FOLDED = 1 << 20
 # What the runtime says where it has no room for the graph, and for weights beside it.
 _NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
@@ -204,41 +202,6 @@ def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
 
     converted: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
     return converted
-
-
-def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
-    """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
-    lengths = (
-        int(entry.value)
-        for tensor in _tensors(_without_weights(model).graph)
-        for entry in tensor.external_data
-        if entry.key == "length" and entry.value.isdecimal()
-    )
-    return sum(lengths) > _LARGE
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the constants of a graph and of the bodies inside it."""
-    yield from graph.initializer
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            yield from _tensors(body)
-
-
-def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
-    """Return a model whose weights are external; an empty one for what is too large to be that, or is no model."""
-    if isinstance(model, onnx.ModelProto):
-        return model
-    found = onnx.ModelProto()
-    try:
-        size = model.stat().st_size if isinstance(model, Path) else len(model)
-        data = b"" if size > _LARGEST_GRAPH else model.read_bytes() if isinstance(model, Path) else model
-        found.ParseFromString(data)
-    except (OSError, DecodeError):
-        return onnx.ModelProto()
-    return found
 
 
 def serialized(model: onnx.ModelProto) -> bytes:

@@ -32,6 +32,7 @@ from onnxq.graph import (
     put_back_origins,
     types_to_declare,
 )
+from onnxq.large_models import is_large
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling
 from onnxq.onnx_tools import skeleton
@@ -45,7 +46,6 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
 from onnxq.preparation import integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
-from onnxq.runtime import is_large
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
 from onnxq.scheme import Scheme

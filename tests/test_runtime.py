@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, OutputError
-from onnxq.runtime import is_large, open_session, release_shared_memory, return_memory, run, runtime_version
+from onnxq.runtime import open_session, release_shared_memory, return_memory, run, runtime_version
 
 
 @pytest.fixture
@@ -134,43 +134,6 @@ def test_a_sample_of_such_a_type_that_does_not_fit_is_told(build) -> None:
     model = build("(bfloat16[2] x) => (bfloat16[2] y) { y = Identity(x) }")
     with pytest.raises(DataError, match=r"^the sample .*x"):
         run(open_session(model), {"x": np.zeros(3, ml_dtypes.bfloat16)})
-
-
-@pytest.fixture
-def large(perceptron: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a model whose external data counts as large."""
-    monkeypatch.setattr("onnxq.runtime._LARGE", 2000)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(perceptron)
-    onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
-    return tmp_path / "model.onnx"
-
-
-def test_a_model_is_large_by_its_external_data(large: Path, perceptron: ModelProto, tmp_path: Path) -> None:
-    assert is_large(large)
-    assert is_large(large.read_bytes())
-    assert is_large(onnx.load(large, load_external_data=False))
-    assert not is_large(perceptron)
-    assert not is_large(tmp_path / "missing.onnx")
-    assert not is_large(b"no model")
-
-
-def test_weights_of_bodies_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.runtime._LARGE", 2000)
-    helper = onnx.helper
-
-    def weight(name: str) -> onnx.TensorProto:
-        tensor = onnx.TensorProto(name=name, dims=[300], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
-        tensor.external_data.add(key="length", value="1200")
-        return tensor
-
-    inner = helper.make_node("Constant", [], ["c"], value=weight("c"))
-    then = helper.make_graph([inner], "then", [], [helper.make_tensor_value_info("c", 1, [300])])
-    other = helper.make_graph([], "other", [], [helper.make_tensor_value_info("w", 1, [300])], [weight("w")])
-    branch = helper.make_node("If", ["x"], ["y"], then_branch=then, else_branch=other)
-    given, made = helper.make_tensor_value_info("x", 9, []), helper.make_tensor_value_info("y", 1, [300])
-    assert is_large(helper.make_model(helper.make_graph([branch], "g", [given], [made])))
-    assert not is_large(helper.make_model(then))
 
 
 @pytest.mark.parametrize("mapped", [None, True, False])

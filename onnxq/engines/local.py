@@ -11,7 +11,8 @@ from typing import Any
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, profile_kernels
 from onnxq.errors import ModelError
-from onnxq.runtime import Array, Session, is_large, open_session, output_names, run, runtime_version
+from onnxq.large_models import is_large
+from onnxq.runtime import Array, Session, open_session, output_names, run, runtime_version
 
 
 class OnnxRuntime(Engine):

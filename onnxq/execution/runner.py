@@ -19,7 +19,7 @@ from onnxq.execution.segments import segments
 from onnxq.execution.shards import Tapped, forget_sessions, observe_shard
 from onnxq.execution.work import Shard, Work
 from onnxq.execution.workers import Threads, Workers, available_cores
-from onnxq.runtime import is_large
+from onnxq.large_models import is_large
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.stretches import stretches
 

@@ -13,7 +13,8 @@ import onnx
 from onnxq.errors import DataError, ModelError, nearest
 from onnxq.execution.runner import read_without_data
 from onnxq.execution.segments import Segment, segments
-from onnxq.runtime import Array, Session, is_large, open_session, run
+from onnxq.large_models import is_large
+from onnxq.runtime import Array, Session, open_session, run
 
 _OWN: Mapping[str, Array] = MappingProxyType({})
 

@@ -11,7 +11,8 @@ import numpy as np
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.probabilities import are_probabilities
 from onnxq.judging.views import Views
-from onnxq.runtime import Array, is_large, open_session, output_names, run
+from onnxq.large_models import is_large
+from onnxq.runtime import Array, open_session, output_names, run
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource, is_floating
 

@@ -17,10 +17,11 @@ from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.first_difference import FirstDifference
 from onnxq.judging.latency import Latency, measure_latency
 from onnxq.judging.views import Views
+from onnxq.large_models import is_large
 from onnxq.modelfile import load
 from onnxq.modelfile.publish import staging
 from onnxq.onnx_tools import skeleton
-from onnxq.runtime import is_large, open_session, run
+from onnxq.runtime import open_session, run
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample, model_inputs

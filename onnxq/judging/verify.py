@@ -15,8 +15,9 @@ from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.bounds import RISK
 from onnxq.judging.latency import Latency, measure_latencies, measure_latency
 from onnxq.judging.views import View, Views
+from onnxq.large_models import is_large
 from onnxq.modelfile.publish import staging
-from onnxq.runtime import is_large, open_session
+from onnxq.runtime import open_session
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 
