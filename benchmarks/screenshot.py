@@ -29,7 +29,7 @@ def main() -> None:
         save_html(load_report(options.report), page_file)
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(
-            viewport={"width": 1120, "height": 1750}, color_scheme="dark" if options.dark else "light"
+            viewport={"width": 1120, "height": 1600}, color_scheme="dark" if options.dark else "light"
         )
         page.goto(page_file.as_uri())
         page.screenshot(path=options.picture)
