@@ -55,6 +55,10 @@ Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
 
 
+# Of a large model, which takes long to build and to run, only the likeliest ranges are tried.
+_LIKELY = 4
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A float model that plans are made for.
@@ -277,11 +281,13 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
     """Return what is tried for accuracy: no other ranges than given ones, and nothing of a plan to carry out."""
     if model.replay is not None:
         return OFF
+    large, wanted = model.bench.is_large, budget.tried
     # The others build a model of many bytes too often.
-    affordable = ("ranges",) if model.bench.is_large else METHODS
+    affordable = ("ranges",) if large else METHODS
     given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
-    methods = (name for name in budget.tried.methods if name in affordable and name not in given)
-    return replace(budget.tried, methods=tuple(methods))
+    methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
+    models = min(wanted.models, _LIKELY) if large and not wanted.thorough else wanted.models
+    return replace(wanted, methods=methods, models=models)
 
 
 def published(model: Prepared) -> Graph:

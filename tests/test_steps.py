@@ -18,6 +18,7 @@ from onnxq.presets import PRESETS
 from onnxq.steps import Prepared, checked_output, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.wanted import Wanted
+from onnxq.workbench import Workbench
 
 
 def ready(model, folder: Path, scheme="int8") -> Prepared:
@@ -31,6 +32,16 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
     assert [("ranges" in tried(model, Budget()).methods) for model in (free, named)] == [True, False]
     assert methods_tried(free, Budget()) == FIRST_RANGES
     assert methods_tried(named, Budget()) == (MinMax(),)
+
+
+@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", 24)])
+def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
+    accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workbench, "is_large", True)
+    model = prepared(residual, Wanted.of("int8", DEFAULT_TARGET, ()), tmp_path, None, Budget())
+    found = tried(model, Budget(accuracy=accuracy))
+    assert (found.methods, found.models) == (("ranges",), models)
 
 
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def unseen(views: Views) -> Iterator[str]:
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
     if count < _FEW:
-        many = f"there are only {count} samples" if count > 1 else "there is only one sample"
-        yield f"{many}, which tell little of others; give 50 or more"
+        many = f"there are only {count} samples, which tell" if count > 1 else "there is only one sample, which tells"
+        yield f"{many} little of others; give 50 or more"
     of = f"of {len(looked)} samples" + (f" looked at out of {count}" if count > len(looked) else "")
     if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
         yield f"{equal} {of} are the same as others; give different ones"
