@@ -1,19 +1,22 @@
 """What training gives back: the committed classifiers in few bits, and real models without labels.
 
-    python benchmarks/training.py [--output results/training.json] [MODEL:PRESET ...]
+    python benchmarks/training.py [--fashion DIR] [--count 2048] [--output results/training.json] [MODEL:PRESET ...]
     python benchmarks/training.py --models DIR --data DIR [--output results/training.json] MODEL:PRESET ...
     python benchmarks/training.py --minutes 5 [--models DIR --data DIR] MODEL:PRESET ...
 
 Each row is one model in one preset without a search: after post-training quantization, with scales and zero points
 learned, and with weights and biases learned as well, together or block by block first, all by distillation from the
-float model on its calibration samples. The classifiers are judged on the 2,500 committed test images, models of DIR on
-DIR/MODEL/eval, by decibels. With minutes, each row is a search instead, without training and with so much of it. The
-last lines say how long a step of training takes beside one of the same module without fake quantization.
+float model on its calibration samples. The classifiers are judged on the 2,500 committed test images. With the folder
+of Debian's dataset-fashion-mnist they learn from its first training images and are judged on all 10,000 test images.
+Models of DIR are judged on DIR/MODEL/eval, by decibels. With minutes, each row is a search instead, without training
+and with so much of it. The last lines say how long a step of training takes beside one of the same module without fake
+quantization.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import tempfile
@@ -28,6 +31,7 @@ import numpy as np
 import onnx
 import torch
 from fashion_mnist import MODELS, answers, correct, wilson
+from numpy.typing import NDArray
 
 from onnxq import Budget, Goal, Quantized, compare_files, quantize
 from onnxq.samples.data import open_samples
@@ -75,13 +79,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, help="folder of models; those of models/ otherwise")
     parser.add_argument("--data", type=Path, help="folder of MODEL/calib and MODEL/eval")
+    parser.add_argument("--fashion", type=Path, help="folder of the four IDX files of Fashion-MNIST")
+    parser.add_argument("--count", type=int, default=2048, help="training images of --fashion to learn from")
     parser.add_argument("--output", type=Path, help="JSON to write")
     parser.add_argument("--minutes", type=float, help="of training, for a faster plan of a search")
     parser.add_argument("wanted", nargs="*", default=USUAL, metavar="MODEL:PRESET")
     options = parser.parse_args()
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        images = Images() if options.fashion is None else Images.of(options.fashion, options.count, Path(folder))
+        run([Place.of(wanted, options.models, options.data, images) for wanted in options.wanted], options)
+
+
+def run(places: list[Place], options: argparse.Namespace) -> None:
+    """Print and write the rows of all places."""
     rows = []
-    places = [Place.of(wanted, options.models, options.data) for wanted in options.wanted]
     for place in places:
         for row in trained(place) if options.minutes is None else searched(place, options.minutes):
             rows.append(row)
@@ -94,6 +106,32 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
+class Images:
+    """Files of images of Fashion-MNIST to learn from and to judge by, and the classes of the latter."""
+
+    calibration: Path = MODELS / "data" / "calib.npz"
+    judging: Path = MODELS / "data" / "test.npz"
+    labels: Path = MODELS / "data" / "test-labels.npy"
+
+    @classmethod
+    def of(cls, source: Path, count: int, folder: Path) -> Images:
+        """Return the first training images and all test images, which are put into a folder."""
+        found = cls(folder / "calib.npz", folder / "test.npz", folder / "labels.npy")
+        for path, name, most in ((found.calibration, "train", count), (found.judging, "t10k", None)):
+            images = numbers(source / f"{name}-images-idx3-ubyte.gz")[:most, None]
+            np.savez(path, image=images.astype(np.float32) / np.float32(255))
+        np.save(found.labels, numbers(source / "t10k-labels-idx1-ubyte.gz"))
+        return found
+
+
+def numbers(path: Path) -> NDArray[np.uint8]:
+    """Return the bytes of a gzipped IDX file, whose fourth byte says how many axes they have."""
+    content = gzip.decompress(path.read_bytes())
+    shape = np.frombuffer(content, ">u4", content[3], 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+
+
+@dataclass(frozen=True)
 class Place:
     """A model, a preset, and where its samples are."""
 
@@ -102,26 +140,34 @@ class Place:
     model: Path
     calibration: Path
     judging: Path
+    labels: Path
 
     @classmethod
-    def of(cls, wanted: str, models: Path | None, data: Path | None) -> Place:
+    def of(cls, wanted: str, models: Path | None, data: Path | None, images: Images) -> Place:
         """Return what MODEL:PRESET stands for."""
         name, _, preset = wanted.partition(":")
-        calibration = MODELS / "data" / "calib.npz" if data is None else data / name / "calib"
-        judging = MODELS / "data" / "test.npz" if data is None else data / name / "eval"
-        return cls(name, preset or "int8", (models or MODELS) / f"{name}.onnx", calibration, judging)
+        calibration = images.calibration if data is None else data / name / "calib"
+        judging = images.judging if data is None else data / name / "eval"
+        return cls(name, preset or "int8", (models or MODELS) / f"{name}.onnx", calibration, judging, images.labels)
 
     def row(self, learned: str, before: float | None, output: Path, start: float) -> Row:
         """Return the row of a model that is written."""
         seconds, decibels = time.perf_counter() - start, compare_files(self.model, output, self.judging).worst_sqnr
-        accuracy = accuracy_of(output) if MODELS in self.model.parents else "-"
+        accuracy = self.accuracy_of(output) if MODELS in self.model.parents else "-"
         return Row(self.name, self.preset, learned, decibels if before is None else before, decibels, accuracy, seconds)
+
+    def accuracy_of(self, model: Path) -> str:
+        """Return the share of the judging images that a classifier gets right, with its interval."""
+        images, labels = np.load(self.judging)["image"], np.load(self.labels)
+        right = correct(answers(model, images), labels)
+        low, high = wilson(right, len(labels))
+        return f"{right / len(labels):.2%} ({low:.1%} to {high:.1%})"
 
 
 def trained(place: Place) -> Iterator[Row]:
     """Yield a row for the float model, and one for each way to learn."""
     if MODELS in place.model.parents:
-        yield Row(place.name, place.preset, "float", math.inf, math.inf, accuracy_of(place.model), 0.0)
+        yield Row(place.name, place.preset, "float", math.inf, math.inf, place.accuracy_of(place.model), 0.0)
     before = None
     for learned, training in STEPS.items():
         with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
@@ -184,14 +230,6 @@ def step_cost(place: Place) -> float:
             torch.stack([one.square().sum() for one in outputs]).sum().backward()
         seconds[coded].append(time.perf_counter() - start)
     return median(seconds[True]) / median(seconds[False])
-
-
-def accuracy_of(model: Path) -> str:
-    """Return the share of the committed test images that a classifier gets right, with its interval."""
-    images, labels = np.load(MODELS / "data" / "test.npz")["image"], np.load(MODELS / "data" / "test-labels.npy")
-    right = correct(answers(model, images), labels)
-    low, high = wilson(right, len(labels))
-    return f"{right / len(labels):.2%} ({low:.1%} to {high:.1%})"
 
 
 if __name__ == "__main__":

@@ -13,13 +13,27 @@ from torch import Tensor, nn
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.node_codes import Bias
 from onnxq.errors import ModelError
-from onnxq.graph import Constant, Graph, Names, Node, Variable, constant, constants, is_fixed, nodes, optional, producer
+from onnxq.graph import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Variable,
+    constant,
+    constants,
+    is_fixed,
+    nodes,
+    only_reader,
+    optional,
+    producer,
+)
 from onnxq.numbers.formats import FORMATS, format_named
 from onnxq.numbers.numerics import QTensor, quantize
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+from onnxq.targets import target_named
 from onnxq.training.batch_norms import Factors
 from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program
@@ -27,6 +41,7 @@ from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuant
 from onnxq.training.rounding import dynamically_quantized
 
 _WEIGHT = 1
+_MATRIX = 2
 
 
 class FakeQuantized(nn.Module):
@@ -116,9 +131,21 @@ class FakeQuantized(nn.Module):
         if weight is None or place is None or not is_fixed(source) or (place[0].name, place[1]) in self._weights:
             return
         values = source.values if bias is None or bias.values is None else bias.values
-        coded = bias is not None and bias.codes is not None
+        coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
         data = self._activations[decision.data] if coded else None
         self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data)
+
+    def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
+        """Whether the bias behind a MatMul of codes is written as that of a Gemm, which makes codes of it."""
+        weight = node.inputs[_WEIGHT]
+        return (
+            node.op == "MatMul"
+            and decision.mode is Mode.STATIC
+            and only_reader(node.outputs[0]) is not None
+            and len(weight.shape) == _MATRIX
+            and weight.shape[1:] == bias.shape[-1:] == (bias.values.size,)
+            and target_named(self.plan.target).workarounds
+        )
 
     def _add_constants(self) -> None:
         """Keep all other values as buffers, which are no part of the state."""
