@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.numbers.spec import Spec
+from onnxq.numbers.spec import Granularity, Spec
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,13 @@ _OPENVINO = replace(
     # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
     has_words=False,
     fewest_bits=4,
-    # It keeps codes that products may multiply, and refuses cells behind them ("expects Constant for port 3").
-    constants=frozenset({"GRU", "LSTM", "RNN"}),
+    # It keeps codes of products as they are and decodes them in each run: of large weights that is faster than to read
+    # floats, of small ones slower, and cells behind codes are refused ("expects Constant for port 3").
+    constants=frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"}),
     fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
     dynamic=frozenset(),
     own_dynamic=frozenset(),
-    multiplied=(),
+    multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
     fuses_in_bodies=False,
     workarounds=False,
     has_contrib=False,

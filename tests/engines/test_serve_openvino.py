@@ -14,6 +14,7 @@ from onnx import ModelProto
 from onnxq import Budget, quantize
 from onnxq.engines.table import open_engine
 from onnxq.errors import EngineError
+from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 
 pytest.importorskip("openvino")
 
@@ -42,6 +43,22 @@ def test_what_it_refuses_is_told_in_its_words(build: Callable[..., ModelProto], 
     onnx.save(model, tmp_path / "model.onnx")
     with open_engine("openvino") as engine, pytest.raises(EngineError, match=r"engine openvino cannot load .*Unknown"):
         engine.load(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kernel"), [("storage", "FullyConnected"), ("weight-only", "FullyConnectedCompressed")]
+)
+def test_only_products_that_are_to_multiply_codes_do(
+    build: Callable[..., ModelProto], tmp_path: Path, mode: str, kernel: str
+) -> None:
+    model = build("(float[16, 256] x) => (float[16, 256] y) { a = MatMul(x, w) y = Relu(a) }", w=(256, 256))
+    sample = {"x": np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)}
+    scheme = Scheme((Rule(Mode(mode), weight=Spec("int8-narrow", per=Granularity.CHANNEL)),))
+    budget = Budget(search="off", accuracy="off", latency=0, engine="openvino-f32")
+    quantize(model, [sample] * 4, tmp_path / "model.onnx", scheme=scheme, target="openvino", budget=budget)
+    with open_engine("openvino-f32") as engine:
+        kernels = engine.profile(tmp_path / "model.onnx", [sample], tmp_path, 2)
+    assert [one.op_type for one in kernels if one.op_type.startswith("FullyConnected")] == [kernel]
 
 
 def test_recurrent_cells_with_stored_codes_are_loaded(tmp_path: Path) -> None:
