@@ -210,8 +210,8 @@ def by_tool(rows: Sequence[Row]) -> str:
     """Return a table of the tools over all models, as README shows it."""
     models = len({row.model for row in rows})
     lines = [
-        f"| defaults, {models} models | results | {USEFUL_SQNR:.0f} dB or more "
-        f"| and {USEFUL_SPEED:.2f}x as fast or more | speed | size | seconds |",
+        f"| with its defaults | results of {models} | {USEFUL_SQNR:.0f} dB or more "
+        f"| and {USEFUL_SPEED:.2f}x as fast or more | speed beside float | size | time |",
         "|---|---|---|---|---|---|---|",
     ]
     for tool in dict.fromkeys(row.tool for row in rows):
@@ -219,12 +219,13 @@ def by_tool(rows: Sequence[Row]) -> str:
         figures = [row.speed for row in done], [row.size for row in done], [row.seconds for row in done]
         means = [statistics.geometric_mean(values) if values else math.nan for values in figures]
         faithful, useful = sum(row.sqnr >= USEFUL_SQNR for row in done), sum(row.useful for row in done)
-        cells = [str(len(done)), str(faithful), str(useful), *(f"{mean:.2f}" for mean in means)]
+        speed, size, seconds = means
+        cells = [str(len(done)), str(faithful), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
         lines.append(f"| {tool} | " + " | ".join(cells) + " |")
     told = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
-    return "\n".join(
-        [*lines, "", f"Judged on samples that no tool saw; {told}; means are geometric, of what has results."]
-    )
+    by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
+    how = "judged alike on samples that no tool saw"
+    return "\n".join([*lines, "", f"By {by}, {how}; {told}; means are geometric, of what has results."])
 
 
 def update(path: Path, table: str) -> None:
