@@ -53,7 +53,7 @@ def test_what_is_given_is_in_the_values() -> None:
     )
     data, scheme, budget = found["data"], found["asked"].rules, found["budget"]
     assert (data.calibration, data.validation, data.limit) == (Path("c"), Path("v"), 3)
-    assert (dict(data.chain), data.images.size, data.source) == ({"stateN": "state"}, (8, 8), "audio:rate=8000")
+    assert (data.chained, data.images.size, data.source) == ({"stateN": "state"}, (8, 8), "audio:rate=8000")
     assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
     assert found["asked"].prepare == ("NameNodes", "StripMetadata")
     assert found["goal"]() == Goal(12, force=True, exact=True)
