@@ -44,7 +44,7 @@ from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
 from onnxq.searching.all_samples import refitted
 from onnxq.searching.attempts import choose
-from onnxq.searching.choosing import Chooser, Chosen, Files
+from onnxq.searching.choosing import Chooser, Chosen, Files, plenty_of
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
 from onnxq.targets import target_named
@@ -236,7 +236,7 @@ def settled(
         return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
     try:
         first, last = tried(model, budget).split
-        refined = chooser.refined(seen.plan, first_recipe(model), first)
+        refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
             tables = "tables" in first.methods

@@ -27,7 +27,7 @@ ALL: Groups = (0, 1, 2)
 # Each sample costs a run of the float model, and more find hardly anything better.
 _MOST = 256
 # More tell hardly better whether ranges hold on others.
-_MOST_HELD_OUT = 32
+_MOST_HELD_OUT = 16
 WORTH = 0.977
 """Of several findings one lowers the noise by 0.1 dB by luck alone."""
 # Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.

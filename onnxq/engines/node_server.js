@@ -11,6 +11,7 @@ const MORE_SECONDS = 0.4;
 // As many as onnxruntime-web takes by itself.
 const WEB_THREADS = Math.min(4, Math.ceil(os.availableParallelism() / 2));
 const SHORTEST_ROUND = 0.04;
+const LONGEST_ROUND = 0.1;
 const [packageName, folder] = process.argv.slice(2);
 const TYPES = {
   float32: Float32Array, float64: Float64Array, int8: Int8Array, uint8: Uint8Array, int16: Int16Array,
@@ -132,8 +133,10 @@ async function time(header, samples) {
     times[index].push(taken);
     turn++;
     const spent = (performance.now() - start) / 1000;
-    const enough = header.enough !== null && turn - header.turn >= header.enough && spent >= SHORTEST_ROUND;
-    if (spent >= header.seconds || enough) return [{ times }, []];
+    const turns = turn - header.turn;
+    const many = turns >= header.enough && spent >= SHORTEST_ROUND;
+    const long = turns >= samples.length && spent >= LONGEST_ROUND * found.length;
+    if (spent >= header.seconds || (header.enough !== null && (many || long))) return [{ times }, []];
   }
 }
 

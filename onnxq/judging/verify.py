@@ -39,7 +39,7 @@ _INTEGER_KERNELS = frozenset(
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
 # Runs of a model in a round: more tell hardly more, how rounds differ decides.
-_ENOUGH = 12
+_ENOUGH = 8
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4

@@ -73,8 +73,8 @@ class _Choice:
     def faithful(self) -> Chosen:
         """Return a plan that is faithful to the samples that judge it, or the last that was tried.
 
-        Where it is not, those of them join the trials that it is least faithful to, the aim rises by what lacked, and
-        the search goes on; in the end weights are only stored.
+        Where it is not, those of them join the trials that it is least faithful to, and the search goes on; in the end
+        weights are only stored.
         """
         trials, aim = self.chooser.trials, aim_of(self.goal.min_sqnr)
         found = self._attempted(trials, aim)
@@ -83,7 +83,8 @@ class _Choice:
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
             last = number == _MORE_SEARCHES or not self.chooser.has_time(SEARCH_RUNS)
-            trials, aim = self._with_hardest(trials), min(aim + lacking, HIGHEST_AIM)
+            trials = self._with_hardest(trials)
+            aim = self._aim_behind(found, trials, self.goal.min_sqnr - lacking)
             found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
             if last:
@@ -93,6 +94,11 @@ class _Choice:
     def _with_hardest(self, trials: Trials) -> Trials:
         chooser = self.chooser
         return trials.joined(chooser.files.reference, chooser.judge.hardest(chooser.files.staged, _JOINING))
+
+    def _aim_behind(self, found: Chosen, trials: Trials, judged: float) -> float:
+        """Return what to aim at where trials still trust a model with more decibels than it was judged to have."""
+        shown = trials.sqnr(found.outcome.plan, found.recipe)
+        return min(aim_of(self.goal.min_sqnr) + max(shown - judged, 0.0), HIGHEST_AIM)
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""

@@ -42,6 +42,8 @@ _HEADROOM = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
+# With so many decibels more than are aimed at, more faithful codes make no difference.
+_PLENTY = 10.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 0.5
 # Part of the time there is that goes to how codes are chosen.
@@ -127,10 +129,19 @@ class Chooser:
         """Return a chooser that builds from other evidence."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
-    def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy) -> Refined:
-        """Return how the codes of a plan are chosen best, see `refine`."""
+    def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy, enough: float = math.inf) -> Refined:
+        """Return how the codes of a plan are chosen best, see `refine`.
+
+        Args:
+            plan: what becomes of each node.
+            recipe: how its codes are chosen before.
+            accuracy: what is tried.
+            enough: decibels that are not improved on, unless with all effort.
+        """
         basis = Basis(recipe, self.evidence)
         if not accuracy.methods or not self.has_time(0):
+            return Refined(basis)
+        if not accuracy.thorough and self.trials.sqnr(plan, recipe) >= enough:
             return Refined(basis)
         until = self.judge.deadline.part(_REFINING, self._reserved)
         return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress, until)
@@ -257,3 +268,8 @@ class Chooser:
 def aim_of(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
     return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), HIGHEST_AIM)
+
+
+def plenty_of(goal: Goal) -> float:
+    """Return the decibels that are not worth the time to improve on; infinity where a metric asks for more or less."""
+    return aim_of(goal.min_sqnr) + _PLENTY if goal.metric is None else math.inf

@@ -30,8 +30,8 @@ TIMED_SAMPLES = 4
 """On how many samples models are timed."""
 
 # Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
-_PROFILED = 0.15
-_FEWEST_RUNS, _MOST_RUNS = 6, 20
+_PROFILED = 0.1
+_FEWEST_RUNS, _MOST_RUNS = 5, 20
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
 # Runs of a model in each: more tell hardly more of its speed.

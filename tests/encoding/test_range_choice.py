@@ -93,3 +93,15 @@ def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[f
         ranges, lambda one: measure(RangeChoice("wide", one.own)), most=9, methods=("wide", "narrow")
     )
     assert (single.of("a") == "narrow") is expected
+
+
+def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
+    asked: list[str] = []
+    noises = {"a": 1.0, "b": 0.8, "c": 0.9, "d": 1.2, "e": 0.1}
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice.default)
+        return np.full((SAMPLES, 1), noises[choice.default])
+
+    assert choose_ranges({}, measure, most=9, methods=tuple(noises)) == RangeChoice("b")
+    assert asked == ["a", "b", "c", "d"]

@@ -11,7 +11,7 @@ from onnxq.accuracy.effort import OFF
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
-from onnxq.judging.agreement import Agreement
+from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.judging.scoring import Scores
@@ -73,6 +73,24 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
     assert aims == [8.0, 20.0, 23.0]
     assert found.scores == lost
+
+
+@pytest.mark.parametrize(("trusted", "aim"), [(24.0, 27.5), (16.0, 21.5)])
+def test_the_next_plan_is_aimed_as_much_higher_as_trials_with_the_hardest_samples_still_promise_too_much(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, trusted: float, aim: float
+) -> None:
+    plan, aims, judged = chooser.bench.plan({}), [], iter([18.0, 20.0])
+
+    def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+        aims.append(aim)
+        agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
+        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+
+    monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
+    monkeypatch.setattr("onnxq.searching.attempts._Choice._with_hardest", lambda self, trials: trials)
+    monkeypatch.setattr(Trials, "sqnr", lambda self, plan, recipe: trusted)
+    found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    assert (aims, found.rounds) == ([21.5, aim], 2)
 
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])

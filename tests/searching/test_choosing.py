@@ -13,8 +13,9 @@ from conftest import Build
 from engines.elsewhere import Elsewhere, offer_elsewhere
 from onnx import ModelProto
 
+from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import Basis
-from onnxq.accuracy.refining import Refined
+from onnxq.accuracy.refining import Gain, Refined
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
@@ -204,6 +205,16 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])
     found = chooser.affordable(chooser.bench.plan({}), refined, Goal())
     assert found.basis.recipe.key == recipes[not kept].key
+
+
+@pytest.mark.parametrize(("effort", "enough", "refined"), [(FAST, 30.0, False), (FAST, 41.0, True), (FULL, 30.0, True)])
+def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alone(
+    effort: Accuracy, enough: float, refined: bool, chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Refined(Basis(Recipe(), chooser.evidence), (Gain("ranges", 40.0, 42.0, "mse", 0.1),))
+    monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: 40.0)
+    monkeypatch.setattr("onnxq.searching.choosing.refine", lambda *_: found)
+    assert bool(chooser.refined(chooser.bench.plan({}), Recipe(), effort, enough).gains) == refined
 
 
 def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
