@@ -57,7 +57,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK) -> float:
         Decibels; infinite without noise, -inf without signal.
 
     >>> round(lower_bound([(1.0, 0.001), (1.0, 0.002), (1.0, 0.003)]), 1)
-    22.3
+    21.9
     """
     signal, noise = np.array(energies, np.float64).T
     if not noise.any():
