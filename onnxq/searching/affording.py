@@ -21,7 +21,8 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     """Return what was refined with all factors of channels, with those that cost no node, or with none.
 
     Where floats become codes or codes floats, factors keep kernels from being the fastest there are. The first of the
-    three that costs no time is taken; where that misses the aim, the first that does not.
+    three that costs no time is taken; where that misses the aim, the first that does not; where all miss it, the most
+    faithful of those with which the model is faster than in float.
 
     Args:
         laboratory: builds, times and judges.
@@ -38,9 +39,12 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     quick = [speed >= _NO_SLOWER * speeds[-1] for speed in speeds]
     if quick[0]:
         return refined
-    first = next(compress(recipes, quick))
     faithful = (one for one in (*compress(recipes, quick), every) if trials.sqnr(plan, one) >= aim)
-    taken = next(faithful, first)
+    taken = next(faithful, None)
+    if taken is None:
+        # The less there is to be left in float until the aim is reached, the more time is there to be paid with.
+        paying = [recipe for recipe, speed in zip(recipes, speeds, strict=True) if speed > 1]
+        taken = max(paying or compress(recipes, quick), key=lambda one: trials.sqnr(plan, one))
     if taken is every:
         return refined
     reached = decibels(pooled(trials.noise(plan, taken))) if taken is some else math.nan

@@ -33,6 +33,8 @@ NAMES = {recipe.key: name for recipe, name in ((EVERY, "every"), (SOME, "some"),
         ((1.0, 2.0, 2.0), (30.0, 10.0, 25.0), NONE),
         ((1.0, 1.0, 2.0), (30.0, 30.0, 25.0), NONE),
         ((1.0, 2.0, 2.0), (15.0, 12.0, 10.0), SOME),
+        ((1.3, 2.0, 2.0), (15.0, 12.0, 10.0), EVERY),
+        ((0.5, 0.9, 1.0), (10.0, 12.0, 15.0), NONE),
     ],
 )
 def test_the_first_that_costs_no_time_is_taken_where_it_is_faithful(
