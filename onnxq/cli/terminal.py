@@ -40,7 +40,12 @@ _IN_WORDS = {
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print on stderr doubts, what came of a run in one line, then the closing table; all figures where wanted."""
+    """Print on stderr doubts, what came of a run in one line, then the closing table and that line once more.
+
+    Args:
+        report: of the run.
+        every: whether all reasons and figures are shown.
+    """
     console = open_console(stderr=True)
     # Whatever is said of unlike samples holds for them alone.
     for sentence in report.samples.doubts:
@@ -59,10 +64,11 @@ def print_report(report: Report, *, every: bool = False) -> None:
     evidence = measured(report, console.width)
     for table in evidence if every else ():
         console.print(table)
-    if evidence:
-        # After pages of figures the first line is out of sight.
-        told = report.verdict if every else "--verbose shows what was measured, --html all of it on a page."
-        console.print(told)
+    if evidence and not every:
+        console.print("--verbose shows what was measured, --html all of it on a page.")
+    if not report.fidelity.refusal:
+        # The first line may be out of sight; the last one of a refusal is the error itself.
+        console.print(report.verdict)
 
 
 def _indented(text: str, width: int, indent: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class _Outputs(SynchronizedList):
         del tensors[index]
         self.clear()
         self.extend(tensors)
+
+
+# Operators, inputs and outputs that a graph is told by.
+_TOLD = 8
 
 
 class Graph(Identity, gs.Graph):
@@ -103,6 +108,17 @@ class Graph(Identity, gs.Graph):
             functions,
             ir_version,
         )
+
+    def __repr__(self) -> str:
+        """Return what it is in a few lines; as text it is all of its nodes, as GraphSurgeon's."""
+        counts = Counter(node.op for node in self.nodes).most_common()
+        lines = (
+            f"Graph {self.name} (Opset {self.opset})",
+            f"Inputs: {_first(self.inputs)}",
+            f"Nodes: {len(self.nodes)}, {_first([f'{count} {op}' for op, count in counts])}",
+            f"Outputs: {_first(self.outputs)}",
+        )
+        return "\n".join(lines)
 
     @property
     def opset(self) -> int:
@@ -193,3 +209,8 @@ class Graph(Identity, gs.Graph):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self.copy()
+
+
+def _first(things: Sequence[object]) -> str:
+    left = len(things) - _TOLD
+    return ", ".join([*map(str, things[:_TOLD]), *([f"and {left} more"] if left > 0 else [])])

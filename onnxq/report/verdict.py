@@ -33,8 +33,11 @@ def _speed(latency: Latency | None) -> str:
     if latency is None:
         return ""
     low, high = latency.interval
-    interval = f" ({low:.2f}-{high:.2f})" if math.isfinite(high) and low > 0 else ""
-    return f"{latency.speed:.2f}x as fast{interval}"
+    if not (math.isfinite(high) and low > 0):
+        return f"{latency.speed:.2f}x as fast"
+    # A speed that may as well be 1 is no speed.
+    what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float, as far as could be measured"
+    return f"{what} ({low:.2f}-{high:.2f})"
 
 
 def _fidelity(samples: Samples, fidelity: Fidelity) -> str:

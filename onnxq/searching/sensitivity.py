@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.errors import SchemeError, nearest
 from onnxq.graph import Node, scopes
+from onnxq.html_tables import html_table
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.records import plain
@@ -103,7 +104,7 @@ class NodeCost:
         return min((way.sqnr for way in self.ways if way.sqnr is not None), default=math.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sensitivity:
     """What quantizing each part of a model costs.
 
@@ -122,6 +123,23 @@ class Sensitivity:
     sqnr: float
     tensors: tuple[TensorCost, ...]
     nodes: tuple[NodeCost, ...]
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the noise of each tensor, and of each node in its noisiest way."""
+        tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
+        nodes = [
+            (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
+        ]
+        return html_table(self._told, ("tensor", "codes", "noise alone, dB", "quantize, ms"), tensors) + html_table(
+            "", ("node", "operator", "mode", "noisiest way, dB", "in float, ms"), nodes
+        )
+
+    @property
+    def _told(self) -> str:
+        return f"{self.sqnr:.1f} dB with all as {self.scheme} codes for {self.target}, on {self.samples} samples"
 
     def ordered(self, order: str, top: int | None = None) -> Sensitivity:
         """Return the same with tensors and nodes sorted.
@@ -230,6 +248,11 @@ def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterato
 
 def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
     return nanoseconds[name] / 1e6 if name in nanoseconds else None
+
+
+def _figure(value: float | None, digits: int = 1) -> str:
+    """Return a figure as text; that of nothing, such as the noise of what adds none, is a dash."""
+    return "-" if value is None or math.isinf(value) else f"{value:.{digits}f}"
 
 
 def _borders(one: TensorCost) -> float | None:

@@ -60,8 +60,11 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
         assert title not in short
         assert title in " ".join(whole.split())
     assert whole.count("(taken)") == 1
-    # Figures push the first line out of sight.
-    assert " ".join(whole.split()).count("Verified: 2.00x as fast") == 2
+    for told in (short, whole):
+        # Figures push the first line out of sight.
+        words = " ".join(told.split())
+        assert words.count("Verified: 2.00x as fast") == 2
+        assert words.endswith(FULL.verdict)
     assert "--verbose shows what was measured" in short
 
 
@@ -99,6 +102,8 @@ def test_a_refusal_comes_behind_doubts_with_what_to_try(capsys: pytest.CaptureFi
     told = "Refused: output y has 31.2 dB, expected 60 dB\nTry the same with\n  --exclude a\n"
     assert shown.startswith(f"Doubt: the samples are few.\n{told}")
     assert "model.int8.onnx" not in shown
+    # The error itself is printed behind it.
+    assert shown.count("Refused") == 1
 
 
 @pytest.mark.parametrize(("scheme", "shown"), [(PRESETS["int8"], True), (UNCORRECTED, False)], ids=["with", "without"])

@@ -52,6 +52,21 @@ def test_changing_the_opset_of_the_model_changes_that_of_its_bodies() -> None:
     assert [(entry.domain, entry.version) for entry in main.import_domains] == [("", 21)]
 
 
+def test_a_graph_is_a_few_lines() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { a = Neg(x) b = Neg(a) y = Abs(b) }"""
+    main = read_model(parser.parse_model(text))
+
+    assert repr(main).splitlines() == [
+        "Graph g (Opset 17)",
+        "Inputs: Variable (x): (shape=[], dtype=float32)",
+        "Nodes: 3, 2 Neg, 1 Abs",
+        "Outputs: Variable (y): (shape=[], dtype=float32)",
+    ]
+    main.inputs *= 60
+    assert repr(main).splitlines()[1].endswith(", and 52 more")
+    assert len(repr(branching())) < 500
+
+
 def test_cleanup_never_shifts_the_outputs_of_a_node() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[2] b) { a, b = Split(x) z = Neg(x) }"""
     main = read_model(parser.parse_model(text))

@@ -25,6 +25,10 @@ TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
             "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 103 samples it had not seen",
         ),
         (
+            {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78))}},
+            "Verified: as fast as float, as far as could be measured (0.63-3.78), 0.25 of the size, 39 dB on 3 samples",
+        ),
+        (
             {"performance": {"latency": None}, "samples": {"judged": Judged(9, 2)}},
             "Verified: 0.25 of the size, 39 dB on 9 samples, 2 of which it had seen",
         ),

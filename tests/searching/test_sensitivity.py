@@ -121,3 +121,11 @@ def test_a_search_that_is_off_is_refused(perceptron: ModelProto, samples_for) ->
     samples: Samples = samples_for(perceptron)
     with pytest.raises(SchemeError, match="measures nothing"):
         sensitivity(perceptron, samples, budget="off")
+
+
+def test_people_are_told_in_a_line_and_notebooks_in_tables() -> None:
+    found = replace(FOUND, sqnr=18.0)
+    assert repr(found) == "Sensitivity(18.0 dB with all as int8 codes for t, on 4 samples; 4 tensors, 4 nodes)"
+    shown = found._repr_html_()
+    assert "<tr><td>b</td><td>uint8</td><td>30.0</td><td>2.000</td></tr>" in shown
+    assert "<tr><td>c</td><td>Conv</td><td>static</td><td>-</td><td>-</td></tr>" in shown
