@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import QuantizeTo
+from onnx import ModelProto
 from reports import FULL, REPORT, changed
 
 from onnxq.errors import OutputError
@@ -41,6 +43,15 @@ def test_the_package_reads_them() -> None:
         gradient = [builder.GradientItem(**one) for one in graph.get("gradient", [])]
         built = builder.GraphNodeData(results=results, name=graph["name"], gradient=gradient)
         assert json.loads(built.to_json_string())["results"] == graph["results"]
+
+
+def test_its_adapter_has_a_node_for_every_name(residual: ModelProto, quantize_to: QuantizeTo, tmp_path: Path) -> None:
+    adapter = pytest.importorskip("model_explorer_onnx.main").ONNXAdapter()
+    report = quantize_to(residual, tmp_path / "q.onnx").report
+    shown = {node.id for graph in adapter.convert(str(tmp_path / "q.onnx"), {})["graphs"] for node in graph.nodes}
+    names = overlays(report)["mode"]["results"].keys()
+    assert report.plan.by_node.keys() == names
+    assert names <= shown
 
 
 def test_overlays_that_cannot_be_written_are_told(tmp_path: Path) -> None:
