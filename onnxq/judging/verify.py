@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -40,6 +41,8 @@ _INTEGER_KERNELS = frozenset(
 _PATIENCE = 20.0
 # Runs of a model in a round: more tell hardly more, how rounds differ decides.
 _ENOUGH = 8
+# So many in each round of a second look.
+_MANY = 4 * _ENOUGH
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
@@ -97,7 +100,7 @@ class Verification:
 
     @property
     def slower(self) -> bool:
-        """Whether the model was found to be slower than the float model."""
+        """Whether the model was found to be slower than the float model, also when looked at again."""
         return self.latency is not None and self.latency.slower
 
 
@@ -157,11 +160,11 @@ def _latency(
     models: tuple[Path, Path], timed: Sequence[Sample], seconds: float, patience: float, engine: Engine | None
 ) -> Latency:
     first = measure_latencies(models, timed, seconds=seconds, patience=patience, enough=_ENOUGH, engine=engine)[0]
-    if not first.looks_slower:
+    if not first.slower:
         return first
-    # Other work on the machine may have made it so: a second look, twice as long, decides.
-    rounds, patience = 2 * first.rounds, 2 * patience
-    return measure_latency(*models, timed, seconds=2 * seconds, rounds=rounds, patience=patience, engine=engine)
+    # Other work on the machine may have made it so: a second look, of more runs, decides.
+    again = partial(measure_latencies, models, timed, seconds=2 * seconds, rounds=2 * first.rounds, engine=engine)
+    return again(patience=2 * patience, enough=_MANY)[0]
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

@@ -126,22 +126,3 @@ def test_the_interval_of_a_median_is_that_of_the_tables_of_the_sign_test(count: 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_few_rounds_prove_nothing(count: int) -> None:
     assert median_interval([1.5] * count) == (0.0, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("speed", "rounds", "interval", "slower"),
-    [
-        (0.96, 3, (0.0, math.inf), True),
-        (0.98, 3, (0.0, math.inf), False),
-        (0.90, 6, (0.8, 0.99), True),
-        (0.90, 6, (0.2, 1.3), False),
-        (0.98, 6, (0.97, 0.985), True),
-        (0.98, 6, (0.97, 0.995), False),
-    ],
-)
-def test_slower_takes_certainty_where_rounds_can_tell(
-    speed: float, rounds: int, interval: tuple[float, float], slower: bool
-) -> None:
-    found = Latency(speed, 1.0, 1, 60, rounds, interval)
-    assert found.slower is slower
-    assert found.looks_slower is (speed < 0.97)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 from onnx import ModelProto
 from wrong_engine import Wrong
 
+from onnxq.engines.local import OnnxRuntime
+from onnxq.engines.turns import Turn
 from onnxq.errors import ModelError
 from onnxq.judging.verify import Kernels, count_kernels, verify
 
@@ -92,3 +95,30 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     assert found.elsewhere.agreement.worst_sqnr < 10
     assert (found.latency.engine if found.latency else "") == ("wrong 1" if seconds else "")
     assert found.agreements == (found.agreement, found.elsewhere.agreement)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "rounds", "slower"), [(1.1, 0.5, 6, False), (0.9, 1.1, 12, False), (0.99, 0.98, 12, True)]
+)
+def test_a_model_that_looks_slower_is_looked_at_again(
+    perceptron: ModelProto,
+    samples_for: Callable[..., list],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: float,
+    then: float,
+    rounds: int,
+    slower: bool,
+) -> None:
+    onnx.save(perceptron, tmp_path / "m.onnx")
+    number = count()
+
+    def times(engine: OnnxRuntime, models: object, samples: Sequence[object], *given: object) -> list[list[Turn]]:
+        speed = first if next(number) < 6 else then
+        return [[(1.0, 1 / speed)] for _ in samples]
+
+    monkeypatch.setattr(OnnxRuntime, "time", times)
+    found = verify(tmp_path / "m.onnx", tmp_path / "m.onnx", samples_for(perceptron, 2), seconds=0.1)
+    assert found.latency is not None
+    assert found.latency.rounds == rounds
+    assert found.slower is slower

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Build
-from engines.elsewhere import Elsewhere, offer_elsewhere
+from engines.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 from onnx import ModelProto
 
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
@@ -57,6 +57,22 @@ def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPat
     assert bool(report.search.frontier) == profiles
     assert report.performance.latency is not None
     assert report.performance.latency.engine == "elsewhere 1"
+
+
+@pytest.mark.parametrize(("speed", "mode", "told"), [(0.98, Mode.STORAGE, 1.0), (1.02, Mode.STATIC, 1.02)])
+def test_integers_that_are_no_faster_on_the_engine_step_back_to_stored_weights_however_times_scatter(
+    monkeypatch: pytest.MonkeyPatch, speed: float, mode: Mode, told: float
+) -> None:
+    offer_known_times(monkeypatch, speed)
+    report = quantize(
+        MODELS / "resnet.onnx",
+        Data(CALIB, limit=8),
+        target="openvino",
+        budget=Budget(accuracy="off", latency=0.2, engine="elsewhere"),
+    ).report
+    assert {one.mode for one in report.plan.decisions if one.weights} == {mode}
+    assert report.performance.latency is not None
+    assert report.performance.latency.speed == pytest.approx(told)
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
