@@ -9,6 +9,7 @@ from onnxq.errors import SchemeError, nearest
 from onnxq.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
 
 _PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
+_NARROW = Spec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
 _PER_TENSOR = Spec("int8-narrow", per=Granularity.TENSOR)
 
 
@@ -36,6 +37,7 @@ def _torch(format: str, per: Granularity) -> Spec:
 _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
     ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit data: integer arithmetic"),
     ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
+    ("int4-int8-data", Mode.STATIC, _NARROW, "4-bit weights, per channel, and 8-bit data, for accelerators"),
     ("int8-dynamic", Mode.DYNAMIC, _PER_CHANNEL, "8-bit weights, per channel, and data whose scale each run computes"),
     ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, decoded when the model is loaded: float arithmetic"),
     ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float data"),

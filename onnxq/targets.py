@@ -37,6 +37,8 @@ class Target:
         engine: name of the engine that runs it; empty where there is none on this machine.
         has_words: whether it shifts and masks uint32 as the standard says.
         fewest_bits: of codes that it reads.
+        static_bits: fewest bits of weights that it reads between quantizers of data.
+        kernel_bits: fewest bits of weights that its integer kernels multiply; others it decodes in each run.
         constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
     """
 
@@ -58,6 +60,8 @@ class Target:
     engine: str = ""
     has_words: bool = True
     fewest_bits: int = 2
+    static_bits: int = 4
+    kernel_bits: int = 8
     constants: frozenset[str] = frozenset()
 
 
@@ -134,7 +138,8 @@ _ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", engine="onn
 # Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
 # them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
 # Types" and "Explicit Quantization", layer placement). Its parser refuses DequantizeLinear of an int32 bias (issues
-# 3360 of NVIDIA/TensorRT and 850 of onnx/onnx-tensorrt), and no scale is computed in each run.
+# 3360 of NVIDIA/TensorRT and 850 of onnx/onnx-tensorrt), and no scale is computed in each run. Weights of 4 bits are
+# multiplied by float data only, in blocks (the first page, "Quantized Types").
 _TENSORRT = Target(
     name="tensorrt",
     activation="int8",
@@ -145,6 +150,7 @@ _TENSORRT = Target(
     dynamic=frozenset(),
     symmetric=True,
     integer_bias=False,
+    static_bits=8,
     has_half_kernels=True,
 )
 
@@ -172,7 +178,8 @@ _OPENVINO = replace(
 
 # Activations are uint8, or uint16, which is not planned for; its MatMul wants uint8 weights as well, which have a zero
 # point, so it stays float (ONNX Runtime documentation, "QNN Execution Provider", supported operators and generating a
-# quantized model). Outputs are codes, as the HTP computes in nothing else.
+# quantized model). Outputs are codes, as the HTP computes in nothing else; weights may be int4
+# (Qualcomm AI Engine Direct documentation, "INT4 encodings for weights").
 _QNN = replace(
     _ONNXRUNTIME_CPU,
     name="qnn",
@@ -185,6 +192,7 @@ _QNN = replace(
     workarounds=False,
     has_contrib=False,
     has_half_kernels=True,
+    kernel_bits=4,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

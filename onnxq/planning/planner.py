@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, Node, nodes, operator_key, optional, producer
 from onnxq.lowering import Emit
+from onnxq.numbers.formats import format_named
 from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import plan_activations
 from onnxq.planning.bodies import body_obstacles
@@ -15,7 +16,7 @@ from onnxq.planning.corrections import bias_of, with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
-from onnxq.planning.plan import Activation, Decision, Demotion, Plan
+from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
@@ -203,8 +204,15 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
         node.name,
         node.op,
         Mode.STATIC,
-        "integer kernel",
+        _kernel(weight, target),
         (weight,),
         bias=operator.bias if has_bias and target.integer_bias else None,
         data=node.inputs[0].name,
     )
+
+
+def _kernel(weight: Weight, target: Target) -> str:
+    """Return what computes a static product."""
+    if format_named(weight.spec.format).bits >= target.kernel_bits:
+        return "integer kernel"
+    return f"computes in float between codes of data: {target.name} decodes {weight.spec.format} weights in each run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from onnx import TensorProto
 
@@ -26,6 +27,11 @@ _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
 _MOST_BITS = 16
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
+
+# What stands between quantizers of data, and how its scales are found: what else a spec may say, kernels do not read.
+_INTEGERS: Final = ("int8", "int4")
+_METHODS: Final = (Method.MINMAX, Method.MSE, Method.TORCH)
+_BYTE = 8
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
@@ -58,9 +64,10 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
             raise SchemeError(f'method = "burn" computes in float, so it has no mode {rule.mode}; say mode = "storage"')
     if rule.mode not in (Mode.STATIC, Mode.DYNAMIC):
         return
-    method = Method.TORCH if spec.method is Method.TORCH else Method.MINMAX
-    plain = isinstance(spec.per, Granularity) and spec == Spec(spec.format, spec.per, spec.symmetric, method=method)
-    if not plain or not spec.symmetric or not spec.format.startswith("int8"):
+    fewest = target.static_bits if rule.mode is Mode.STATIC else _BYTE
+    formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
+    plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method) and spec.method in _METHODS
+    if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):
         kind = "symmetric" if spec.symmetric else "affine"
         per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"
         raise SchemeError(
@@ -119,13 +126,19 @@ def weight_opset(plan: Plan, emit: Emit) -> int:
             _check_dynamic(decision, target_named(plan.target), emit)
     return max(
         (
-            decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
+            _opset_of(weight, decision, emit)
             for decision in plan.decisions
-            if decision.mode in (Mode.STORAGE, Mode.WEIGHT_ONLY)
+            if decision.mode in (Mode.STATIC, Mode.STORAGE, Mode.WEIGHT_ONLY)
             for weight in decision.weights
         ),
         default=0,
     )
+
+
+def _opset_of(weight: Weight, decision: Decision, emit: Emit) -> int:
+    if decision.mode is Mode.STATIC:
+        return format_named(weight.spec.format).opset
+    return decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
 
 
 def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.encoding.codes import Codes
-from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, constant, insert_nodes, is_fixed, operator_key
+from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, insert_nodes, is_fixed, operator_key
+from onnxq.lowering import Chain
 from onnxq.numbers.numerics import QTensor
 from onnxq.operators import OPERATORS
 from onnxq.passes.place.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+
+_BYTE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +69,11 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     scale = quantized.parameters.scale
     attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
     flat = scale.reshape(-1) if attributes else scale.reshape(())
-    inputs = [
-        constant(names.fresh(f"{source.name}.codes"), quantized.codes.reshape(source.shape)),
-        constant(names.fresh(f"{source.name}.scale"), flat),
-        constant(names.fresh(f"{source.name}.zero_point"), np.zeros(flat.shape, quantized.codes.dtype)),
-    ]
-    if quantized.format.name == "int32":
-        inputs.pop()
+    chain, codes = Chain(source.name, names), quantized.codes.reshape(source.shape)
+    inputs = [chain.store_codes("codes", codes, quantized.format), chain.store("scale", flat)]
+    if quantized.format.bits == _BYTE:
+        # Integer kernels are found by it, though it is 0.
+        inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.codes.dtype)))
     values = Variable(names.fresh(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
     decoder = Node("DequantizeLinear", names.fresh(f"{source.name}.dequantize"), attributes, inputs, [values])
     node.inputs[index] = values

@@ -15,6 +15,7 @@ from onnxq.modelfile import read_model
 from onnxq.planning import planner
 from onnxq.planning.plan import Decision, Demotion
 from onnxq.preparation import prepare
+from onnxq.presets import PRESETS
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import TARGETS
 
@@ -39,6 +40,21 @@ def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> N
     assert (weight.index, weight.tensor, weight.axis) == (1, "w0", 0)
     assert weight.spec == Spec("int8-narrow", Granularity.CHANNEL)
     assert plan_of(residual).by_node["right"].bias is None
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("onnxruntime-cpu", "computes in float between codes of data: onnxruntime-cpu decodes int4-narrow weights "),
+        ("qnn", "integer kernel"),
+    ],
+)
+def test_a_decision_says_what_computes_with_weights_of_four_bits(
+    target: str, reason: str, residual: ModelProto
+) -> None:
+    plan = planner.make_plan(prepare(read_model(residual)), PRESETS["int4-int8-data"], TARGETS[target])
+    assert plan.by_node["stem"].mode is STATIC
+    assert plan.by_node["stem"].reason.startswith(reason)
 
 
 def test_the_stem_reads_a_quantized_graph_input(residual: ModelProto, plan_of) -> None:

@@ -19,6 +19,7 @@ from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
 PRESETS = [
     "int8",
     "int8-per-tensor",
+    "int4-int8-data",
     "int8-dynamic",
     "int8-storage",
     "int8-block32",

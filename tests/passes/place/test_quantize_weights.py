@@ -90,6 +90,18 @@ def test_codes_and_scales_equal_the_reference_bit_for_bit(product: str, per_chan
     assert found["names"] == ["w.codes", "w.scale", "w.zero_point"]
 
 
+def test_codes_of_four_bits_are_stored_in_their_own_type() -> None:
+    weight = values(16, 5)
+    made = model("g (float[3, 16] x) => (float[3, 5] y) { [dot] y = MatMul(x, w) }", opset=21, w=weight)
+    few = Weight(1, "w", Spec("int4-narrow", Granularity.CHANNEL), -1)
+    graph, _ = quantize(made, Decision("dot", "MatMul", Mode.STATIC, "", (few,), data="x"))
+    scale = np.abs(weight).max(axis=0) / np.float32(7)
+    found = decoder(graph, "dot")
+    assert found["names"] == ["w.codes", "w.scale"]
+    np.testing.assert_array_equal(found["codes"].astype(np.int8), np.rint(weight / scale))
+    assert {one.name: one.data_type for one in to_model(graph).graph.initializer}["w.codes"] == onnx.TensorProto.INT4
+
+
 @pytest.mark.parametrize(("op", "shape", "axis"), [("Conv", (6, 2, 3, 3), 0), ("ConvTranspose", (4, 3, 3, 3), 1)])
 def test_convolutions_have_their_scales_along_their_own_axis(op: str, shape: tuple[int, ...], axis: int) -> None:
     weight = values(*shape)

@@ -1,0 +1,31 @@
+"""Weights of 4 bits between data of 8 bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxq.errors import SchemeError
+from onnxq.lowering import Emit
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.weight_plan import check_weight_spec, needed_opset
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
+from onnxq.targets import TARGETS
+
+TARGET = TARGETS["onnxruntime-cpu"]
+NARROW = Spec("int4-narrow", Granularity.CHANNEL, method=Method.MSE)
+
+
+def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -> None:
+    for mode, target in ((Mode.DYNAMIC, TARGET), (Mode.STATIC, TARGETS["tensorrt"])):
+        with pytest.raises(SchemeError, match=r"^weights as symmetric int4-narrow per channel have no fast integer"):
+            check_weight_spec(Rule(mode, weight=NARROW), target)
+    check_weight_spec(Rule(Mode.STATIC, weight=NARROW), TARGET)
+
+
+@pytest.mark.parametrize("emit", [Emit.QDQ, Emit.ORT, Emit.STRICT])
+def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: Emit) -> None:
+    decisions = [
+        Decision("n", "MatMul", Mode.STATIC, "", (Weight(1, "w", spec, 0, 8),)) for spec in (Spec("int8"), NARROW)
+    ]
+    needed = [needed_opset(Plan((one,), (), "", TARGET.name), emit) for one in decisions]
+    assert needed == [13, 21]
