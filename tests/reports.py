@@ -12,6 +12,7 @@ from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.layers import Layer, Layers, SampleNoise
 from onnxq.judging.verify import Kernels, Latency
+from onnxq.judging.worst_places import Place, WorstPlace
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
@@ -46,12 +47,13 @@ REPORT = Report(
 )
 
 
+OUTPUT = OutputAgreement("y", 31.25, 0.98, 0.5, same_shapes=True, finite=True, compared=50)
 FULL = replace(
     REPORT,
     files=replace(REPORT.files, output="model.int8.onnx", model_digest="ab12", output_digest="cd34"),
     samples=Samples(3, Judged(3, 0, 2), ("the samples are few",)),
     fidelity=Fidelity(
-        Agreement(3, (OutputAgreement("y", 31.25, 0.98, 0.5, same_shapes=True, finite=True, compared=50),)),
+        Agreement(3, (replace(OUTPUT, worst=(WorstPlace(2, 28.5, Place((0, 17), 1.75, 1.25)),)),)),
         layers=Layers(
             3,
             (

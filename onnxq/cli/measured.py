@@ -21,12 +21,22 @@ def measured(report: Report, columns: int) -> list[Table]:
         columns: of the terminal, which names are shortened for.
     """
     width = max(columns - _FIGURES, _NAME)
-    tables = (_gains(report), _regions(report, width), _plans(report), _noises(report, width))
+    tables = (_worst(report, width), _gains(report), _regions(report, width), _plans(report), _noises(report, width))
     return [table for table in tables if table.rows]
 
 
 def _table(title: str, *header: str) -> Table:
     return Table(*header, title=title, title_justify="left")
+
+
+def _worst(report: Report, width: int) -> Table:
+    worst = _table("Where outputs are worst", "output", "sample", "SQNR on it", "at", "float", "quantized")
+    for output in report.agreement.outputs:
+        for one in output.worst:
+            values = (f"{value:.4g}" for value in (one.place.reference, one.place.candidate))
+            index = ", ".join(map(str, one.place.index))
+            worst.add_row(shortened(output.name, width), str(one.sample), decibels(one.sqnr), f"[{index}]", *values)
+    return worst
 
 
 def _gains(report: Report) -> Table:

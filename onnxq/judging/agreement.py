@@ -17,8 +17,10 @@ from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.views import EngineView, View, Views
+from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
 from onnxq.modelfile.publish import staging
 from onnxq.numbers.numerics import signal_to_noise
+from onnxq.records import plain
 from onnxq.runtime import Array
 from onnxq.samples.inputs import Sample
 
@@ -60,6 +62,7 @@ class OutputAgreement:
             themselves; see `onnxq.judging.views.Views`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
             what may turn over, see `unseen_noise`. None for outputs that are no floats.
+        worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
     """
 
     name: str
@@ -71,6 +74,7 @@ class OutputAgreement:
     compared: int
     stands_for: tuple[str, ...] = ()
     bound: float | None = None
+    worst: tuple[WorstPlace, ...] = ()
 
     @property
     def label(self) -> str:
@@ -131,6 +135,7 @@ class Agreement:
             for name in ("sqnr", "bound"):
                 if output[name] is not None and not np.isfinite(output[name]):
                     output[name] = None
+            output["worst"] = plain(output["worst"])
         return {"samples": self.samples, "outputs": outputs}
 
     @property
@@ -213,27 +218,29 @@ class _Tally:
         self.is_float = False
         self.same_shapes = self.finite = True
         self.energies: list[Energies] = []
+        self.places: list[list[Place]] = []
         self.rows, self.halves = 0, False
         self.unsure: list[tuple[Array, Array]] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
         signal, noise = self.signal, self.noise
         self.signal = self.noise = 0.0
+        self.places.append([])
         self.add(expected, found)
         self.energies.append((self.signal, self.noise))
         self.signal += signal
         self.noise += noise
 
-    def add(self, expected: Any, found: Any) -> None:
+    def add(self, expected: Any, found: Any, within: tuple[int, ...] = ()) -> None:
         if isinstance(expected, list) and isinstance(found, list):
             self.same_shapes &= len(expected) == len(found)
-            for one, other in zip(expected, found, strict=False):
-                self.add(one, other)
+            for place, (one, other) in enumerate(zip(expected, found, strict=False)):
+                self.add(one, other, (*within, place))
             return
         if isinstance(expected, dict) and isinstance(found, dict):
             self.same_shapes &= expected.keys() == found.keys()
             both = [key for key in expected if key in found]
-            self.add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]))
+            self.add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]), within)
             return
         if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
             # Optionals: that one holds nothing where the other does is as wrong as another shape.
@@ -246,13 +253,15 @@ class _Tally:
             return
         if expected.dtype.kind in "fV" or expected.dtype.name == "bfloat16":
             self.halves |= expected.dtype.itemsize < np.dtype(np.float32).itemsize
-            self._add_floats(expected.astype(np.float64), found.astype(np.float64))
+            self._add_floats(expected.astype(np.float64), found.astype(np.float64), within)
         else:
             self.compared += expected.size
             self.equal += int(np.count_nonzero(expected == found))
 
-    def _add_floats(self, expected: Array, found: Array) -> None:
+    def _add_floats(self, expected: Array, found: Array, within: tuple[int, ...]) -> None:
         self.is_float = True
+        if (place := furthest(expected, found, within)) is not None:
+            self.places[-1].append(place)
         usable = np.isfinite(expected)
         self.finite &= bool(np.isfinite(found[usable]).all())
         usable &= np.isfinite(found)
@@ -278,6 +287,7 @@ class _Tally:
             finite=self.finite,
             compared=self.compared,
             bound=self._bound(risk) if self.is_float else None,
+            worst=worst_places(self.energies, self.places),
         )
 
     def _bound(self, risk: float) -> float:

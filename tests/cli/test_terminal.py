@@ -52,6 +52,7 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
     terminal.print_report(FULL, every=True)
     whole = capsys.readouterr().err
     for title in (
+        "Where outputs are worst",
         "Accuracy, at the worst output",
         "Integer regions, profiled",
         "Plans that were weighed",

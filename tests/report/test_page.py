@@ -80,6 +80,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "x: 40.0 dB alone",
         "The 2 noisiest layers",
         "2 (34.5 dB), 0 (37.5 dB)",
+        '<td class="codes">[0, 17]</td><td class="number">1.75</td><td class="number">1.25</td>',
     ):
         assert text in page, text
     data = json.loads(Elements(page).scripts[0])
