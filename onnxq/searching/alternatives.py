@@ -10,6 +10,8 @@ from onnxq.scheme import Granularity, Mode, Spec
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.targets import Target
 
+_INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -69,9 +71,10 @@ def alternatives(target: Target) -> Iterator[Alternative]:
 
 
 def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str, Demotion]:
-    """Return the demotions that put every node on an alternative that may be: one the scheme wants as integers.
+    """Return the demotions that put every node on an alternative that may be.
 
-    Other weights than the scheme's are no choice where it names weights of its own, finer or coarser than the target's.
+    Those may that the scheme wants as integers, and those whose weights it wants stored as the same codes. Other
+    weights than the scheme's are no choice where it names weights of its own, finer or coarser than the target's.
 
     Args:
         alternative: what they are to take.
@@ -79,12 +82,13 @@ def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str,
         target: the runtime.
     """
     usual = Spec(target.weight, per=Granularity.CHANNEL)
+    exchanged = {Mode.STATIC: usual, Mode.DYNAMIC: usual, Mode.STORAGE: alternative.weight}
     demotion = alternative.demotion("measured as an alternative to what the scheme says")
     return {
         one.node: demotion
         for one in full.decisions
-        if one.mode in (Mode.STATIC, Mode.DYNAMIC)
-        and (alternative.weight is None or (one.weights and all(weight.spec == usual for weight in one.weights)))
+        if (one.mode in _INTEGERS and alternative.weight is None)
+        or (one.weights and all(weight.spec == exchanged.get(one.mode) for weight in one.weights))
     }
 
 

@@ -22,6 +22,12 @@ from onnxq.searching.noises import Noises, worst
 from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 
+_BESIDE = {
+    Mode.STATIC: "with fixed scales",
+    Mode.DYNAMIC: "with dynamic scales",
+    Mode.STORAGE: "with floats that the codes become when the model is loaded",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Noise:
@@ -208,14 +214,13 @@ class Prices:
         if wanted is Mode.STATIC:
             integers, ratio = self.costs.static_nodes.get(name, 0.0), noise.static.of(self._touched.get(name, ()))
         floats = self._float_time(name, None)
-        figures = [f"{floats / 1e6:.3f} ms in float", f"{integers / 1e6:.3f} ms as integers"]
+        figures = [f"{floats / 1e6:.3f} ms in float"]
+        figures += [f"{integers / 1e6:.3f} ms as integers"] if wanted is not Mode.STORAGE else []
         figures += self._alternative_figures(name, wanted)
         if ratio:
             figures.append(f"{decibels(ratio):.1f} dB as integers alone")
         if taken is not None:
-            reason = "it is faster so, or less noisy, than " + (
-                "with fixed scales" if wanted is Mode.STATIC else "with dynamic scales"
-            )
+            reason = f"it is faster so, or less noisy, than {_BESIDE[wanted]}"
         elif integers >= floats:
             reason = "it is not faster as an integer kernel on this machine"
         elif ratio:

@@ -47,6 +47,12 @@ def test_codes_that_the_user_chose_are_not_exchanged(perceptron: ModelProto, sch
     assert wishes(CODES, full, TARGET) == {}
 
 
+def test_stored_weights_may_be_multiplied_as_the_same_codes(perceptron: ModelProto) -> None:
+    _, full = planned(perceptron, "int8-storage")
+    (multiplied,) = alternatives(target := target_named("openvino"))
+    assert wishes(multiplied, full, target).keys() == {"first", "second"}
+
+
 def test_what_falls_back_takes_nothing(residual: ModelProto, perceptron: ModelProto) -> None:
     for model, expected in ((residual, set()), (perceptron, {"first", "second"})):
         graph, full = planned(model)
