@@ -153,7 +153,7 @@ def carried_out(
         if trainer is not None:
             found = trainer(ready, seen, found)
             watch.lap("train")
-        report = reported(ready, seen, found, budget, watch, unmeasured)
+        report = reported(ready, seen, found, goal, budget, watch, unmeasured)
         check_fidelity(report, goal)
         _LOG.info("%s", report.verdict)
         return Quantized(published(ready), report)

@@ -15,6 +15,7 @@ from onnxq.errors import DataError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.range_table import chosen_methods
 from onnxq.judging.gate import Judged
+from onnxq.judging.goal import Goal
 from onnxq.judging.layers import Layers, compare_layers
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit
@@ -32,7 +33,13 @@ from onnxq.steps import Evidenced, Prepared, Settled, tried
 
 
 def reported(
-    model: Prepared, seen: Evidenced, settled: Settled, budget: Budget, watch: Stopwatch, unmeasured: str = ""
+    model: Prepared,
+    seen: Evidenced,
+    settled: Settled,
+    goal: Goal,
+    budget: Budget,
+    watch: Stopwatch,
+    unmeasured: str = "",
 ) -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written.
 
@@ -67,7 +74,13 @@ def reported(
             doubts=(*seen.doubts, *settled.doubts),
             refitted=found.refitted,
         ),
-        fidelity=Fidelity(verification.agreement, found.scores, elsewhere=verification.elsewhere, layers=layers),
+        fidelity=Fidelity(
+            verification.agreement,
+            found.scores,
+            elsewhere=verification.elsewhere,
+            layers=layers,
+            wanted=goal.min_sqnr if goal.metric is None else None,
+        ),
         performance=Performance(
             verification.kernels,
             verification.latency,
@@ -82,6 +95,7 @@ def reported(
             range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
             corrected_biases=corrected_biases(outcome.plan, seen.evidence),
             gains=(*refined.gains, *found.gains),
+            spared=refined.spared,
             delivered=_delivered(model, outcome.plan),
             left_by_standard=_left_by_standard(model, outcome.plan),
             tensors=tensor_values(plan, refined.basis.evidence),

@@ -61,6 +61,7 @@ FULL = replace(
                 Layer("y", "b", "Tanh", "float", math.inf, 31.25, (SampleNoise(1, 28.5),)),
             ),
         ),
+        wanted=20.0,
     ),
     performance=Performance(
         REPORT.performance.kernels,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnxq import Budget, Data, quantize
+from onnxq.cli import terminal
 from onnxq.report import load_report
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -22,8 +23,20 @@ def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: 
     assert [stage.name for stage in report.run.stages] == ["prepare", "calibrate", "choose and verify", "report"]
     assert {one.tensor for one in report.encoding.tensors} <= {one.tensor for one in report.plan.activations}
     assert len(report.encoding.weights) == sum(len(one.weights) for one in report.plan.decisions) > 0
+    assert report.fidelity.wanted == 20.0
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
+
+
+@pytest.mark.parametrize(("accuracy", "told"), [("fast", True), ("off", False)])
+def test_codes_that_are_faithful_enough_for_no_method_are_told(
+    accuracy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget, data = Budget(search="off", accuracy=accuracy, latency=0), Data(MODELS / "data" / "calib.npz", limit=8)
+    report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", goal=5, budget=budget).report
+    assert (report.encoding.spared is not None) == told
+    terminal.print_report(report)
+    assert ("dB without any method are plenty" in capsys.readouterr().err) == told
 
 
 @pytest.mark.parametrize("wanted", [0, 2])

@@ -75,11 +75,13 @@ class Refined:
         basis: the methods that were kept, with what they found.
         gains: of each method that was tried.
         unmigrated: the recipe as it would be without factors of channels; None where there are none.
+        spared: SQNR in decibels without any method where this was so much that none was tried; None elsewhere.
     """
 
     basis: Basis
     gains: tuple[Gain, ...] = ()
     unmigrated: Recipe | None = None
+    spared: float | None = None
 
     def with_factors_of(self, recipe: Recipe, decibels: float, reason: str) -> Refined:
         """Return the same by a recipe with fewer factors of channels, or none, and why the others were left after all.

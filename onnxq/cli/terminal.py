@@ -118,6 +118,8 @@ def _summary(report: Report, columns: int) -> Table:
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {_IN_WORDS[mode]}" for mode in Mode if plan.count(mode)))
     if cells := report.encoding.left_by_standard:
         table.add_row("standard ONNX", f"has no integers for {cells} LSTM; --emit fastest measures onnxruntime's own")
+    if (spared := report.encoding.spared) is not None:
+        table.add_row("accuracy", f"{spared:.1f} dB without any method are plenty; --accuracy full tries all the same")
     if report.encoding.corrected_biases:
         table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")
     if files.metadata_bytes >= _WORTH_STRIPPING * files.bytes:

@@ -89,11 +89,12 @@ def ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1))
 
 
-def frontier_chart(points: Sequence[Point]) -> Chart | None:
+def frontier_chart(points: Sequence[Point], wanted: float | None = None) -> Chart | None:
     """Return the plans that were weighed: expected time across, SQNR of the worst output up.
 
     Args:
         points: of which those with neither a measured nor an expected SQNR are left out, and the float model likewise.
+        wanted: SQNR in decibels that was asked for, drawn as a line; None draws none.
 
     Returns:
         The chart; None where there are no points.
@@ -103,14 +104,16 @@ def frontier_chart(points: Sequence[Point]) -> Chart | None:
     if not shown:
         return None
     times = [one.milliseconds for one in points]
-    across, up = _Scale.across(0.0, max(times)), _Scale.up([sqnr for _, sqnr in shown])
+    goals = [wanted] if wanted is not None and math.isfinite(wanted) else []
+    across, up = _Scale.across(0.0, max(times)), _Scale.up([*goals, *(sqnr for _, sqnr in shown)])
     marks = [
         Mark(across(one.milliseconds), up(sqnr), _kind(one), _told(one, sqnr))
         for one, sqnr in sorted(shown, key=lambda pair: pair[0].chosen)
     ]
     floats = [one.milliseconds for one in points if one.is_float]
-    lines = tuple(("float", f"{across(ms):.1f},{_TOP} {across(ms):.1f},{HEIGHT - _BOTTOM}") for ms in floats)
-    return Chart(tuple(marks), across.ticks("ms"), up.ticks("dB"), lines)
+    lines = [("float", f"{across(ms):.1f},{_TOP} {across(ms):.1f},{HEIGHT - _BOTTOM}") for ms in floats]
+    lines += [("wanted", f"{_LEFT},{up(goal):.1f} {WIDTH - _RIGHT},{up(goal):.1f}") for goal in goals]
+    return Chart(tuple(marks), across.ticks("ms"), up.ticks("dB"), tuple(lines))
 
 
 def _kind(point: Point) -> str:

@@ -17,7 +17,7 @@ _STYLE = """
 .paper{fill:#fff} text{font:12px "Helvetica Neue",Helvetica,Arial,sans-serif;fill:#444} .grid{stroke:#ddd;fill:none}
 .axis{stroke:#444;fill:none} .mark{fill:#2b66c4} .mark.expected{fill:none;stroke:#777;stroke-width:1.5}
 .mark.chosen{fill:#0b6b4f;stroke:#fff;stroke-width:2} .line{fill:none;stroke-width:2} .line.together{stroke:#a8321f}
-.line.float{stroke:#a3a8ae;stroke-dasharray:4 4}
+.line.float{stroke:#a3a8ae;stroke-dasharray:4 4} .line.wanted{stroke:#0b6b4f;stroke-dasharray:2 3}
 """
 _TITLES = {
     "frontier": ("Plans by time and fidelity", "profiled time", "SQNR of the worst output"),
@@ -29,7 +29,7 @@ def figures(report: Report) -> Mapping[str, str]:
     """Return the charts that the report has figures for, as SVG by name: ``frontier`` and ``noise``."""
     nodes = node_views(report)
     charts: Mapping[str, Chart | None] = {
-        "frontier": frontier_chart(report.search.frontier),
+        "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
         "noise": noise_chart(noise_along(nodes), len(nodes)),
     }
     # Macros are typed as any name of a template is.

@@ -64,7 +64,7 @@ def to_html(report: Report) -> str:
         "model_name": PurePath(report.files.model).name or "model",
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),
-        "frontier": frontier_chart(report.search.frontier),
+        "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
         "noise": noise_chart(noise_along(nodes), len(nodes)),
         "layers": report.fidelity.layers,
         "layer_noise": layer_chart(layers),
@@ -148,7 +148,7 @@ def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
         "noise": shown["noise"] or shown["layers"],
         "values": report.encoding.tensors,
         "weights": report.encoding.weights,
-        "accuracy": report.encoding.gains,
+        "accuracy": report.encoding.gains or report.encoding.spared is not None,
         "left": shown["causes"],
     }
     return bool(sometimes.get(section, True))

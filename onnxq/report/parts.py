@@ -78,6 +78,7 @@ class Fidelity:
         refusal: why the model was refused, in a sentence; empty where it was not.
         elsewhere: what it does on the engine that it is for, where that is not onnxruntime in this process.
         layers: of the tensors that both models have; None where these were not compared.
+        wanted: SQNR in decibels that was asked of the worst output; None where a metric tells instead.
     """
 
     agreement: Agreement
@@ -85,6 +86,7 @@ class Fidelity:
     refusal: str = ""
     elsewhere: Elsewhere | None = None
     layers: Layers | None = None
+    wanted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class Encoding:
         range_methods: the method of each tensor, where one was chosen for each.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         gains: what each accuracy method that was tried did to the whole model.
+        spared: SQNR in decibels of codes as the scheme says them, where that was so much that no method was tried on
+            them; None elsewhere.
         delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
         left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
             runtime's own were not to be written, or not measured.
@@ -144,6 +148,7 @@ class Encoding:
     range_methods: Mapping[str, str] = field(default_factory=dict)
     corrected_biases: int = 0
     gains: tuple[Gain, ...] = ()
+    spared: float | None = None
     delivered: tuple[Delivery, ...] = ()
     left_by_standard: int = 0
     tensors: tuple[TensorValues, ...] = ()

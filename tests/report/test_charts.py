@@ -31,6 +31,19 @@ def test_the_chosen_plan_is_drawn_last_and_higher_where_it_is_more_faithful() ->
     assert all(left <= mark.x <= right and top <= mark.y <= bottom for mark in chart.marks)
 
 
+@pytest.mark.parametrize(("wanted", "lines"), [(20.0, ["float", "wanted"]), (None, ["float"]), (-math.inf, ["float"])])
+def test_what_was_wanted_is_a_line_across(wanted: float | None, lines: list[str]) -> None:
+    chart = frontier_chart(FULL.search.frontier, wanted)
+    assert chart is not None
+    assert [name for name, _ in chart.lines] == lines
+    if wanted is not None and math.isfinite(wanted):
+        left, _, right, bottom = chart.frame
+        ends = [tuple(map(float, end.split(","))) for end in chart.lines[-1][1].split()]
+        assert [x for x, _ in ends] == [left, right]
+        # Every plan is more faithful.
+        assert max(mark.y for mark in chart.marks) < ends[0][1] == ends[1][1] <= bottom
+
+
 @pytest.mark.parametrize("points", [(), (Point(1, 0, 1.0),), (Point(1, 0, 1.0, math.inf),), FULL.search.frontier[2:]])
 def test_without_figures_there_is_no_chart(points: tuple[Point, ...]) -> None:
     assert frontier_chart(points) is None

@@ -75,6 +75,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "onnxq quantize model.onnx --calib data",
         "cd34",
         "onnxq 0.2, python 3.11",
+        "wanted: 20.0 dB or more",
         "factor=2.0",
         "2.10 MB",
         "x: 40.0 dB alone",
@@ -95,6 +96,12 @@ def test_a_report_of_little_has_a_page_without_what_it_lacks() -> None:
     for title in ("Plans that were weighed", "Noise along the depth", "Values and ranges", "accuracy methods bought"):
         assert title not in page
     assert '<h2 id="nodes-title">Nodes</h2>' in page
+
+
+def test_codes_that_no_method_was_tried_on_are_told() -> None:
+    page = to_html(changed(REPORT, encoding={"spared": 41.25}))
+    assert "leave 41.2 dB without any method" in page
+    assert '<a href="#accuracy">' in page
 
 
 def test_a_refusal_has_its_page_with_what_to_try() -> None:
