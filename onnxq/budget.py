@@ -30,6 +30,8 @@ class Budget:
             left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
         measurements: models that a search builds and runs at most; unlike seconds they end it where it ended before.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
+        threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
+            takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
 
     Raises:
@@ -49,6 +51,7 @@ class Budget:
     measurements: float = math.inf
     engine: str = ""
     layers: int = 0
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
@@ -60,6 +63,7 @@ class Budget:
         check_type(self.measurements, (int, float), "the number of measurements", "a number")
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
         check_type(self.engine, str, "the engine", "a name such as openvino")
+        check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)
@@ -67,8 +71,9 @@ class Budget:
             raise SchemeError(
                 f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
             )
-        for name, number in (("budget in seconds", self.seconds), ("number of measurements", self.measurements)):
-            if not number > 0:
+        limits = {"budget in seconds": self.seconds, "number of measurements": self.measurements}
+        for name, number in {**limits, "number of threads": self.threads}.items():
+            if number is not None and not number > 0:
                 raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
 
     @classmethod

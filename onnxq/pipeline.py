@@ -140,7 +140,7 @@ def carried_out(
         trainer: a step of training before the report; None leaves it out.
     """
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
-    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine)
+    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
     with engine or nullcontext(), staging(output) as folder:
         ready = prepared(model, wanted, folder, output, budget, engine)
         watch.lap("prepare")

@@ -262,7 +262,7 @@ def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadl
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency if times_tell(seen.bench.target, model.engine) else 0.0
     judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
-    return replace(judge, deadline=deadline, engine=model.engine)
+    return replace(judge, deadline=deadline, engine=model.engine, threads=budget.threads)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:

@@ -30,7 +30,7 @@ INNER = {
 }
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
-    ("deadline", "errors", "html_tables", "large_models", "option_values", "progress", "version"),
+    ("cores", "deadline", "errors", "html_tables", "large_models", "option_values", "progress", "version"),
     ("records",),
     ("extensions", "numbers"),
     ("graph",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxq.cli.goals import threads_option
 from onnxq.cli.groups import SPEED, GroupedCommand, option
 from onnxq.cli.options import READING_EXIT_CODES, FiniteRange, two_models
 
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
     cls=GroupedCommand, short_help="Say which of two models is faster, and how certainly.", epilog=READING_EXIT_CODES
 )
 @two_models
-@option(
-    "--threads",
-    group=SPEED,
-    type=click.IntRange(min=1),
-    metavar="COUNT",
-    help="Threads inside an operator.  [default: all cores]",
-)
+@threads_option
 @option(
     "--seconds",
     group=SPEED,

@@ -35,6 +35,14 @@ seconds_option: Callable[[Command], Command] = option(
     help="Time to spend on comparing latency; 0 skips all timing.",
 )
 
+threads_option: Callable[[Command], Command] = option(
+    "--threads",
+    group=SPEED,
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Threads inside an operator wherever time is measured.  [default: all cores]",
+)
+
 
 def goal_options(command: Command) -> Command:
     """Add what says how faithful the model has to be, which a command takes as one argument ``goal``."""
@@ -97,7 +105,7 @@ def speed_options(command: Command) -> Command:
         from onnxq.budget import Budget
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
-        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection")}
+        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection", "threads")}
         engine = kwargs.pop("engine") or ""
         command(*args, budget=Budget(**given, latency=latency, seconds=limit, engine=engine), **kwargs)
 
@@ -113,6 +121,7 @@ def speed_options(command: Command) -> Command:
             "off takes the scheme as it is.",
         ),
         seconds_option,
+        threads_option,
         option(
             "--engine",
             group=SPEED,

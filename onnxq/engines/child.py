@@ -122,7 +122,8 @@ class ChildEngine(Engine):
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model; it is sent where the engine does not see it."""
-        header, _ = self.ask({"ask": "load", "model": self._place(model), "threads": threads}, doing=f"load {model}")
+        asked = {"ask": "load", "model": self._place(model), "threads": threads or self.threads}
+        header, _ = self.ask(asked, doing=f"load {model}")
         return _ChildModel(self, header["session"], tuple(header["outputs"]))
 
     def time(
@@ -147,7 +148,7 @@ class ChildEngine(Engine):
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
         """Return what the engine tells itself, or read what onnxruntime has written there."""
-        asked = {"ask": "profile", "model": self._place(model), "repeats": repeats}
+        asked = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
         header, arrays = self.ask(asked, samples, doing=f"profile {model}")
         if "kernels" in header:
             return tuple(_kernel(one) for one in header["kernels"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from onnxq.cores import available_cores
 from onnxq.engines.kernels import Kernel
 from onnxq.engines.turns import Turn, timed_by_turns
 from onnxq.errors import EngineError
@@ -42,7 +43,7 @@ class Engine(ABC):
         name: the name users write.
         version: the runtime and its version, as in ``openvino 2026.4.1``, which stands beside every figure.
         profiles: whether it tells what each node takes; a search times whole models where it does not.
-        threads: how many it takes by itself; None stands for as many as there are cores.
+        threads: how many an operator is given where a load does not say it; None stands for as many as there are cores.
     """
 
     name: str
@@ -50,13 +51,19 @@ class Engine(ABC):
     profiles: bool = False
     threads: int | None = None
 
+    @property
+    def threads_given(self) -> int:
+        """How many threads an operator is given by this engine: what is timed, and what is profiled, has as many."""
+        return self.threads or available_cores()
+
     @abstractmethod
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model file.
 
         Args:
             model: the file; its external data lies beside it.
-            threads: threads inside an operator; None leaves the choice to the runtime.
+            threads: threads inside an operator; None takes the engine's own number, and leaves it to the runtime where
+                there is none.
 
         Raises:
             OnnxqError: the runtime refuses it.
@@ -76,7 +83,7 @@ class Engine(ABC):
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
-        """Return how long each kernel of a model takes, in order of execution.
+        """Return how long each kernel of a model takes in `threads_given`, in order of execution.
 
         Args:
             model: the file.

@@ -48,7 +48,9 @@ class Kernel:
     elements: float
 
 
-def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, repeats: int) -> tuple[Kernel, ...]:
+def profile_kernels(
+    model: Path, samples: Sequence[Sample], folder: Path, *, repeats: int, threads: int | None = None
+) -> tuple[Kernel, ...]:
     """Run a model under the runtime's profiler.
 
     Args:
@@ -57,6 +59,7 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
             them, where the profile would grow too long.
         folder: where the runtime writes its files, which are removed again.
         repeats: at least one.
+        threads: threads inside an operator; None leaves the choice to onnxruntime.
 
     Returns:
         The kernels in order of execution, those of bodies behind the node that holds them; none where a single run
@@ -68,7 +71,7 @@ def profile_kernels(model: Path, samples: Sequence[Sample], folder: Path, *, rep
     """
     with TemporaryDirectory(dir=folder) as scratch:
         optimized = Path(scratch) / "profiled.onnx"
-        session = open_session(model, optimized_copy=optimized, profile=Path(scratch) / "profile")
+        session = open_session(model, threads=threads, optimized_copy=optimized, profile=Path(scratch) / "profile")
         try:
             graph = onnx.load(optimized, load_external_data=False).graph
             runs_affordable = _MOST_EVENTS // max(_events_of_a_run(graph, model, samples[0], Path(scratch)), 1)

@@ -21,19 +21,21 @@ class OnnxRuntime(Engine):
     Args:
         folder: where it keeps what its optimisations made of models, so that one that is loaded again is loaded in a
             fraction of the time; None keeps nothing.
+        threads: how many an operator is given; None stands for as many as there are cores.
     """
 
     name = "onnxruntime"
     profiles = True
     _folder: Path | None = None
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.version = runtime_version()
+    def __init__(self, folder: Path | None = None, threads: int | None = None) -> None:
+        self.version, self.threads = runtime_version(), threads
         self._folder = folder
         self._optimized: dict[tuple[Path, int], _Copy] = {}
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model file with all optimisations."""
+        threads = threads or self.threads
         if self._folder is None or is_large(model):
             return _Loaded(open_session(model, threads=threads))
         # Another model may take a file's place.
@@ -50,7 +52,8 @@ class OnnxRuntime(Engine):
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
         """Run a model under the profiler."""
-        return profile_kernels(model, [dict(sample) for sample in samples], folder, repeats=repeats)
+        given = [dict(sample) for sample in samples]
+        return profile_kernels(model, given, folder, repeats=repeats, threads=self.threads_given)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ async function warmUp({ session, model }, sample) {
 // In WebAssembly the profile is printed and the graph that ran is not told; elsewhere both are files.
 async function profile(header, samples) {
   if (web) {
-    const session = await opened(header.model);
+    const session = await opened(header.model, header.threads);
     await warmUp({ session, model: header.model }, samples[0]);
     await session.release();
   }
@@ -93,7 +93,7 @@ async function profile(header, samples) {
   try {
     const optimized = path.join(folder, "optimized.onnx");
     const files = web ? {} : { optimizedModelFilePath: optimized, profileFilePrefix: path.join(folder, "profile") };
-    const session = await opened(header.model, null, { enableProfiling: true, ...files });
+    const session = await opened(header.model, header.threads, { enableProfiling: true, ...files });
     await session.run(samples[0]);
     for (const sample of samples) for (let count = 0; count < header.repeats; count++) await session.run(sample);
     printed = [];

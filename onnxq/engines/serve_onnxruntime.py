@@ -24,12 +24,12 @@ class OnnxRuntime:
         return _Session(_opened(model, _options(threads)))
 
     def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Return the graph that ran, its weights left outside, and the events of its profile."""
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
-            options = _options(None)
+            options = _options(threads)
             options.optimized_model_filepath = str(optimized)
             options.add_session_config_entry(
                 "session.optimized_model_external_initializers_file_name", "optimized.data"

@@ -36,13 +36,13 @@ class OpenVino:
         return _Session(self._compiled(model, threads, CACHE_DIR=str(place)))
 
     def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Return the kernels that ran, with the names of all nodes that were fused into each as its outputs.
 
         Its inputs are the kernels that made them.
         """
-        compiled = self._compiled(model, None, PERF_COUNT=True)
+        compiled = self._compiled(model, threads, PERF_COUNT=True)
         ran = {node.friendly_name: node for node in compiled.get_runtime_model().get_ops()}
         sizes = self._sizes(model, samples)
         request = compiled.create_infer_request()

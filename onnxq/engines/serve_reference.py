@@ -22,7 +22,7 @@ class Reference:
         return _Session(ReferenceEvaluator(model))
 
     def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Refuse: what it takes is of no interest."""
         raise ValueError("it does not tell what each node takes")

@@ -50,7 +50,7 @@ class Backend(Protocol):
         ...
 
     def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Return what the runtime says of the time of each node, as the engine on the other side reads it."""
         ...
@@ -119,7 +119,7 @@ class _Answering:
             seconds, turn, enough = header["seconds"], header["turn"], header["enough"]
             return {"times": timed_by_turns(runs, samples, seconds, turn, enough)}, ()
         if asked == "profile":
-            return self.backend.profile(header["model"], samples, header["repeats"])
+            return self.backend.profile(header["model"], samples, header["repeats"], header["threads"])
         raise ValueError(f"{asked!r} is not known")
 
     def _kept(self, folder: str, name: str, data: Array) -> Path:

@@ -82,12 +82,13 @@ DEFAULT_ENGINE = "onnxruntime"
 """The engine that onnxq itself runs on."""
 
 
-def open_engine(text: str) -> Engine:
+def open_engine(text: str, threads: int | None = None) -> Engine:
     """Start an engine.
 
     Args:
         text: a name, and behind a colon where it is: a Python for ``python`` and ``openvino``, a host for ``ssh``, the
             folder of ``node_modules`` for the npm packages.
+        threads: how many an operator is given; None leaves that to the engine.
 
     Raises:
         EngineError: there is no such engine, it is not installed, or it does not start.
@@ -97,15 +98,18 @@ def open_engine(text: str) -> Engine:
     if opener is None:
         known = engine_names()
         raise EngineError(f"engine {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
-    return opener(place)
+    engine = opener(place)
+    engine.threads = threads or engine.threads
+    return engine
 
 
-def engine_of(target: Target, asked: str = "") -> tuple[Engine | None, str]:
+def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
     """Start the engine that measures for a target.
 
     Args:
         target: a runtime that is planned for.
         asked: the engine to use; an empty text leaves that to the target.
+        threads: how many an operator is given; None leaves that to the engine.
 
     Returns:
         The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
@@ -114,13 +118,13 @@ def engine_of(target: Target, asked: str = "") -> tuple[Engine | None, str]:
         EngineError: the engine that was asked for is not there.
     """
     if asked:
-        return (None if asked == DEFAULT_ENGINE else open_engine(asked)), ""
+        return (None if asked == DEFAULT_ENGINE else open_engine(asked, threads)), ""
     if target.name == DEFAULT_TARGET:
         return None, ""
     if not target.engine:
         return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
     try:
-        return open_engine(target.engine), ""
+        return open_engine(target.engine, threads), ""
     except EngineError as error:
         return None, str(error)
 

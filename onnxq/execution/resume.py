@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.cores import available_cores
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest, sample_digest
@@ -32,7 +33,7 @@ from onnxq.execution.budget import (
 from onnxq.execution.runner import Ledger, collect
 from onnxq.execution.segments import segments
 from onnxq.execution.work import SHARD_BYTES
-from onnxq.execution.workers import Threads, Workers, available_cores, workers_for
+from onnxq.execution.workers import Threads, Workers, workers_for
 from onnxq.option_values import size_of
 from onnxq.runtime import runtime_version
 from onnxq.samples.data import evenly

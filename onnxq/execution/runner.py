@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
+from onnxq.cores import available_cores
 from onnxq.errors import DataError, ModelError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import kind_named
@@ -18,7 +19,7 @@ from onnxq.evidence.requests import Request
 from onnxq.execution.segments import segments
 from onnxq.execution.shards import Tapped, forget_sessions, observe_shard
 from onnxq.execution.work import Shard, Work
-from onnxq.execution.workers import Threads, Workers, available_cores
+from onnxq.execution.workers import Threads, Workers
 from onnxq.large_models import is_large
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.stretches import stretches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +19,14 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
+from onnxq.cores import available_cores
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.execution.cluster import Cluster
 from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
 
-__all__ = ["Cluster", "Processes", "Threads", "Workers", "available_cores", "workers_for"]
+__all__ = ["Cluster", "Processes", "Threads", "Workers", "workers_for"]
 
 _MOST_THREADS = 8
 """Each thread holds the taps of one sample in memory."""
@@ -40,11 +40,6 @@ _PATIENCE = 2.0
 Workers: TypeAlias = "Threads | Processes | Cluster"
 """Where samples run; statistics are the same bits wherever that is."""
 Timed: TypeAlias = tuple[Evidence, float]
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Judge:
         scorer: of the metric, where there is one.
         deadline: comparing latency takes half of what is left until then at most.
         engine: what models are for, where that is not onnxruntime in this process.
+        threads: threads inside an operator of models that are timed; None takes as many as the engine by itself.
     """
 
     reference: Path
@@ -35,6 +36,7 @@ class Judge:
     scorer: Scorer | None = None
     deadline: Deadline = NEVER
     engine: Engine | None = None
+    threads: int | None = None
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
@@ -58,6 +60,7 @@ class Judge:
             candidate,
             self.samples,
             seconds=min(self.seconds, patience),
+            threads=self.threads,
             risk=risk_of_look(look),
             patience=patience,
             engine=self.engine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,9 +113,7 @@ def measure_latencies(
         with staging(None) as folder:
             again = partial(measure_latencies, models, samples, seconds=seconds, threads=threads, rounds=rounds)
             return again(patience=patience, enough=enough, engine=OnnxRuntime(folder))
-    # Not every system says which cores a process may use.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or engine.threads or cores
+    threads = threads or engine.threads_given
     times: list[list[Turn]] = [[] for _ in samples]
     typical: list[NDArray[np.float64]] = []
     start = time.perf_counter()

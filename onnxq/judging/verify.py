@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from onnxq.large_models import is_large
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import open_session
 from onnxq.samples.data import evenly
-from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.inputs import SampleSource
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
@@ -110,6 +110,7 @@ def verify(
     samples: SampleSource,
     *,
     seconds: float,
+    threads: int | None = None,
     risk: float = RISK,
     patience: float = _PATIENCE,
     engine: Engine | None = None,
@@ -121,6 +122,7 @@ def verify(
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
         seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
+        threads: threads inside an operator while that is compared; None takes as many as the engine by itself.
         risk: how often a bound may be wrong; see `risk_of_look`.
         patience: seconds after which models are not loaded once more to be timed; 20 at most.
         engine: what the model is for, where that is not onnxruntime in this process; it runs both models too, and tells
@@ -151,20 +153,18 @@ def verify(
             found = compare(views.open(reference), there, evenly(samples, COMPARED_SAMPLES), risk)
             there.loaded.close()
         elsewhere = Elsewhere(engine.version, found)
-    models = (reference, candidate)
-    latency = _latency(models, timed, seconds, min(patience, _PATIENCE), engine) if timed else None
+    look = partial(measure_latencies, (reference, candidate), timed, threads=threads, engine=engine)
+    latency = _latency(look, seconds, min(patience, _PATIENCE)) if timed else None
     return Verification(agreement, kernels, latency, elsewhere)
 
 
-def _latency(
-    models: tuple[Path, Path], timed: Sequence[Sample], seconds: float, patience: float, engine: Engine | None
-) -> Latency:
-    first = measure_latencies(models, timed, seconds=seconds, patience=patience, enough=_ENOUGH, engine=engine)[0]
+def _latency(look: Callable[..., list[Latency]], seconds: float, patience: float) -> Latency:
+    [first] = look(seconds=seconds, patience=patience, enough=_ENOUGH)
     if not first.slower:
         return first
     # Other work on the machine may have made it so: a second look, of more runs, decides.
-    again = partial(measure_latencies, models, timed, seconds=2 * seconds, rounds=2 * first.rounds, engine=engine)
-    return again(patience=2 * patience, enough=_MANY)[0]
+    [second] = look(seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * patience, enough=_MANY)
+    return second
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

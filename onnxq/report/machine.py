@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from onnxq.execution.workers import available_cores
+from onnxq.cores import available_cores
 from onnxq.report.figures import size
 from onnxq.version import VERSION
 

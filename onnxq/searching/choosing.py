@@ -195,7 +195,7 @@ class Chooser:
     @cached_property
     def _own_engine(self) -> OnnxRuntime:
         """What times candidates where nothing else does; it loads the float model beside each of them."""
-        return OnnxRuntime(self.bench.prepared.parent)
+        return OnnxRuntime(self.bench.prepared.parent, self.judge.threads)
 
     @cached_property
     def _asked(self) -> dict[Hashable, Noises]:

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onnxq.cores import available_cores
 from onnxq.errors import DataError, OutputError
-from onnxq.execution.workers import available_cores
 from onnxq.modelfile.publish import check_output, locked
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.version import VERSION
@@ -94,7 +94,7 @@ def cost_key(model: str, samples: Iterable[str], effect: object, engine: str) ->
         model: digest of the prepared model.
         samples: digests of what it ran on.
         effect: what the plan does whose model ran; None stands for the float model.
-        engine: what ran it, and its version.
+        engine: what ran it, its version, and in how many threads.
     """
     ran = (model, *samples, effect)
     place = (platform.machine(), _processor(), available_cores(), engine, VERSION)

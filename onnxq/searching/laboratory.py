@@ -48,7 +48,7 @@ class Timing:
     Attributes:
         samples: on which they run.
         seconds: time to spend on timing one candidate beside the float model.
-        engine: what runs them.
+        engine: what runs them, in its own number of threads.
     """
 
     samples: Sequence[Sample]
@@ -149,7 +149,9 @@ class Laboratory:
 
     def _key(self, digest: str, asked: object) -> str:
         engine = self.timing.engine
-        return cost_key(digest, self._samples, asked, f"{engine.name}, {engine.version}")
+        return cost_key(
+            digest, self._samples, asked, f"{engine.name}, {engine.version}, {engine.threads_given} threads"
+        )
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.trials.bench

@@ -52,6 +52,7 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
         (("--search", "full", "--accuracy", "bias"), Budget(search="full", accuracy="bias")),
         (("--seconds", 0, "--budget", 60), Budget(latency=0.0, seconds=60.0)),
         (("--engine", "openvino"), Budget(engine="openvino")),
+        (("--threads", 2), Budget(threads=2)),
     ],
 )
 def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:

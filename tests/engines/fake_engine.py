@@ -46,11 +46,15 @@ class Backend:
     profiles = True
 
     def load(self, model, threads):
+        if fault == "threads":
+            raise ValueError(f"loaded in {threads}")
         if fault == "refuse":
             raise ValueError(f"{open(model, 'rb').read(4)} is no model")
         return Session()
 
-    def profile(self, model, samples, repeats):
+    def profile(self, model, samples, repeats, threads):
+        if fault == "threads":
+            raise ValueError(f"profiled in {threads}")
         one = {"name": "a", "op_type": "Add", "inputs": ["x"], "outputs": ["y"], "nanoseconds": 5.0, "elements": 4.0}
         return {"kernels": [one]}, ()
 

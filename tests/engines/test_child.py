@@ -14,6 +14,7 @@ import pytest
 from onnx import ModelProto
 from small_models import small
 
+from onnxq.cores import available_cores
 from onnxq.engines.child import ChildEngine, Program, python_program
 from onnxq.engines.kernels import Kernel
 from onnxq.errors import EngineError, ModelError
@@ -43,6 +44,20 @@ def test_it_runs_times_and_profiles(model: Path, fault: str) -> None:
         loaded.close()
         with pytest.raises(EngineError, match="engine fake cannot run the sample: KeyError"):
             loaded.run(SAMPLE)
+
+
+@pytest.mark.parametrize(("threads", "loaded", "profiled"), [(3, 3, 3), (None, None, available_cores())])
+def test_it_is_told_how_many_threads_its_models_have(
+    model: Path, threads: int | None, loaded: int | None, profiled: int
+) -> None:
+    with fake_engine("threads") as engine:
+        engine.threads = threads
+        with pytest.raises(EngineError, match=f"loaded in {loaded}"):
+            engine.load(model)
+        with pytest.raises(EngineError, match="loaded in 1"):
+            engine.load(model, 1)
+        with pytest.raises(EngineError, match=f"profiled in {profiled}"):
+            engine.profile(model, [SAMPLE], model.parent, 2)
 
 
 @pytest.mark.parametrize(

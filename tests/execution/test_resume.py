@@ -10,6 +10,7 @@ import pytest
 from observations import wanted
 
 from execution.resumed_samples import INTERRUPTED, MODEL, SAMPLES, TAPS, Failing, ReadingFailedError, reused, whole
+from onnxq.cores import available_cores
 from onnxq.errors import DataError, OutputError, SchemeError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sample_extremes import SampleExtremes
@@ -246,7 +247,7 @@ def test_a_memory_budget_splits_the_taps_and_does_not_show(
 
     sizes = tap_sizes(MODEL, SAMPLES[0], TAPS)
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)
-    ahead = 2 * resume.available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
+    ahead = 2 * available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
     result = sum(evidence_bytes(wanted(TAPS), sizes, len(SAMPLES)).values())
     enough = 1_000_000 + ahead + 4 * result + max(sizes.values()) * 8
     collection = Collection(memory=enough, checkpoint=tmp_path / "s.npz")

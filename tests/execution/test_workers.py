@@ -28,7 +28,6 @@ from onnxq.execution.workers import (
     Processes,
     Threads,
     Workers,
-    available_cores,
     run_pool,
     workers_for,
 )
@@ -198,7 +197,3 @@ def test_workers_are_chosen_by_what_was_asked_for() -> None:
 def test_a_count_below_one_is_refused(workers: type[Threads] | type[Processes]) -> None:
     with pytest.raises(SchemeError, match="is 0, expected at least 1"):
         workers(0)
-
-
-def test_there_is_at_least_one_core() -> None:
-    assert available_cores() >= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines import kernels, local
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import SchemeError
@@ -30,6 +32,7 @@ from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
+from onnxq.runtime import open_session
 from onnxq.scheme import Mode
 from onnxq.searching.choosing import Chooser
 from onnxq.searching.laboratory import Laboratory
@@ -73,6 +76,25 @@ def test_integers_that_are_no_faster_on_the_engine_step_back_to_stored_weights_h
     assert {one.mode for one in report.plan.decisions if one.weights} == {mode}
     assert report.performance.latency is not None
     assert report.performance.latency.speed == pytest.approx(told)
+
+
+def test_nodes_candidates_and_the_result_are_timed_in_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: dict[str, set[object]] = {}
+
+    def remembered(name: str) -> Callable[..., object]:
+        def opening(*given: Any, **options: Any) -> object:
+            opened.setdefault(name, set()).add(options["threads"])
+            return open_session(*given, **options)
+
+        return opening
+
+    for module in (kernels, local):
+        monkeypatch.setattr(module, "open_session", remembered(module.__name__))
+    budget = Budget(accuracy="off", latency=0.05, threads=1)
+    found = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=budget).report.latency
+    assert opened == {kernels.__name__: {1}, local.__name__: {1}}
+    assert found is not None
+    assert found.threads == 1
 
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import ModelProto
 
+from onnxq.cores import available_cores
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines.local import OnnxRuntime
 from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
@@ -49,6 +52,14 @@ def test_every_convolution_has_a_time_in_both_models(laboratory: Laboratory) -> 
 
 def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None:
     assert all(0.01 < speed < 100 for speed in laboratory.speeds([laboratory.plan({}), laboratory.plan({})]))
+
+
+def test_times_of_other_threads_are_not_taken_for_these(laboratory: Laboratory) -> None:
+    laboratory.times(None)
+    for threads, known in ((1, 2), (1, 2), (available_cores(), 2)):
+        engine = OnnxRuntime(threads=threads)
+        replace(laboratory, timing=replace(laboratory.timing, engine=engine)).times(None)
+        assert len(laboratory.costs.known) == (known if available_cores() > 1 else 1)
 
 
 def test_of_samples_of_one_shape_one_is_profiled() -> None:
