@@ -9,6 +9,7 @@ from pathlib import Path
 from onnxq.accuracy.effort import Accuracy, accuracy_named
 from onnxq.errors import SchemeError, check_type
 from onnxq.execution.resume import Collection
+from onnxq.judging.goal import Goal
 from onnxq.progress import Progress, silent
 from onnxq.searching.measures import EFFORTS, Effort, effort_named
 
@@ -28,7 +29,8 @@ class Budget:
         progress: told of each stage.
         seconds: for all of it. Calibration takes what it takes, and the time to judge the result is reserved; what is
             left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
-        measurements: models that a search builds and runs at most; unlike seconds they end it where it ended before.
+        measurements: models that a search builds and runs before it ends with the best so far, all its rounds together;
+            unlike seconds they end it where it ended before.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
         threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
             takes as many as there are cores, or as the engine takes by itself.
@@ -83,6 +85,15 @@ class Budget:
             return given
         check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
         return cls(search=given, accuracy=given)
+
+    def check(self, goal: Goal) -> None:
+        """Check that what is preferred of plans can be looked for.
+
+        Raises:
+            SchemeError: size is preferred, and there is no search.
+        """
+        if goal.prefers_size and self.effort is None:
+            raise SchemeError("a search finds what is smallest, and it is off; leave prefer as it is, or let it search")
 
     @property
     def effort(self) -> Effort | None:

@@ -27,6 +27,7 @@ from onnxq.report import Report, check_fidelity
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported
 from onnxq.scheme import Scheme
+from onnxq.searching.coarser import COARSER_OPSET
 from onnxq.searching.sensitivity import Sensitivity, measure_sensitivity
 from onnxq.steps import (
     Evidenced,
@@ -139,9 +140,11 @@ def carried_out(
         budget: what may be spent.
         trainer: a step of training before the report; None leaves it out.
     """
+    budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
     with engine or nullcontext(), staging(output) as folder:
+        wanted = replace(wanted, least=COARSER_OPSET) if goal.prefers_size else wanted
         ready = prepared(model, wanted, folder, output, budget, engine)
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)

@@ -185,7 +185,7 @@ def prepared(
 def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
     emit = wanted.emit(measured=measured)
-    return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay)
+    return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay, wanted.least)
 
 
 def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:

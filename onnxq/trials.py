@@ -119,6 +119,7 @@ class Trials:
         seconds: of a run of the float model.
         measured: what was found of models so far, by what judged it.
         built: the models of plans.
+        earlier: how many models were tried before, on fewer samples.
     """
 
     bench: Workbench
@@ -129,6 +130,12 @@ class Trials:
     seconds: float = 0.0
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: Built = field(default_factory=Built)
+    earlier: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many models were built and run so far."""
+        return self.earlier + len(self.measured)
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
@@ -154,7 +161,8 @@ class Trials:
     def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
         more = Trials.of(self.bench, reference, samples, self.evidence)
-        return replace(self, samples=self.samples + more.samples, expected=self.expected + more.expected, measured={})
+        samples, expected = self.samples + more.samples, self.expected + more.expected
+        return replace(self, samples=samples, expected=expected, measured={}, earlier=self.count)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""

@@ -24,12 +24,14 @@ class Wanted:
         target: name of the runtime.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
+        least: opset below which the model is not prepared, for codes that the scheme does not ask for.
     """
 
     scheme: Scheme
     target: str
     prepare: Sequence[Step] = ()
     replay: Plan | None = None
+    least: int = 0
 
     @classmethod
     def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:

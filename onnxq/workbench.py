@@ -66,7 +66,7 @@ class Workbench:
         target: the runtime.
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
         emit: what the built models may hold besides standard ONNX.
-        idle: what becomes of nodes of which calibration has seen nothing, whatever else is wished.
+        fixed: what becomes of some nodes whatever else is wished, such as of those that calibration saw nothing of.
         applied: the passes that made the prepared model.
         half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
         content: digest of the prepared model as it was before a later opset was needed; empty where none was.
@@ -80,7 +80,7 @@ class Workbench:
     target: Target
     declared: frozenset[str] = frozenset()
     emit: Emit = Emit.QDQ
-    idle: Mapping[str, Demotion] = field(default_factory=dict)
+    fixed: Mapping[str, Demotion] = field(default_factory=dict)
     applied: tuple[Applied, ...] = ()
     half: int = 0
     content: str = ""
@@ -143,11 +143,11 @@ class Workbench:
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
-        return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.idle}, self.emit)
+        return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
     def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> Workbench:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
-        return replace(self, idle=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
+        return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs are completed with what the float model leaves behind.
@@ -173,10 +173,7 @@ class Workbench:
         collection: Collection | None = None,
         methods: Sequence[RangeMethod] = FIRST_RANGES,
     ) -> Evidence:
-        """Run the float model and observe what the plan needs, for any of these range methods.
-
-        Told how to collect it, the evidence says which model it is of, which takes reading the model once more.
-        """
+        """Run the float model and observe what the plan needs, for any of these range methods; see `Collection`."""
         requests, told = requests_for(plan, methods), partial(progress, "calibrate")
         # Means alone would need runs of the float model, which a large one's weights make expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
@@ -202,10 +199,7 @@ class Workbench:
     def build_switched(
         self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
     ) -> Switches:
-        """Write the prepared model with all that a plan makes codes of behind switches, and return their names.
-
-        Told which nodes, it is what they alone have as codes.
-        """
+        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with spilling(path.parent) if self.is_large else nullcontext():
@@ -256,7 +250,13 @@ class Workbench:
 
 
 def open_workbench(
-    graph: Graph, scheme: Scheme, target: Target, folder: Path, emit: Emit = Emit.QDQ, replay: Plan | None = None
+    graph: Graph,
+    scheme: Scheme,
+    target: Target,
+    folder: Path,
+    emit: Emit = Emit.QDQ,
+    replay: Plan | None = None,
+    least: int = 0,
 ) -> Workbench:
     """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
 
@@ -267,6 +267,7 @@ def open_workbench(
         folder: where the prepared model is put.
         emit: which operators decode weights.
         replay: a plan to be carried out instead of what the scheme plans.
+        least: opset below which it is not prepared, for codes that the scheme does not ask for.
 
     Raises:
         SchemeError: the plan to be carried out is of another model, or of another version of onnxq.
@@ -283,7 +284,8 @@ def open_workbench(
         )
         bench = replace(bench, origins=origins_by_name(graph))
         save(graph, bench.prepared, external_data=True)
-    if (needed := needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset) > graph.opset:
+    needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
+    if needed > graph.opset:
         # What was calibrated for other plans is of the same model.
         content = model_digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))

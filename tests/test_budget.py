@@ -9,6 +9,7 @@ import pytest
 from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.errors import SchemeError
+from onnxq.judging.goal import Goal
 from onnxq.searching.measures import EFFORTS
 
 
@@ -46,6 +47,13 @@ def test_methods_may_be_given_instead_of_an_effort() -> None:
 def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         Budget(**given)  # type: ignore[arg-type]
+
+
+def test_what_is_smallest_is_found_by_a_search_alone() -> None:
+    Budget().check(Goal(prefer="size"))
+    Budget("off").check(Goal())
+    with pytest.raises(SchemeError, match="a search finds what is smallest, and it is off"):
+        Budget("off").check(Goal(prefer="size"))
 
 
 def test_a_search_ends_with_the_time_there_is_for_all_or_with_so_many_measurements() -> None:

@@ -40,7 +40,9 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert left > 100
     assert trials.noise(plan, Recipe()).shape == (8, len(trials.views.names))
     assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
-    assert len(trials.measured) == 3
+    assert trials.count == len(trials.measured) == 3
+    more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
+    assert (more.count, len(more.measured), len(more.samples)) == (3, 0, 10)
 
 
 def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:

@@ -52,15 +52,15 @@ def goal_options(command: Command) -> Command:
         from onnxq.judging.goal import Goal
         from onnxq.judging.metrics import load_metric
 
-        names = ("min_sqnr", "metric", "max_drop", "force", "exact")
-        min_sqnr, metric, max_drop, force, exact = (kwargs.pop(name) for name in names)
+        names = ("min_sqnr", "metric", "max_drop", "force", "exact", "prefer")
+        min_sqnr, metric, max_drop, *others = (kwargs.pop(name) for name in names)
         if max_drop is not None and metric is None:
             raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
         if metric is not None and is_given("min_sqnr"):
             raise click.UsageError("--metric judges instead of --min-sqnr; leave one of them out")
         # Labels are read last: what else is wrong with the command line is told without them.
         made = functools.partial(load_metric, metric) if metric is not None else lambda: None
-        command(*args, goal=lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact), **kwargs)
+        command(*args, goal=lambda: Goal(min_sqnr, made(), max_drop or 0.0, *others), **kwargs)
 
     return with_options(
         with_goal,
@@ -94,6 +94,15 @@ def goal_options(command: Command) -> Command:
             is_flag=True,
             help="Refuse a model whose weights have not all the bits that were asked for.",
         ),
+        option(
+            "--prefer",
+            group=SPEED,
+            type=click.Choice(["speed", "size"]),
+            default="speed",
+            show_default=True,
+            help="Take the fastest plan that is faithful enough, or the fastest of those in which as many weights "
+            "as can be have 4 bits instead of 8.",
+        ),
     )
 
 
@@ -105,9 +114,11 @@ def speed_options(command: Command) -> Command:
         from onnxq.budget import Budget
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
+        measurements = kwargs.pop("measurements") or math.inf
         given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection", "threads")}
         engine = kwargs.pop("engine") or ""
-        command(*args, budget=Budget(**given, latency=latency, seconds=limit, engine=engine), **kwargs)
+        limits = {"latency": latency, "seconds": limit, "measurements": measurements}
+        command(*args, budget=Budget(**given, **limits, engine=engine), **kwargs)
 
     return with_options(
         with_budget,
@@ -137,6 +148,13 @@ def speed_options(command: Command) -> Command:
             type=FiniteRange(min=0, min_open=True),
             metavar="SECONDS",
             help="Time for all of it, of which calibrating and judging the result have theirs for certain.",
+        ),
+        option(
+            "--measurements",
+            group=SPEED,
+            type=click.IntRange(min=1),
+            metavar="COUNT",
+            help="Models that a search builds and runs at most; unlike --budget, the same the next time.",
         ),
         option(
             "--costs",

@@ -22,7 +22,8 @@ Command = Callable[..., None]
 NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
 
 SAID_BY_PLANS = (
-    *("preset", "scheme_file", "exclude", "range_text", "target", "search", "accuracy", "emit", "strict_types"),
+    *("preset", "scheme_file", "exclude", "range_text", "target"),
+    *("search", "prefer", "accuracy", "emit", "strict_types"),
 )
 """Parameters that a plan to carry out takes the place of."""
 
@@ -69,7 +70,7 @@ class Asked:
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan says what happens to every node; leave out --preset, --scheme, --exclude, --range, --target, "
-                "--search, --accuracy, --emit and --strict-types"
+                "--search, --prefer, --accuracy, --emit and --strict-types"
             )
         return replace(self, scheme=load_plan(plan_file))
 

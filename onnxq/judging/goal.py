@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnxq.errors import SchemeError, check_type
+from onnxq.errors import SchemeError, check_type, nearest
 from onnxq.judging.metrics import Metric, load_metric, of_first_samples
 
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
+
+PREFERENCES = ("speed", "size")
+"""What a search may look for in plans that are faithful enough, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,16 @@ class Goal:
         max_drop: how much less than the float model's the metric may be.
         force: whether a model that is less faithful is written nevertheless.
         exact: whether a model is refused in which not all weights have the bits that the scheme asks for.
+        prefer: what a search takes of plans that are faithful enough: the fastest (``speed``), or the fastest of those
+            in which as many weights as can be have 4 bits instead of 8 (``size``).
 
     Raises:
-        SchemeError: the decibels are NaN, the drop is negative or not finite, the metric's text names none, or
-            something is of another type.
+        SchemeError: the decibels are NaN, the drop is negative or not finite, the metric's text names none, there is no
+            such preference, or something is of another type.
         DataError: the labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
-    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False))
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='speed'))
     """
 
     min_sqnr: float = MINIMUM_SQNR
@@ -38,6 +43,7 @@ class Goal:
     max_drop: float = 0.0
     force: bool = False
     exact: bool = False
+    prefer: str = PREFERENCES[0]
 
     def __post_init__(self) -> None:
         check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
@@ -45,6 +51,12 @@ class Goal:
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
         for name in ("force", "exact"):
             check_type(getattr(self, name), bool, name, "True or False")
+        check_type(self.prefer, str, "what is preferred", f"one of {', '.join(PREFERENCES)}")
+        if self.prefer not in PREFERENCES:
+            raise SchemeError(
+                f"what is preferred is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"
+                f"{nearest(self.prefer, PREFERENCES)}"
+            )
         if math.isnan(self.min_sqnr):
             raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
         if not 0 <= self.max_drop < math.inf:
@@ -58,6 +70,11 @@ class Goal:
     def of(cls, given: float | Goal) -> Goal:
         """Return a goal as it is; a number stands for decibels."""
         return given if isinstance(given, Goal) else cls(given)
+
+    @property
+    def prefers_size(self) -> bool:
+        """Whether a small file is worth more than a fast model."""
+        return self.prefer == "size"
 
     @cached_property
     def judged_by(self) -> Metric | None:

@@ -36,6 +36,8 @@ def choose(chooser: Chooser, plan: Plan, recipe: Recipe, effort: Effort, goal: G
         goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         last: what is tried for the accuracy of the plan that is chosen.
     """
+    # Models that were built to choose codes are none of the search.
+    effort = replace(effort, measurements=effort.measurements + chooser.trials.count)
     choice = _Choice(chooser, plan, recipe, effort, goal, last)
     return choice.faithful() if goal.metric is None else choice.by_metric()
 
@@ -107,7 +109,8 @@ class _Choice:
             planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
             outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
         else:
-            outcome = chooser.search(trials, self.recipe, self.effort, aim)
+            preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
+            outcome = preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
         refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         latency = verification.latency
@@ -130,6 +133,8 @@ class _Choice:
         same = self.chooser.bench.plan(as_stored(outcome.plan, self.plan, reason))
         if trials.sqnr(same, self.recipe) >= aim:
             return replace(outcome, plan=same, regions=(), times=())
+        if self.goal.prefers_size:
+            return outcome
         return self.chooser.quietest(
             trials, self.recipe, without_integers(self.chooser.bench.plan, self.plan, reason), aim
         )

@@ -26,6 +26,7 @@ from onnxq.progress import Progress
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.affording import affordable
+from onnxq.searching.coarser import coarser_weights
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
@@ -185,6 +186,18 @@ class Chooser:
             return replace(quiet, plan=fastest_whole(laboratory, self.bench.target, quiet.plan, aim))
         return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
 
+    def smaller(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Chooser:
+        """Return a chooser for plans in which as many weights as an aim in decibels takes have 4 bits, given time."""
+        asked = replace(self.laboratory(recipe), trials=trials)
+        share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(trials.samples)
+
+        def is_late() -> bool:
+            return trials.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
+
+        runs, target = math.ceil(effort.noise * share), self.bench.target
+        coarser = coarser_weights(asked, target, aim, runs=runs, most=effort.tried, is_late=is_late)
+        return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
+
     def laboratory(self, recipe: Recipe) -> Laboratory:
         """Return what measures plans whose codes are chosen so."""
         seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
@@ -217,12 +230,12 @@ class Chooser:
 
         def measure(plan: Plan) -> float:
             # What was not tried is not taken.
-            in_time = len(trials.measured) < most and self.has_time(len(trials.samples))
+            in_time = trials.count < most and self.has_time(len(trials.samples))
             return trials.sqnr(plan, recipe) if in_time else -math.inf
 
         told = self._told(trials, recipe, planner) if self.bench.is_large else None
         found = leave_what_hurts(planner, measure, aim, self.progress, told=told)
-        return replace(found, measured=len(trials.measured))
+        return replace(found, measured=trials.count)
 
     def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""

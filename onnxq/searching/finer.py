@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,6 +23,12 @@ _HANDED_BACK = 8
 _BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
 
 
+def stored_goal(full: Plan, goal: float) -> float:
+    """Return the SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
+    integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in full.decisions)
+    return goal + (decibels(_STORED_SHARE) if integers else 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class FinerWeights:
     """Finds which weights need finer codes where nodes only store them.
@@ -34,14 +38,14 @@ class FinerWeights:
         full: the plan in which every node is an integer kernel that can be.
         stores: demotions that leave no node an integer kernel.
         goal: SQNR in decibels to reach.
-        deadline: value of the monotonic clock after which nothing more is handed back, and more are finer than need be.
+        is_late: whether time is up: then nothing more is handed back, and more are finer than need be.
     """
 
     laboratory: Measures
     full: Plan
     stores: Demotions
     goal: float
-    deadline: float = math.inf
+    is_late: Callable[[], bool] = lambda: False
 
     @property
     def are_needed(self) -> bool:
@@ -86,7 +90,7 @@ class FinerWeights:
         """Return finer codes for fewer of the weights, or codes that are less fine; first come the quiet large ones."""
 
         def is_enough(demotions: Demotions) -> bool:
-            return time.monotonic() < self.deadline and self._sqnr(demotions) >= min(self._stored_goal, reached)
+            return not self.is_late() and self._sqnr(demotions) >= min(self._stored_goal, reached)
 
         reached = self._sqnr(better)
         if reached < self.goal:
@@ -110,7 +114,7 @@ class FinerWeights:
         while middle < high and taken < total / 2:
             taken += noise.get(order[middle], 0.0)
             middle += 1
-        while high - low > 1 and time.monotonic() < self.deadline:
+        while high - low > 1 and not self.is_late():
             middle = min(max(middle, low + 1), high - 1)
             enough = self._sqnr({**base, **{node: better[node] for node in order[:middle]}}) >= self._stored_goal
             low, high = (low, middle) if enough else (middle, high)
@@ -119,9 +123,7 @@ class FinerWeights:
 
     @property
     def _stored_goal(self) -> float:
-        """The SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
-        integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in self.full.decisions)
-        return self.goal + (decibels(_STORED_SHARE) if integers else 0.0)
+        return stored_goal(self.full, self.goal)
 
     def _sqnr(self, demotions: Demotions) -> float:
         return self.laboratory.sqnr(self.laboratory.plan({**self.stores, **demotions}))

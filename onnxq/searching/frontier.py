@@ -84,7 +84,7 @@ class _Search:
         if not self._is_faithful(tried[0]):
             noise = self._noise(prices)
             tried = self._crossing(prices, noise)
-            weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, self.deadline)
+            weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, lambda: self._is_late)
             if not self._is_enough(prices, tried) and weights.are_needed:
                 prices = replace(prices, left=weights.found(noise.static.nodes))
                 tried += self._crossing(prices, noise)

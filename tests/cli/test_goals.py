@@ -40,6 +40,7 @@ def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
     [
         (("--min-sqnr", 30), Goal(30.0)),
         (("--force", "--exact"), Goal(force=True, exact=True)),
+        (("--prefer", "size"), Goal(prefer="size")),
     ],
 )
 def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
@@ -53,6 +54,7 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
         (("--seconds", 0, "--budget", 60), Budget(latency=0.0, seconds=60.0)),
         (("--engine", "openvino"), Budget(engine="openvino")),
         (("--threads", 2), Budget(threads=2)),
+        (("--measurements", 9), Budget(measurements=9)),
     ],
 )
 def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:

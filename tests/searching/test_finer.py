@@ -76,7 +76,7 @@ def test_the_noisiest_weights_alone_get_finer_codes(
 
 def test_when_time_is_up_more_weights_are_finer_than_need_be(build: Callable[..., ModelProto]) -> None:
     noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
-    found = replace(finer(build, noise, finer=0.001), deadline=0.0)
+    found = replace(finer(build, noise, finer=0.001), is_late=lambda: True)
     assert len(found.found(noise)) == 8
     assert len(found.laboratory.seen) <= 2
 
