@@ -137,7 +137,9 @@ def weight_opset(plan: Plan, emit: Emit) -> int:
 
 def _opset_of(weight: Weight, decision: Decision, emit: Emit) -> int:
     if decision.mode is Mode.STATIC:
-        return format_named(weight.spec.format).opset
+        # Integer kernels of 8 bits have an opset that models are prepared for before they are planned.
+        format = format_named(weight.spec.format)
+        return format.opset if format.bits < _BYTE else 0
     return decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
 
 
