@@ -77,6 +77,27 @@ def test_another_onnxruntime_runs_times_and_profiles(
         assert [(one.op_type, one.elements) for one in found] == [(one.op_type, one.elements) for one in known]
 
 
+def test_the_engine_of_an_installed_package_is_started_by_its_name(
+    perceptron: ModelProto, samples_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What pip leaves beside a package that it has installed.
+    installed = tmp_path / "fake-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1.0\n", encoding="utf-8")
+    entry_points = "[onnxq.engines]\nfake = engines.fake_engine:fake_engine\n"
+    (installed / "entry_points.txt").write_text(entry_points, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    sample = samples_for(perceptron, 1)[0]
+    assert "fake" in engine_names()
+    with open_engine("fake") as engine:
+        assert engine.version == "fake 1.0"
+        (found,) = engine.load(tmp_path / "model.onnx").run(sample)
+    assert np.array_equal(found, next(iter(sample.values())) + 1)
+    with open_engine("fake:nan") as engine:
+        assert np.isnan(engine.load(tmp_path / "model.onnx").run(sample)[0]).all()
+
+
 def test_a_host_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ssh").write_text(SSH, encoding="utf-8")
     (tmp_path / "ssh").chmod(0o755)

@@ -98,19 +98,28 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "rounds", "slower"), [(1.1, 0.5, 6, False), (0.9, 1.1, 12, False), (0.99, 0.98, 12, True)]
+    ("scheme", "first", "then", "rounds", "slower"),
+    [
+        ("int8", 1.1, 0.5, 6, False),
+        ("int8", 0.9, 1.1, 12, False),
+        ("int8", 0.99, 0.98, 12, True),
+        ("int8-storage", 0.99, 0.98, 6, True),
+    ],
 )
-def test_a_model_that_looks_slower_is_looked_at_again(
+def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_throughout(
     perceptron: ModelProto,
     samples_for: Callable[..., list],
+    quantize_to,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
     first: float,
     then: float,
     rounds: int,
     slower: bool,
 ) -> None:
-    onnx.save(perceptron, tmp_path / "m.onnx")
+    onnx.save(perceptron, tmp_path / "float.onnx")
+    quantize_to(perceptron, tmp_path / "q.onnx", scheme=scheme)
     number = count()
 
     def times(engine: OnnxRuntime, models: object, samples: Sequence[object], *given: object) -> list[list[Turn]]:
@@ -118,7 +127,7 @@ def test_a_model_that_looks_slower_is_looked_at_again(
         return [[(1.0, 1 / speed)] for _ in samples]
 
     monkeypatch.setattr(OnnxRuntime, "time", times)
-    found = verify(tmp_path / "m.onnx", tmp_path / "m.onnx", samples_for(perceptron, 2), seconds=0.1)
+    found = verify(tmp_path / "float.onnx", tmp_path / "q.onnx", samples_for(perceptron, 2), seconds=0.1)
     assert found.latency is not None
     assert found.latency.rounds == rounds
     assert found.slower is slower
