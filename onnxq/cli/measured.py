@@ -30,12 +30,13 @@ def _table(title: str, *header: str) -> Table:
 
 
 def _worst(report: Report, width: int) -> Table:
-    worst = _table("Where outputs are worst", "output", "sample", "SQNR on it", "at", "float", "quantized")
+    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> codes")
     for output in report.agreement.outputs:
         for one in output.worst:
-            values = (f"{value:.4g}" for value in (one.place.reference, one.place.candidate))
-            index = ", ".join(map(str, one.place.index))
-            worst.add_row(shortened(output.name, width), str(one.sample), decibels(one.sqnr), f"[{index}]", *values)
+            index = f"[{', '.join(map(str, one.place.index))}]"
+            name = shortened(output.name, max(width - len(index), _NAME // 2))
+            values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
+            worst.add_row(f"{name}{index}", str(one.sample), decibels(one.sqnr), values)
     return worst
 
 
