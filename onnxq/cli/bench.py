@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.goals import threads_option
-from onnxq.cli.groups import SPEED, GroupedCommand, option
-from onnxq.cli.options import READING_EXIT_CODES, FiniteRange, two_models
+from onnxq.cli.groups import GroupedCommand
+from onnxq.cli.options import READING_EXIT_CODES, time_to_spend, two_models
 
 if TYPE_CHECKING:
     from onnxq.data import Data
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 )
 @two_models
 @threads_option
-@option(
-    "--seconds",
-    group=SPEED,
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    default=10.0,
-    show_default=True,
-    help="Time to spend, loading aside.",
-)
+@time_to_spend("Time to spend, loading aside.", 10.0)
 def bench(
     reference: Path,
     candidate: Path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import DATA, OUTPUT, PRESET, RANGE, TARGET, WHAT, GroupedCommand, option
+from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
     READING_EXIT_CODES,
@@ -22,7 +22,7 @@ from onnxq.cli.options import (
     pass_option,
     source_option,
 )
-from onnxq.cli.wanted import chosen_scheme
+from onnxq.cli.wanted import chosen_scheme, preset_option, range_option, scheme_file_option, target_option
 
 if TYPE_CHECKING:
     from onnxq.execution.resume import Collection
@@ -37,38 +37,14 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @option(
     "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]"
 )
-@option(
-    "--preset",
-    group=WHAT,
-    type=PRESET,
-    is_eager=True,
-    metavar="NAME",
-    help="The preset whose plan says which tensors count.  [default: int8]",
-)
-@option("--scheme", "scheme_file", group=WHAT, type=FILE, help="TOML file of rules instead of a preset.")
-@option(
-    "--target",
-    group=WHAT,
-    type=TARGET,
-    is_eager=True,
-    metavar="NAME",
-    default="onnxruntime-cpu",
-    show_default=True,
-    help="The runtime to plan for.",
-)
+@preset_option("The preset whose plan says which tensors count.  [default: int8]")
+@scheme_file_option
+@target_option
 @pass_option("A pass of yours, as quantize is given")
 @limit_option
 @source_option
 @chain_option
-@option(
-    "--range",
-    "range_method",
-    group=WHAT,
-    type=RANGE,
-    is_eager=True,
-    metavar="METHOD",
-    help="Keep what this range method needs, which costs less for minmax.  [default: what all but average need]",
-)
+@range_option("Keep what this range method needs, which costs less for minmax.  [default: what all but average need]")
 @collection_options
 @image_options
 def calibrate(
@@ -81,7 +57,7 @@ def calibrate(
     passes: tuple[str, ...],
     limit: int | None,
     source: str | None,
-    range_method: str | None,
+    range_text: str | None,
     collection: Collection | None,
     chain: tuple[str, ...],
     images: ImageOptions | None,
@@ -106,7 +82,7 @@ def calibrate(
         statistics = pipeline.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source),
-            scheme=replace(scheme, ranges=range_method) if range_method is not None else scheme,
+            scheme=replace(scheme, ranges=range_text) if range_text is not None else scheme,
             target=target,
             prepare=passes,
             budget=Budget(collection=replace(how, checkpoint=chosen), progress=progress),

@@ -12,7 +12,7 @@ import click
 
 from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, NodeName, option
-from onnxq.cli.options import EXIT_CODES, FILE, collection_options, image_options
+from onnxq.cli.options import EXIT_CODES, FILE, collection_options
 from onnxq.cli.quantize import quantized
 from onnxq.cli.wanted import Asked, data_options, scheme_options
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 @click.argument("node", type=NodeName())
 @option("--report", group=DATA, type=FILE, help="What quantize --report wrote of MODEL, which is quantized.")
 @collection_options
-@image_options
 @data_options
 @scheme_options
 @goal_options

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from onnxq.cli.groups import EFFORT, ENGINE, FIDELITY, SPEED, option
-from onnxq.cli.options import FILE, FiniteRange
+from onnxq.cli.options import FILE, FiniteRange, time_to_spend
 from onnxq.cli.wanted import Command, is_given, with_options
 
 accuracy_option: Callable[[Command], Command] = option(
@@ -25,15 +25,7 @@ accuracy_option: Callable[[Command], Command] = option(
     "any of ranges,migration,scaling,compensation,tables,bias.",
 )
 
-seconds_option: Callable[[Command], Command] = option(
-    "--seconds",
-    group=SPEED,
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    default=2.0,
-    show_default=True,
-    help="Time to spend on comparing latency; 0 skips all timing.",
-)
+seconds_option: Callable[[Command], Command] = time_to_spend("Time to spend on comparing latency; 0 skips all timing.")
 
 threads_option: Callable[[Command], Command] = option(
     "--threads",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, SPEED, GroupedCommand, option
-from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option
+from onnxq.cli.groups import FIDELITY, OUTPUT, PASSES, GroupedCommand, option
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, image_options, limit_option, time_to_spend
+from onnxq.cli.rewriting import changes_option, compared_option, tolerance_option
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
@@ -18,28 +19,10 @@ if TYPE_CHECKING:
 @click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @option("-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
-@option(
-    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
-)
+@compared_option
 @option("--without", group=PASSES, multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
-@option(
-    "--tolerance",
-    group=FIDELITY,
-    type=FiniteRange(min=0),
-    metavar="SHARE",
-    default=1e-5,
-    show_default=True,
-    help="By how much of its largest value an output may differ.",
-)
-@option(
-    "--seconds",
-    group=SPEED,
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    default=2.0,
-    show_default=True,
-    help="Time to spend on comparing latency; 0 leaves it out.",
-)
+@tolerance_option
+@time_to_spend("Time to spend on comparing latency; 0 leaves it out.")
 @option("--strip-metadata", group=PASSES, is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
 @option(
     "--unverified",
@@ -48,7 +31,7 @@ if TYPE_CHECKING:
     help="Rewrite a model that onnxruntime does not run, without comparing anything.",
 )
 @limit_option
-@option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
+@changes_option
 @image_options
 def optimize(
     model: Path,

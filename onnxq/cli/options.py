@@ -39,13 +39,27 @@ BELOW_FIDELITY = 3
 """The exit code where models are less alike than they have to be."""
 
 json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
-limit_option = option(
-    "--limit",
-    group=DATA,
-    type=click.IntRange(min=1),
-    metavar="COUNT",
-    help="Use at most this many samples.",
-)
+
+
+def most_samples(told: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds ``limit`` to a command, told of in these words."""
+    return option("--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help=told)
+
+
+def time_to_spend(told: str, seconds: float = 2.0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds ``seconds`` to a command, told of in these words."""
+    return option(
+        "--seconds",
+        group=SPEED,
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+        default=seconds,
+        show_default=True,
+        help=told,
+    )
+
+
+limit_option = most_samples("Use at most this many samples.")
 chain_option = option(
     "--chain",
     group=DATA,
@@ -106,13 +120,7 @@ def two_models(command: Callable[..., None]) -> Callable[..., None]:
         ),
         source_option,
         chain_option,
-        option(
-            "--limit",
-            group=DATA,
-            type=click.IntRange(min=1),
-            metavar="COUNT",
-            help="Use at most this many samples, from all over; the first ones for --chain.",
-        ),
+        most_samples("Use at most this many samples, from all over; the first ones for --chain."),
         option("--data", group=DATA, required=True, type=FILE, help="Samples, as --calib takes them."),
         click.argument("candidate", type=FILE),
         click.argument("reference", type=FILE),

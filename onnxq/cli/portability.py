@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.groups import DATA, ENGINE, SPEED, GroupedCommand, option
-from onnxq.cli.options import FILE, READING_EXIT_CODES, FiniteRange, image_options, json_option, limit_option
+from onnxq.cli.options import FILE, READING_EXIT_CODES, image_options, json_option, limit_option, time_to_spend
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
     metavar="NAME[:PLACE]",
     help="Such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST. Repeatable.  [default: all installed]",
 )
-@option(
-    "--seconds",
-    group=SPEED,
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    default=2.0,
-    show_default=True,
-    help="Time to spend on the speed on each engine; 0 leaves it out.",
-)
+@time_to_spend("Time to spend on the speed on each engine; 0 leaves it out.")
 @limit_option
 @json_option
 @image_options

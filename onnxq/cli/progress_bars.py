@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from onnxq.deadline import Deadline
 from onnxq.progress import Progress as Told
+from onnxq.progress import silent
 
 # Seconds between two lines where no terminal shows bars.
 _SILENCE = 10.0
@@ -29,17 +30,23 @@ _STAGES = {
 
 
 @contextlib.contextmanager
-def progress_bars(seconds: float = math.inf, notes: Mapping[str, str] | None = None) -> Iterator[Told]:
+def progress_bars(
+    seconds: float = math.inf, notes: Mapping[str, str] | None = None, *, quiet: bool = False
+) -> Iterator[Told]:
     """Yield a progress function that draws bars on a terminal or in a notebook, and prints lines elsewhere.
 
     Args:
         seconds: that there are for all of it, of which it is told how many are left.
         notes: what is said beside a stage, as it is whenever progress is told.
+        quiet: whether nothing is drawn nor printed.
 
     >>> from onnxq import Budget
     >>> with progress_bars() as progress:
     ...     budget = Budget(progress=progress)
     """
+    if quiet:
+        yield silent
+        return
     console, deadline = open_console(stderr=True), Deadline.within(seconds)
 
     def said(stage: str, count: str = "", about: str = "") -> str:

@@ -12,7 +12,7 @@ import click
 
 from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.groups import OUTPUT, TRAINING, WHAT, GroupedCommand, option
-from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
+from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
@@ -29,7 +29,6 @@ _ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @collection_options
-@image_options
 @data_options
 @scheme_options
 @option(
@@ -95,7 +94,6 @@ def quantize(
 @click.command(cls=GroupedCommand, short_help="Search for a plan and write it, but no model.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @collection_options
-@image_options
 @data_options
 @scheme_options
 @goal_options
@@ -128,10 +126,10 @@ def quantized(
     model: Path, output: Path | None, data: Data, asked: Asked, goal: Goal, budget: Budget, *, quiet: bool
 ) -> Quantized:
     """Run quantize() with bars that tell of its progress."""
-    from onnxq import pipeline, progress
+    from onnxq import pipeline
     from onnxq.cli.progress_bars import progress_bars
 
-    with progress_bars(budget.seconds) as told:
+    with progress_bars(budget.seconds, quiet=quiet) as told:
         return pipeline.quantize(
             model,
             data,
@@ -140,7 +138,7 @@ def quantized(
             target=asked.target,
             prepare=asked.prepare,
             goal=goal,
-            budget=replace(budget, progress=progress.silent if quiet else told),
+            budget=replace(budget, progress=told),
         )
 
 
@@ -148,7 +146,6 @@ def with_training(
     model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, minutes: float, *, quiet: bool
 ) -> Quantized:
     """Run quantize_and_train() with bars that tell of its progress."""
-    from onnxq import progress
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.cli.train import note
     from onnxq.training.pipeline import quantize_and_train
@@ -156,13 +153,13 @@ def with_training(
     from onnxq.wanted import Wanted
 
     notes: dict[str, str] = {}
-    with progress_bars(notes=notes) as told:
+    with progress_bars(notes=notes, quiet=quiet) as told:
         return quantize_and_train(
             model,
             data,
             output,
             scheme=Wanted.of(asked.scheme, asked.target, asked.prepare),
             goal=goal,
-            budget=replace(budget, progress=progress.silent if quiet else told),
+            budget=replace(budget, progress=told),
             training=Training(blocks="no", minutes=minutes, told=partial(note, notes)),
         )

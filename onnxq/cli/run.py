@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, GroupedCommand, option
-from onnxq.cli.options import FILE, WRITING_EXIT_CODES, FiniteRange, image_options, limit_option, pass_option
+from onnxq.cli.groups import FIDELITY, OUTPUT, PASSES, GroupedCommand, option
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, image_options, limit_option, pass_option
+from onnxq.cli.rewriting import changes_option, compared_option, tolerance_option
 
 if TYPE_CHECKING:
     from onnxq.samples.images import ImageOptions
@@ -38,20 +39,10 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     is_flag=True,
     help="Compare the outputs after every pass with MODEL's, unoptimised, and name the first pass that changes them.",
 )
-@option(
-    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
-)
-@option(
-    "--tolerance",
-    group=FIDELITY,
-    type=FiniteRange(min=0),
-    metavar="SHARE",
-    default=1e-5,
-    show_default=True,
-    help="By how much of its largest value an output may differ.",
-)
+@compared_option
+@tolerance_option
 @limit_option
-@option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
+@changes_option
 @option(
     "--list",
     group=PASSES,

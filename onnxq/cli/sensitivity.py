@@ -11,7 +11,7 @@ import click
 
 from onnxq.cli.goals import accuracy_option, speed_options
 from onnxq.cli.groups import OUTPUT, GroupedCommand, option
-from onnxq.cli.options import FILE, WRITING_EXIT_CODES, collection_options, image_options
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, collection_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 )
 @click.argument("model", type=FILE)
 @collection_options
-@image_options
 @data_options
 @scheme_options
 @accuracy_option
@@ -61,14 +60,13 @@ def sensitivity(
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.modelfile.publish import check_output
-    from onnxq.progress import silent
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     if output is not None:
         check_output(output, model)
-    with progress_bars() as told:
-        budget = replace(budget, progress=silent if quiet else told)
+    with progress_bars(quiet=quiet) as told:
+        budget = replace(budget, progress=told)
         found = pipeline.sensitivity(
             model, data, scheme=asked.rules, target=asked.target, prepare=asked.prepare, budget=budget
         )

@@ -12,7 +12,7 @@ import click
 
 from onnxq.cli.goals import goal_options, seconds_option
 from onnxq.cli.groups import TRAINING, WHAT, GroupedCommand, option
-from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options, image_options
+from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, Command, data_options, scheme_options, with_options
 from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
@@ -127,7 +127,6 @@ def training_options(command: Command) -> Command:
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train what becomes codes.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @collection_options
-@image_options
 @data_options
 @scheme_options
 @option(
@@ -174,15 +173,14 @@ def trained(
     model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, training: Training, *, quiet: bool
 ) -> Quantized:
     """Run train() with bars that tell of its progress."""
-    from onnxq import progress
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.training.pipeline import train as train_model
     from onnxq.wanted import Wanted
 
     wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
     notes: dict[str, str] = {}
-    with progress_bars(budget.seconds, notes) as told:
-        budget = replace(budget, progress=progress.silent if quiet else told)
+    with progress_bars(budget.seconds, notes, quiet=quiet) as told:
+        budget = replace(budget, progress=told)
         training = replace(training, told=functools.partial(note, notes))
         return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
 

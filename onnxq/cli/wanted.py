@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.groups import DATA, PASS, PRESET, RANGE, TARGET, WHAT, option
-from onnxq.cli.options import FILE, chain_option, source_option
+from onnxq.cli.options import FILE, chain_option, image_options, most_samples, source_option
 
 if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
@@ -20,6 +20,31 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
+
+scheme_file_option: Callable[[Command], Command] = option(
+    "--scheme", "scheme_file", group=WHAT, type=FILE, help="TOML file of rules instead of a preset."
+)
+target_option: Callable[[Command], Command] = option(
+    "--target",
+    group=WHAT,
+    type=TARGET,
+    is_eager=True,
+    metavar="NAME",
+    default="onnxruntime-cpu",
+    show_default=True,
+    help="The runtime to plan for, or list.",
+)
+
+
+def preset_option(told: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``preset`` to a command, told of in these words."""
+    return option("--preset", group=WHAT, type=PRESET, is_eager=True, metavar="NAME", help=told)
+
+
+def range_option(told: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``range_text`` to a command, told of in these words."""
+    return option("--range", "range_text", group=WHAT, type=RANGE, is_eager=True, metavar="METHOD", help=told)
+
 
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "exclude", "range_text", "target"),
@@ -98,7 +123,7 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 def data_options(command: Command) -> Command:
     """Add the samples to a command, which takes them with --limit, --chain and --image-* as one argument ``data``.
 
-    It is None without --calib. What reads images is added by `image_options`.
+    It is None without --calib.
     """
 
     @functools.wraps(command)
@@ -111,7 +136,7 @@ def data_options(command: Command) -> Command:
         command(*args, data=data, **kwargs)
 
     return with_options(
-        with_data,
+        image_options(with_data),
         option(
             "--calib",
             group=DATA,
@@ -125,13 +150,7 @@ def data_options(command: Command) -> Command:
             help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which "
             "nothing else uses then; all of fewer than 8, or for a metric]",
         ),
-        option(
-            "--limit",
-            group=DATA,
-            type=click.IntRange(min=1),
-            metavar="COUNT",
-            help="Use at most this many samples, from all over; the first ones for --chain and --metric.",
-        ),
+        most_samples("Use at most this many samples, from all over; the first ones for --chain and --metric."),
         source_option,
         chain_option,
     )
@@ -156,15 +175,8 @@ def scheme_options(command: Command) -> Command:
 
     return with_options(
         with_scheme,
-        option(
-            "--preset",
-            group=WHAT,
-            type=PRESET,
-            is_eager=True,
-            metavar="NAME",
-            help="What to do, or list.  [default: int8]",
-        ),
-        option("--scheme", "scheme_file", group=WHAT, type=FILE, help="TOML file of rules instead of a preset."),
+        preset_option("What to do, or list.  [default: int8]"),
+        scheme_file_option,
         option(
             "--exclude",
             group=WHAT,
@@ -172,25 +184,10 @@ def scheme_options(command: Command) -> Command:
             metavar="PATTERN",
             help="Leave these nodes in float: a glob, or re:REGEX. Repeatable.",
         ),
-        option(
-            "--target",
-            group=WHAT,
-            type=TARGET,
-            is_eager=True,
-            metavar="NAME",
-            default="onnxruntime-cpu",
-            show_default=True,
-            help="The runtime to plan for, or list.",
-        ),
-        option(
-            "--range",
-            "range_text",
-            group=WHAT,
-            type=RANGE,
-            is_eager=True,
-            metavar="METHOD",
-            help="minmax, average, percentile:99.99, entropy, mse, histogram, fixed:LOW,HIGH, auto, one of a plugin, "
-            "or list.  [default: the best of several, measured]",
+        target_option,
+        range_option(
+            "minmax, average, percentile:99.99, entropy, mse, histogram, fixed:LOW,HIGH, auto, one of a plugin, "
+            "or list.  [default: the best of several, measured]"
         ),
         option(
             "-p",

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from onnxq.cli.goals import goal_options, speed_options
-from onnxq.cli.options import collection_options, image_options
+from onnxq.cli.options import collection_options
 from onnxq.cli.wanted import chosen_scheme, data_options, scheme_options
 from onnxq.errors import SchemeError
 from onnxq.judging.goal import Goal
@@ -22,7 +22,6 @@ def packed(*arguments: object) -> dict[str, Any]:
 
     @click.command()
     @collection_options
-    @image_options
     @data_options
     @scheme_options
     @goal_options
