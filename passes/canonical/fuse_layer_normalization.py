@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import may_widen, reduces_last_axis
+from onnxq.graph.normalizations import normalization_obstacle
 
 _FIRST_OPSET = 17
 
@@ -28,15 +28,7 @@ class FuseLayerNormalization(RewriteRule):
 
     def obstacle(self, found: Match) -> str:
         """Refuse other axes, what is not known well enough, and what is in its best form already."""
-        if not (reduces_last_axis(found.mean) and reduces_last_axis(found.variance)):
-            return "it normalizes along another axis than the last"
-        if found.opset < _FIRST_OPSET and "odd" not in found.values:
-            return f"ONNX has LayerNormalization from opset {_FIRST_OPSET} on"
-        if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int):
-            return "type or length of what it normalizes is unknown"
-        if np.dtype(found.x.dtype).itemsize > 4:
-            return f"{np.dtype(found.x.dtype)} would be normalized with float32"
-        return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
+        return normalization_obstacle(found, "LayerNormalization", _FIRST_OPSET, found.mean, found.variance)
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make one LayerNormalization without an effect of its scale, or the known spelling of it."""
