@@ -10,9 +10,10 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.graph import Graph, Pipeline, constants, inner_variables, scopes
-from onnxq.modelfile import as_graph, load, save
+from onnxq.modelfile import load, save
+from onnxq.modelfile.intake import taken_in
 from onnxq.modelfile.protos import copy_other_fields
-from onnxq.modelfile.publish import check_output, data_file, publish, staging
+from onnxq.modelfile.publish import publish, staging
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
@@ -28,7 +29,6 @@ from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.planning.plan import METADATA_KEY
-from onnxq.preparation import refuse_overwriting
 from onnxq.runtime import open_session
 
 Model = str | Path | onnx.ModelProto | Any
@@ -68,13 +68,7 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
             onnxruntime does not load the result.
         OutputError: the output cannot be written.
     """
-    source = Path(model) if isinstance(model, (str, Path)) else None
-    output = Path(output) if output is not None else None
-    if output is not None:
-        check_output(output, source)
-    graph = as_graph(model)
-    if output is not None:
-        refuse_overwriting(graph, data_file(output))
+    graph, _, output = taken_in(model, output)
     external = any(tensor.payload.external for tensor in constants(graph))
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")

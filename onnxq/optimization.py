@@ -25,12 +25,13 @@ from onnxq.graph import (
 )
 from onnxq.judging.latency import Latency, measure_latency
 from onnxq.large_models import is_large
-from onnxq.modelfile import as_graph, load, save
-from onnxq.modelfile.publish import check_output, data_file, publish, staging, stored_bytes
+from onnxq.modelfile import load, save
+from onnxq.modelfile.intake import taken_in
+from onnxq.modelfile.publish import publish, staging, stored_bytes
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.strip_metadata import StripMetadata
-from onnxq.preparation import canonical_steps, prepare_in_place, refuse_overwriting
+from onnxq.preparation import canonical_steps, prepare_in_place
 from onnxq.rewriting import Verify
 
 # Models of thousands of nodes take seconds to load, in each round anew.
@@ -128,13 +129,7 @@ def optimize(
     """
     wanted = verify or Verify()
     _check_names(without)
-    source = Path(model) if isinstance(model, (str, Path)) else None
-    output = Path(output) if output is not None else None
-    if output is not None:
-        check_output(output, source)
-    graph = as_graph(model)
-    if output is not None:
-        refuse_overwriting(graph, data_file(output))
+    graph, source, output = taken_in(model, output)
     with staging(output) as folder:
         reference = source or _saved(graph, folder / "original.onnx")
         before = Size(_nodes(graph), _bytes(reference, graph))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.errors import ModelError, OutputError, SchemeError, nearest
-from onnxq.graph import Applied, Graph, Pass, Pipeline, ProtoPayload, RewriteRule, RewriteRules, constants, scopes
+from onnxq.errors import ModelError, SchemeError, nearest
+from onnxq.graph import Applied, Graph, Pass, Pipeline, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
@@ -234,18 +234,6 @@ def refuse_quantized(graph: Graph) -> None:
                     f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
                     "quantize the float model it was made from"
                 )
-
-
-def refuse_overwriting(graph: Graph, data: Path) -> None:
-    """Refuse an output whose external data would take the place of the model's own.
-
-    Raises:
-        OutputError: the model reads the file ``data``.
-    """
-    external = (tensor.payload for tensor in constants(graph) if tensor.payload.external)
-    read = {payload.data_range().path for payload in external if isinstance(payload, ProtoPayload)}
-    if data.exists() and any(data.samefile(path) for path in read):
-        raise OutputError(f"output data {data} is the external data of the model itself; give another name")
 
 
 def check_plan(plan: Plan, graph: Graph) -> None:

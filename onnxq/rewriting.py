@@ -13,11 +13,12 @@ from onnx import ModelProto
 from onnxq.equivalence import ROUNDING, Original, original
 from onnxq.errors import DataError, ModelError, PassError
 from onnxq.graph import Applied, Graph, Pass, Pipeline
-from onnxq.modelfile import as_graph, load, save
-from onnxq.modelfile.publish import check_output, data_file, publish, staging
+from onnxq.modelfile import load, save
+from onnxq.modelfile.intake import taken_in
+from onnxq.modelfile.publish import publish, staging
 from onnxq.named_passes import Step, as_passes
 from onnxq.onnx_tools import check_functions, skeleton
-from onnxq.preparation import external_bytes, reference_file, refuse_overwriting
+from onnxq.preparation import external_bytes, reference_file
 from onnxq.runtime import open_session
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample
@@ -93,13 +94,7 @@ def run_passes(
         OutputError: the output cannot be written.
     """
     steps = as_passes(passes)
-    source = Path(model) if isinstance(model, (str, Path)) else None
-    output = Path(output) if output is not None else None
-    if output is not None:
-        check_output(output, source)
-    graph = as_graph(model)
-    if output is not None:
-        refuse_overwriting(graph, data_file(output))
+    graph, source, output = taken_in(model, output)
     if graph.functions:
         # onnxruntime would follow functions that call themselves until the stack ends.
         check_functions(skeleton(graph))

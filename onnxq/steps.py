@@ -33,11 +33,12 @@ from onnxq.judging.units import units
 from onnxq.judging.views import Views
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
+from onnxq.modelfile.intake import refuse_overwriting
 from onnxq.modelfile.publish import check_output, data_file, publish
 from onnxq.named_passes import Step, as_passes
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_overwriting, refuse_quantized
+from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_quantized
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 
 import onnxq
 from onnxq.data import Data
-from onnxq.errors import ModelError, OutputError
+from onnxq.errors import ModelError
 from onnxq.modelfile import load, to_model
-from onnxq.preparation import prepare, refuse_overwriting, refuse_quantized
+from onnxq.preparation import prepare, refuse_quantized
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -46,12 +45,3 @@ def test_a_model_with_recurrent_cells_of_integers_is_quantized_already() -> None
     graph.nodes[0].op, graph.nodes[0].domain = "DynamicQuantizeLSTM", "com.microsoft"
     with pytest.raises(ModelError, match=r"is quantized already: node .* is DynamicQuantizeLSTM"):
         refuse_quantized(graph)
-
-
-def test_data_that_the_model_reads_is_not_overwritten(tmp_path: Path) -> None:
-    source = tmp_path / "in.onnx"
-    onnx.save(onnx.load(MODELS / "gru.onnx"), source, save_as_external_data=True, location="out.onnx.data")
-    graph = load(source)
-    refuse_overwriting(graph, tmp_path / "other.data")
-    with pytest.raises(OutputError, match="is the external data of the model itself"):
-        refuse_overwriting(graph, tmp_path / "out.onnx.data")
