@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.errors import ModelError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.probabilities import are_probabilities
 from onnxq.judging.views import Views
@@ -33,6 +34,7 @@ def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
 
     Raises:
         DataError: a sample cannot be read, or a run fails.
+        ModelError: no output of the float model is ever a number, so that nothing could be said of another model.
     """
     looked = list(evenly(samples, _LOOKED_AT))
     found = [*_of_inputs(looked, len(samples))]
@@ -71,10 +73,22 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
     session = open_session(model)
     names = output_names(session)
     answers = [run(session, sample, names) for sample in samples]
+    if answers and all(_is_nan(array) for answer in answers for array in answer):
+        raise ModelError(
+            f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN, in "
+            f"all {len(samples)} samples that it was run on, so that no other model can be compared with it; see which "
+            "node first computes NaN from samples that the model was made for, such as a division by zero"
+        )
     for place, name in enumerate(names):
         arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]
         for told in _of_output(arrays):
             yield f"output {name} of the float model {told} in all {len(samples)} samples that it was run on"
+
+
+def _is_nan(array: Any) -> bool:
+    """Return whether an output is floats none of which is a number."""
+    floats = isinstance(array, np.ndarray) and array.size > 0 and is_floating(array.dtype)
+    return floats and bool(np.isnan(array.astype(np.float32)).all())
 
 
 def _of_output(arrays: Sequence[Array]) -> Iterator[str]:

@@ -64,6 +64,12 @@ def integer_product() -> Callable[[Place], None]:
     return only(*nodes)
 
 
+def divided_by_zero(model: ModelProto) -> None:
+    model.graph.node[-1].output[0] = "made"
+    model.graph.node.append(helper.make_node("Sub", ["made", "made"], ["zero"]))
+    model.graph.node.append(helper.make_node("Div", ["zero", "zero"], ["y"]))
+
+
 def our_own(place: Place) -> None:
     quantize(place.model, place.calib, place.root / "done.onnx", goal=Goal(force=True), budget=Budget(latency=0))
     (place.root / "done.onnx").replace(place.model)
@@ -113,6 +119,10 @@ BAD_MODELS = {
     "infinity in a weight": (
         edit(lambda model: stored(model, np.inf)),
         r"weight w0 of node first holds NaN or infinity",
+    ),
+    "NaN alone in its outputs": (
+        edit(divided_by_zero),
+        r"every value of output y of the float model is NaN, in all \d+ samples .* see which node first computes NaN",
     ),
     "unknown operator": (edit(lambda model: setattr(model.graph.node[1], "op_type", "Rleu")), r"Rleu"),
 }

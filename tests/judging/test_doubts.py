@@ -9,6 +9,7 @@ import onnx
 import pytest
 from conftest import Build
 
+from onnxq.errors import ModelError
 from onnxq.judging.doubts import doubts
 
 
@@ -60,6 +61,20 @@ def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> Non
     assert any(one.startswith("9 of 9 samples hold a single value") for one in doubts(classifier, silent))
     first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
     assert "output p of the float model says class 0" in told(classifier, first)
+
+
+@pytest.mark.parametrize(("others", "refused"), [("", True), (", float[2] c", False)])
+def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
+    build: Build, tmp_path: Path, others: str, refused: bool
+) -> None:
+    also = "c = Identity(k)" if others else ""
+    text = f"(float[1,3] x) => (float[1,3] y{others}) {{ a = Mul(x, zero) y = Div(a, zero) {also} }}"
+    onnx.save(build(text, zero=np.zeros(3, np.float32), k=np.ones(2, np.float32)), tmp_path / "model.onnx")
+    if not refused:
+        assert "output y of the float model holds NaN" in told(tmp_path / "model.onnx", samples(8))
+        return
+    with pytest.raises(ModelError, match=r"every value of output y of the float model is NaN, in all 8 samples"):
+        doubts(tmp_path / "model.onnx", samples(8))
 
 
 def test_answers_that_are_no_numbers_are_told(classifier: Path) -> None:
