@@ -6,6 +6,7 @@ import ctypes
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,20 @@ _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
 
 
+class Memory(Enum):
+    """Where the inner tensors and outputs of a session lie."""
+
+    PLANNED = "laid out ahead for each shape of the inputs, which pays where few tensors are outputs"
+    UNPLANNED = "taken when they are made"
+    SHARED = "taken from what all such sessions of this process share, which pays where they run in turns"
+
+
 def open_session(
     model: onnx.ModelProto | bytes | Path,
     *,
     threads: int | None = None,
     optimize: bool = True,
-    memory_plan: bool = True,
-    shared_memory: bool = False,
+    memory: Memory = Memory.PLANNED,
     optimized_copy: Path | None = None,
     profile: Path | None = None,
     external_folder: Path | None = None,
@@ -62,10 +70,7 @@ def open_session(
         model: a model in memory, or a file, which models above 2 GiB must be.
         threads: threads inside an operator; None leaves the choice to onnxruntime.
         optimize: whether all graph optimisations are on, or none.
-        memory_plan: whether memory is laid out ahead for each shape of the inputs, which pays where few tensors are
-            outputs.
-        shared_memory: whether inner tensors and outputs share memory with those of all such sessions of this process,
-            which pays where sessions run in turns; see `release_shared_memory`.
+        memory: where inner tensors and outputs lie.
         optimized_copy: where to save the graph that runs, for a look at its kernels.
         profile: beginning of the path of the file with the time of each kernel that ``end_profiling`` of the session
             writes.
@@ -88,8 +93,8 @@ def open_session(
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.enable_mem_pattern = memory_plan
-    if shared_memory:
+    options.enable_mem_pattern = memory is Memory.PLANNED
+    if memory is Memory.SHARED:
         _share_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
         # Weights are given back when their session ends.
@@ -224,7 +229,7 @@ def release_shared_memory() -> None:
     output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.BOOL, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Not", ["x"], ["y"])], "g", [value], [output])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
-    session = open_session(model, threads=1, shared_memory=True)
+    session = open_session(model, threads=1, memory=Memory.SHARED)
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     session.run(None, {"x": np.zeros(1, np.bool_)}, options)

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, OutputError
-from onnxq.runtime import open_session, release_shared_memory, return_memory, run, runtime_version
+from onnxq.runtime import Memory, open_session, release_shared_memory, return_memory, run, runtime_version
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_sessions_that_share_memory_give_the_same_outputs(
     perceptron: ModelProto, sample: dict[str, np.ndarray]
 ) -> None:
     expected = run(open_session(perceptron, threads=1), sample)[0]
-    first, second = (open_session(perceptron, threads=1, shared_memory=True) for _ in range(2))
+    first, second = (open_session(perceptron, threads=1, memory=Memory.SHARED) for _ in range(2))
     held = run(first, sample)[0]
     for _ in range(3):
         np.testing.assert_array_equal(run(second, sample)[0], expected)

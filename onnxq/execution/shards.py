@@ -21,7 +21,7 @@ from onnxq.evidence.requests import Request
 from onnxq.execution.segments import Segment
 from onnxq.execution.work import Shard
 from onnxq.modelfile.publish import staging
-from onnxq.runtime import Array, Session, open_session, release_shared_memory, run, runtime_version
+from onnxq.runtime import Array, Memory, Session, open_session, release_shared_memory, run, runtime_version
 from onnxq.samples.inputs import Sample
 
 TAPS_BYTES = 40 * 10**6
@@ -216,8 +216,7 @@ def _sessions(tapped: Tapped) -> list[Session]:
             open_session(
                 segment.model,
                 threads=1,
-                memory_plan=False,
-                shared_memory=True,
+                memory=Memory.SHARED,
                 external_folder=folder,
                 mapped=tapped.mapped,
             )

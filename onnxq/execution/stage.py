@@ -14,7 +14,7 @@ from onnxq.errors import DataError, ModelError, nearest
 from onnxq.execution.runner import read_without_data
 from onnxq.execution.segments import Segment, segments
 from onnxq.large_models import is_large
-from onnxq.runtime import Array, Session, open_session, run
+from onnxq.runtime import Array, Memory, Session, open_session, run
 
 _OWN: Mapping[str, Array] = MappingProxyType({})
 
@@ -96,7 +96,7 @@ class Stage:
                 self._model,
                 threads=self._threads,
                 optimize=self._optimize,
-                memory_plan=False,
+                memory=Memory.UNPLANNED,
                 external_folder=self._folder,
                 mapped=self._mapped,
             )

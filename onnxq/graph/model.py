@@ -85,11 +85,9 @@ class Graph(Identity, gs.Graph):
         doc_string: str | None = None,
         opset: int | None = None,
         import_domains: Iterable[OperatorSetIdProto] | None = None,
-        producer_name: str | None = None,
-        producer_version: str | None = None,
-        functions: Sequence[FunctionProto] | None = None,
         ir_version: int | None = None,
     ) -> None:
+        """Make a graph as GraphSurgeon does; functions, and who made it, are set afterwards."""
         self.opset_imports: dict[str, int] = {}
         self.initializers: list[Constant] = []
         self.sparse_initializers: list[tuple[Variable, SparseTensorProto]] = []
@@ -103,10 +101,7 @@ class Graph(Identity, gs.Graph):
             doc_string,
             opset,
             import_domains,
-            producer_name,
-            producer_version,
-            functions,
-            ir_version,
+            ir_version=ir_version,
         )
 
     def __repr__(self) -> str:
