@@ -15,6 +15,7 @@ from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.divide_channels import DivideChannels
 from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
+from onnxq.passes.place.isolate_floats import IsolateFloats
 from onnxq.passes.place.isolate_products import IsolateProducts
 from onnxq.passes.place.narrow_constants import NarrowConstants
 from onnxq.passes.place.quantize_dynamically import QuantizeDynamically
@@ -79,7 +80,7 @@ class Placing:
             (
                 *((DivideChannels(codes),) if codes.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
-                *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
+                *((FuseBiases(), IsolateProducts(plan), IsolateFloats(plan)) if workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(),
                 StoreOnce(),
