@@ -7,15 +7,15 @@ makes up for their errors (as in BRECQ, Li et al. 2021, and QDrop, Wei et al. 20
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxq.execution.spool import Activations
-from onnxq.training.lessons import Batch, Lessons, Tensors, as_tensors
+from onnxq.training.lessons import Batch, Entries, Lessons, Tensors, as_tensors
 from onnxq.training.module import FakeQuantized
 from onnxq.training.parts import Part
 
@@ -90,7 +90,7 @@ class Flow:
 
     def lessons(self, block: Block, places: Sequence[int]) -> Lessons:
         """Return what a block learns from some of the samples, or is judged by."""
-        entries = _Entries(self._coded, self._exact, block, tuple((one, self._counts[one]) for one in places))
+        entries = _Entries([(one, self._counts[one]) for one in places], self._coded, self._exact, block)
         return Lessons(entries, device=self._module.device)
 
     def _fed(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
@@ -98,26 +98,17 @@ class Flow:
 
 
 @dataclass(frozen=True, eq=False)
-class _Entries(Sequence[Batch]):
-    """Batches that are read when they are asked for, given their places and how many samples each holds."""
+class _Entries(Entries[tuple[int, int]]):
+    """What a block is fed and what is expected of it, by place and how many samples are there."""
 
     coded: Activations
     exact: Activations
     block: Block
-    places: tuple[tuple[int, int], ...]
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(index, slice):
-            return replace(self, places=self.places[index])
-        place, count = self.places[index]
-        fed, expected = self.coded.of(place, self.block.inputs), self.exact.of(place, self.block.outcome)
+    def at(self, place: tuple[int, int]) -> Batch:
+        """Return the samples of one place."""
+        held, count = place
+        fed, expected = self.coded.of(held, self.block.inputs), self.exact.of(held, self.block.outcome)
         return Batch(as_tensors(fed), as_tensors(expected), count=count)
 
 

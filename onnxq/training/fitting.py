@@ -27,6 +27,7 @@ from onnxq.training.losses import CrossEntropy, Distillation, Loss, user_loss
 from onnxq.training.module import FakeQuantized
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import Training
+from onnxq.training.variations import varied
 
 _METHOD = "training"
 
@@ -79,6 +80,9 @@ def fitted(
     frozen = training.batch_norm == "frozen"
     factors = folded_factors(load(reference), graph, plan) if frozen else {}
     module = FakeQuantized(graph, plan, codes, factors)
+    # What few samples look up says nothing of the other rows, of which there are more than of all other weights.
+    for table in module.tables:
+        table.requires_grad_(requires_grad=False)
     if not any(True for _ in parameter_groups(module, training)):
         raise ModelError(f"no {' or '.join(training.learn)} of the model become codes, so nothing learns; quantize it")
     module.to(device_of(training.device))
@@ -159,6 +163,8 @@ def _learned(
 def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training, held: ExitStack) -> Task:
     """Return what is to be learned, from samples that are read once and held as long as the stack says."""
     learned, other = split(samples)
+    if other is not learned and training.labels is None and not training.loss:
+        learned = varied(learned, training.seed)
     labelled = Path(training.labels) if training.labels is not None else None
     # Half of the memory is for what flows between blocks.
     first, *others = (

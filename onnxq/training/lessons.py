@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
@@ -24,7 +26,8 @@ from onnxq.training.settings import MEMORY
 Tensors = dict[str, Tensor]
 # Stacked samples differ from single ones by rounding alone.
 _SAME = 1e-4
-_TRIED = 2
+Place = TypeVar("Place")
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _CPU = torch.device("cpu")
 
 
@@ -58,7 +61,7 @@ class Lessons:
 
     Attributes:
         single: each sample by itself.
-        stacked: whether several can be run as one.
+        stacked: whether several of equal shapes can be run as one.
         device: where they are run.
     """
 
@@ -69,45 +72,66 @@ class Lessons:
     def __len__(self) -> int:
         return len(self.single)
 
+    @cached_property
+    def _shapes(self) -> tuple[_Shapes, ...]:
+        return tuple(_shapes(one) for one in self.single)
+
     def batches(self, places: Sequence[int], size: int) -> Iterator[list[Batch]]:
-        """Yield the samples of each step: one batch that holds them all, or each by itself where they do not stack."""
-        for first in range(0, len(places), size):
-            some = [self.single[place] for place in places[first : first + size]]
-            yield [one.on(self.device) for one in ([_stack(some)] if self.stacked and len(some) > 1 else some)]
+        """Yield the samples of each step, those of equal shapes as one batch where they stack, and else by themselves.
+
+        A step has samples of one shape as long as there are enough of them.
+        """
+        for step in _steps(places, size, self._shapes) if self.stacked else _cut(places, size):
+            found = [self.single[place] for place in step]
+            yield [one.on(self.device) for one in (_stacks(found) if self.stacked else found)]
 
 
 @dataclass(frozen=True, eq=False)
-class Read(Sequence[Batch]):
-    """Samples with what the float model gives, each read from where it is held when it is asked for.
+class Entries(Sequence[Batch], Generic[Place]):
+    """Batches that are read from where they are held when they are asked for.
 
     Attributes:
-        inputs: what samples hold.
-        expected: what the float model gives.
-        classes: of the samples; None where they have none.
-        places: by which these samples are known there.
+        places: what they are known by there.
     """
 
-    inputs: Activations
-    expected: Activations
-    classes: NDArray[np.integer[Any]] | None
-    places: Sequence[int]
+    places: Sequence[Place]
+
+    @abstractmethod
+    def at(self, place: Place) -> Batch:
+        """Return the batch at one of the places."""
 
     def __len__(self) -> int:
         return len(self.places)
-
-    def close(self) -> None:
-        """Remove the files."""
-        self.inputs.close()
-        self.expected.close()
 
     @overload
     def __getitem__(self, index: int) -> Batch: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Batch]: ...
     def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(index, slice):
-            return replace(self, places=self.places[index])
-        place = self.places[index]
+        return replace(self, places=self.places[index]) if isinstance(index, slice) else self.at(self.places[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Entries[int]):
+    """Samples with what the float model gives.
+
+    Attributes:
+        inputs: what samples hold.
+        expected: what the float model gives.
+        classes: of the samples; None where they have none.
+    """
+
+    inputs: Activations
+    expected: Activations
+    classes: NDArray[np.integer[Any]] | None
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.inputs.close()
+        self.expected.close()
+
+    def at(self, place: int) -> Batch:
+        """Return one sample."""
         label = None if self.classes is None else torch.tensor([int(self.classes[place])])
         return Batch(as_tensors(self.inputs.of(place)), as_tensors(self.expected.of(place)), label)
 
@@ -133,15 +157,13 @@ def read_lessons(reference: Path, samples: SampleSource, labels: Path | None = N
         for held, arrays in ((inputs, sample), (expected, outputs)):
             _check_numbers(arrays, place)
             held.put(place, {name: np.array(array) for name, array in arrays.items()})
-    return Read(inputs, expected, classes, range(len(samples)))
+    return Read(range(len(samples)), inputs, expected, classes)
 
 
 def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
-    """Whether the module gives for stacked samples what it gives for each: found out with two of them."""
-    if len({tuple((name, tuple(one.shape)) for name, one in each.inputs.items()) for each in lessons}) != 1:
-        return False
-    some = list(lessons[:_TRIED])
-    if len(some) < _TRIED or any(not one.ndim for one in (*some[0].inputs.values(), *some[0].expected.values())):
+    """Whether the module gives for stacked samples what it gives for each: found out with two of equal shapes."""
+    some = _two_alike(lessons)
+    if not some or any(not one.ndim for one in (*some[0].inputs.values(), *some[0].expected.values())):
         return False
     together = _stack(some)
     with torch.no_grad():
@@ -155,6 +177,43 @@ def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
         for name, one in alone.items()
         if one.is_floating_point()
     )
+
+
+def _two_alike(lessons: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Return two samples of equal shapes, or none."""
+    seen: dict[_Shapes, Batch] = {}
+    for one in lessons:
+        if (shapes := _shapes(one)) in seen:
+            return seen[shapes], one
+        seen[shapes] = one
+    return ()
+
+
+def _shapes(batch: Batch) -> _Shapes:
+    return tuple((name, tuple(one.shape)) for name, one in batch.inputs.items())
+
+
+def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [places[first : first + size] for first in range(0, len(places), size)]
+
+
+def _steps(places: Sequence[int], size: int, shapes: Sequence[_Shapes]) -> list[Sequence[int]]:
+    """Return the places of each step, in the order of the first one of each."""
+    alike: dict[_Shapes, list[int]] = {}
+    for place in places:
+        alike.setdefault(shapes[place], []).append(place)
+    whole = [step for some in alike.values() for step in _cut(some, size) if len(step) == size]
+    left = set(places).difference(*whole)
+    turn = {place: number for number, place in enumerate(places)}
+    return sorted([*whole, *_cut([place for place in places if place in left], size)], key=lambda step: turn[step[0]])
+
+
+def _stacks(some: Sequence[Batch]) -> list[Batch]:
+    """Return samples as batches of those of equal shapes."""
+    alike: dict[_Shapes, list[Batch]] = {}
+    for one in some:
+        alike.setdefault(_shapes(one), []).append(one)
+    return [_stack(each) if len(each) > 1 else each[0] for each in alike.values()]
 
 
 def _stack(some: Sequence[Batch]) -> Batch:

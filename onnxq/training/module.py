@@ -29,6 +29,7 @@ from onnxq.graph import (
 )
 from onnxq.numbers.formats import FORMATS, format_named
 from onnxq.numbers.numerics import QTensor, quantize
+from onnxq.operators import operator_of
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
@@ -243,6 +244,16 @@ class FakeQuantized(nn.Module):
     def quantizers(self) -> Iterator[FakeQuantize]:
         """All fake quantizers."""
         return (one for one in self.modules() if isinstance(one, FakeQuantize))
+
+    @property
+    def tables(self) -> frozenset[FakeQuantizedWeight]:
+        """The weights whose rows are looked up, and that nothing else reads."""
+        held = {node.name: operator_of(node) for node, _ in self._planned()}
+        looks_up = {name: operator is not None and operator.looks_up for name, operator in held.items()}
+        found, other = (
+            frozenset(one for (node, _), one in self._weights.items() if looks_up[node] is way) for way in (True, False)
+        )
+        return found - other
 
     def quantizer_of(self, tensor: str) -> FakeQuantize:
         """Return what makes codes of an activation of the plan."""

@@ -131,6 +131,7 @@ class FakeQuantizedWeight(FakeQuantize):
         """Take the float weight and its codes, of its shape, and a factor that is in it and learns apart."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
+        self._decoded: tuple[object, Tensor] | None = None
         nearest = quantize(values, codes.parameters, codes.format).codes
         # Codes that were chosen for the sums that they make stay, though other ones are nearer.
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
@@ -151,8 +152,16 @@ class FakeQuantizedWeight(FakeQuantize):
         return apart * float((self.scale.detach() * self.tensor_scale).mean()) / factor
 
     def forward(self, values: Tensor | None = None) -> Tensor:
-        """Return what its codes stand for."""
-        return super().forward(self.product if values is None else values)
+        """Return what its codes stand for, which is computed once as long as nothing learns."""
+        held = (*self.parameters(recurse=False), *self.buffers(recurse=False))
+        learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
+        if values is not None or learns or self.observer_enabled:
+            self._decoded = None
+            return super().forward(self.product if values is None else values)
+        state = (self.fake_quant_enabled, *((one.device, one.data_ptr(), one._version) for one in held))
+        if self._decoded is None or self._decoded[0] != state:
+            self._decoded = state, super().forward(self.product).detach()
+        return self._decoded[1]
 
     def observe(self, values: Tensor) -> None:
         """Take the scales of the weight's own range."""

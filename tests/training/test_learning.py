@@ -63,6 +63,14 @@ def test_what_is_no_better_is_not_kept(module: FakeQuantized, task: Task) -> Non
     assert state_of(module) == before
 
 
+def test_an_epoch_that_goes_too_far_is_undone_and_steps_are_shorter(module: FakeQuantized, task: Task) -> None:
+    noises = list[float]()
+    training = Training(epochs=9, batch=8, rate=1.0, told=lambda standing: noises.append(standing.noise))
+    found = learn(module, task, training, Checkpoint(None), silent)
+    assert noises[0] > 10 * found.before
+    assert found.after < found.before
+
+
 @pytest.mark.parametrize(
     ("learned", "kinds"),
     [

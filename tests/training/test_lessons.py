@@ -60,9 +60,22 @@ def test_samples_that_mix_when_stacked_are_run_one_by_one(build: Build, tmp_path
     assert [len(some) for some in Lessons(lessons).batches(range(4), 3)] == [3, 1]
 
 
-def test_samples_of_several_shapes_are_run_one_by_one(reference: Path, build: Build) -> None:
+def test_where_no_two_samples_have_the_same_shape_each_is_run_by_itself(reference: Path, build: Build) -> None:
     lessons = [*read_lessons(reference, images(1)), *read_lessons(reference, images(1, (2, 3, 8, 8)))]
     assert not stackable(module_of(build(NETWORK, **WEIGHTS), images(4)), lessons)
+
+
+def test_samples_of_equal_shapes_are_stacked_and_what_is_left_makes_steps_of_several_shapes(
+    reference: Path, build: Build
+) -> None:
+    single = [*read_lessons(reference, images(3)), *read_lessons(reference, images(4, (2, 3, 8, 8)))]
+    assert stackable(module_of(build(NETWORK, **WEIGHTS), images(4)), single)
+    steps = list(Lessons(single, True).batches([6, 0, 3, 1, 4, 2, 5], 2))
+    shapes = [[len(one.inputs["x"]) for one in step] for step in steps]
+    assert shapes == [[4], [2], [4], [1]]
+    assert [[one.count for one in step] for step in steps] == [[2], [2], [2], [1]]
+    mixed = list(Lessons(single, True).batches([0, 1, 2, 3, 4], 4))
+    assert [[one.count for one in step] for step in mixed] == [[3, 1], [1]]
 
 
 @pytest.mark.parametrize("memory", [0, 2000, 1 << 20])

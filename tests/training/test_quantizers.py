@@ -38,6 +38,19 @@ def test_a_weight_gives_the_values_of_its_codes(spec: Spec) -> None:
     assert np.array_equal(weight().detach().numpy(), weight.codes().dequantize())
 
 
+def test_a_weight_is_decoded_once_as_long_as_it_stays() -> None:
+    weight = weight_of(Spec("int8"))
+    with torch.no_grad():
+        first = weight()
+        assert weight() is first
+        weight.values.mul_(2)
+        doubled = weight()
+        assert not doubled.equal(first)
+        weight.fake_quant_enabled = False
+        assert weight().equal(weight.values)
+    assert weight().requires_grad
+
+
 def test_scales_of_other_types_stay() -> None:
     assert weight_of(Spec("int4", (16,))).log_scale.requires_grad
     assert not weight_of(Spec("int4", (16,), scale="float16")).log_scale.requires_grad
