@@ -30,8 +30,8 @@ _FIRST_LOOK = 4 / 5
 _FIRST_PART = 0.6
 # Questions without which nothing is known, however few runs are to be made.
 _FEWEST = 16
-# Together the sources that are not looked at again hold at most this part of the noise.
-_QUIET = 0.05
+# Groups that hold less of the noise are not split.
+_QUIET = 0.0125
 
 
 class Questions(Protocol):
@@ -100,9 +100,10 @@ def measure_noises(
     """Measure what each source adds in noise, the noisiest on all samples.
 
     The first look is at one sample, the one whose noise with all codes is the median: each source alone where there
-    are runs enough, else groups of neighbours, of which the noisiest are split. Those that together hold 95 % of the
-    noise are then measured on the other samples too, noisiest first. What was seen on one sample counts for all as a
-    share of what all sources do together, which is measured on every sample.
+    are runs enough, else groups of neighbours, of which the noisiest are split. All are then measured on the other
+    samples too, noisiest first, as far as the runs go. What was seen on one sample alone counts for all as a share of
+    what all sources do together, which is measured on every sample: too much where weights are quiet in samples in
+    which tensors are not.
 
     Args:
         board: answers questions.
@@ -134,17 +135,17 @@ def measure_noises(
 
     most = min(max(int(_FIRST_PART * (runs - samples)), _FEWEST), len(sources)) if runs > 0 else 0
     whole = _finite(board.noise(sources, [place])).sum(0)
-    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET / 4)
+    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET)
     # The outputs' signals and how noisy the sample is are not those of all.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
     found = {source: ratio * scale for source, ratio in ratios.items()}
     errors: dict[Source, float] = {}
     others = [other for other in everything if other != place]
-    loudest = _loudest(found, joint)
-    for number, source in enumerate(loudest, 1):
+    order = _by_loudness(found, joint)
+    for number, source in enumerate(order, 1):
         if not others or asked + (number + 1) * samples > runs:
             break
-        told(asked + number, asked + len(loudest))
+        told(asked + number, asked + len(order))
         seen = _finite(board.noise({source}, everything))
         found[source] = seen.sum(0)
         alone[source] = found[source]
@@ -157,19 +158,13 @@ def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NOISE, posinf=LARGEST_NOISE).clip(0.0, LARGEST_NOISE))
 
 
-def _loudest(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
-    """Return the sources that together hold all but a small part of the noise of any output, noisiest first."""
+def _by_loudness(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
+    """Return the sources by their part of the noise of any output, noisiest first."""
     shares = {
         source: worst(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
         for source, ratio in ratios.items()
     }
-    order = sorted(shares, key=lambda source: -shares[source])
-    total = sum(shares.values())
-    held, taken = 0.0, 0
-    while taken < len(order) and held < (1 - _QUIET) * total:
-        held += shares[order[taken]]
-        taken += 1
-    return order[:taken]
+    return sorted(shares, key=lambda source: -shares[source])
 
 
 def spread_noise(
