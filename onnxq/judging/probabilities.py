@@ -45,11 +45,11 @@ def expected_energies(pairs: Pairs, seen: Sequence[Energies], *, halves: bool = 
         seen: the energies of each sample as they are.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
-    tiny = _TINY_OF_HALVES if halves else _TINY
+    errors = _errors(pairs, _TINY_OF_HALVES if halves else _TINY)
     found = []
     for place, (one, _) in enumerate(pairs):
         signal, noise = seen[place]
-        noises = [noise, *(_noise(one, factor) for factor in _others(pairs, place, tiny))]
+        noises = [noise, *(_noise(one, factor) for factor in _others(errors, place))]
         found.append((signal, math.fsum(noises) / len(noises)))
     return found
 
@@ -95,12 +95,20 @@ def centred_logarithms(probabilities: Array) -> Array:
     return np.asarray(logarithms)
 
 
-def _others(pairs: Pairs, place: int, tiny: np.floating[Any]) -> Iterator[Array]:
+def _errors(pairs: Pairs, tiny: np.floating[Any]) -> list[tuple[Array, Array]]:
+    """Return the error of each sample, as it was and turned round."""
+    found = []
+    for pair in pairs:
+        one, other = (np.maximum(array, tiny) for array in pair)
+        found.append((np.divide(other, one), np.divide(one, other)))
+    return found
+
+
+def _others(errors: Sequence[tuple[Array, Array]], place: int) -> Iterator[Array]:
     """Yield the errors of the samples after one, turned round by turns."""
-    shape = pairs[place][0].shape
-    for away in range(1, max(min(len(pairs), 1 + _OTHERS), 2)):
-        one, other = (np.maximum(array, tiny) for array in pairs[(place + away) % len(pairs)])
-        factor = np.divide(one, other) if away % 2 else np.divide(other, one)
+    shape = errors[place][0].shape
+    for away in range(1, max(min(len(errors), 1 + _OTHERS), 2)):
+        factor = errors[(place + away) % len(errors)][away % 2]
         # Of another number of rows, those there are take turns.
         yield factor if factor.shape == shape else np.resize(factor, shape)
 
