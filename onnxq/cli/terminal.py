@@ -20,6 +20,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report import Report
 from onnxq.report.figures import decibels, duration, shortened, size, threads
 from onnxq.report.suggestions import suggestions
+from onnxq.report.verdict import speed
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 
@@ -96,8 +97,8 @@ def _summary(report: Report, columns: int) -> Table:
     if (latency := report.latency) is not None:
         table.add_row(
             "latency",
-            f"{duration(latency.reference)} -> {duration(latency.candidate)} ({latency.speed:.2f}x as fast, "
-            f"{threads(latency.threads)}, {latency.engine})",
+            f"{duration(latency.reference)} -> {duration(latency.candidate)}, {speed(latency)}, "
+            f"{threads(latency.threads)}, {latency.engine}",
         )
     elif report.performance.unmeasured:
         table.add_row(plan.target, f"planned, not measured: {report.performance.unmeasured}")
@@ -195,13 +196,13 @@ def print_optimized(done: Optimized) -> None:
         console.print(table)
     for name, reason in done.left_out:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
-    speed = ""
+    timed = ""
     if done.latency is not None:
         low, high = done.latency.interval
-        speed = f", {done.latency.speed:.2f} times as fast ({low:.2f} to {high:.2f})"
+        timed = f", {done.latency.speed:.2f} times as fast ({low:.2f} to {high:.2f})"
     console.print(
         f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
-        f"the size{speed}; {_difference(done)}."
+        f"the size{timed}; {_difference(done)}."
     )
 
 

@@ -174,7 +174,8 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
     if latency is not None:
         low, high = latency.interval
-        sure = f"{low:.2f} to {high:.2f} with 95 % confidence; " if math.isfinite(high) else ""
+        shown = "" if latency.significant else ", which shows no difference"
+        sure = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}; " if math.isfinite(high) else ""
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
         times = f"{times}, {latency.engine}"
         tiles.append(Tile("Speed", f"{latency.speed:.2f}x", sure + times))

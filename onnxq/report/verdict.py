@@ -12,8 +12,8 @@ def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance
     """Return the first line of all that is told: how fast, how small and how faithful, or why it was refused."""
     if fidelity.refusal:
         return f"Refused: {fidelity.refusal}"
-    said = [_speed(performance.latency), f"{files.size_ratio:.2f} of the size", _fidelity(samples, fidelity)]
-    return f"Verified: {', '.join(filter(None, said))}"
+    timed = [] if performance.latency is None else [speed(performance.latency)]
+    return f"Verified: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
 
 
 def judges(samples: Samples, fidelity: Fidelity) -> str:
@@ -29,9 +29,8 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
     return f"{_counted(judged.samples)}, {judged.seen} of which it had seen"
 
 
-def _speed(latency: Latency | None) -> str:
-    if latency is None:
-        return ""
+def speed(latency: Latency) -> str:
+    """Say how fast a model is beside the float model, and how sure that is."""
     low, high = latency.interval
     if not (math.isfinite(high) and low > 0):
         return f"{latency.speed:.2f}x as fast"

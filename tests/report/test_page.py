@@ -98,6 +98,13 @@ def test_a_report_of_little_has_a_page_without_what_it_lacks() -> None:
     assert '<h2 id="nodes-title">Nodes</h2>' in page
 
 
+def test_a_speed_that_may_be_none_is_told_as_such() -> None:
+    latency = replace(FULL.performance.latency, interval=(0.63, 3.78))
+    page = to_html(changed(FULL, performance={"latency": latency}))
+    assert "0.63 to 3.78 with 95 % confidence, which shows no difference" in page
+    assert "no difference" not in to_html(FULL)
+
+
 def test_codes_that_no_method_was_tried_on_are_told() -> None:
     page = to_html(changed(REPORT, encoding={"spared": 41.25}))
     assert "leave 41.2 dB without any method" in page
