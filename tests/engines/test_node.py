@@ -27,6 +27,20 @@ def started(package: str) -> Engine:
         pytest.skip(str(error))
 
 
+def test_webassembly_runs_in_as_many_threads_as_it_was_first_told(
+    perceptron: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    sample = samples_for(perceptron, 1)[0]
+    with started("onnxruntime-web") as single, started("onnxruntime-web") as double:
+        expected = single.load(tmp_path / "model.onnx", 1).run(sample)[0]
+        model = double.load(tmp_path / "model.onnx", 2)
+        assert np.allclose(model.run(sample)[0], expected, atol=1e-5)
+        assert sum(map(len, double.time([model], [sample], 0.0))) == 1
+        with pytest.raises(EngineError, match="threads cannot change once a model is loaded"):
+            double.load(tmp_path / "model.onnx", 1)
+
+
 @pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
 def test_it_runs_and_times(perceptron: ModelProto, samples_for, tmp_path: Path, package: str) -> None:
     onnx.save(perceptron, tmp_path / "model.onnx")
