@@ -99,6 +99,8 @@ class _Choice:
 
     def _aim_behind(self, found: Chosen, trials: Trials, judged: float) -> float:
         """Return what to aim at where trials still trust a model with more decibels than it was judged to have."""
+        if trials.count >= self.effort.measurements:
+            return aim_of(self.goal.min_sqnr)
         shown = trials.sqnr(found.outcome.plan, found.recipe)
         return min(aim_of(self.goal.min_sqnr) + max(shown - judged, 0.0), HIGHEST_AIM)
 
@@ -124,7 +126,7 @@ class _Choice:
 
     def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:
         """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""
-        spared = not self.last.thorough and trials.sqnr(outcome.plan, self.recipe) >= aim
+        spared = not self.last.methods or (not self.last.thorough and trials.sqnr(outcome.plan, self.recipe) >= aim)
         return self.chooser.refined(outcome.plan, self.recipe, OFF if spared else self.last)
 
     def _stored(self, trials: Trials, outcome: Outcome, speed: float, aim: float) -> Outcome:
