@@ -84,7 +84,8 @@ class _Choice:
             lacking = found.lacks(self.goal)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
-            last = number == _MORE_SEARCHES or not self.chooser.has_time(SEARCH_RUNS)
+            spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
+            last = number == _MORE_SEARCHES or spent
             trials = self._with_hardest(trials)
             aim = self._aim_behind(found, trials, self.goal.min_sqnr - lacking)
             found = self._attempted(trials, aim, number + 2, stored=last)
