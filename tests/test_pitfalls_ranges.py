@@ -68,9 +68,9 @@ def test_ranges_of_a_heavy_tail_differ_between_methods(build) -> None:
 def test_activations_that_are_not_finite_are_an_error_and_no_infinite_scale(
     value: float, build, tmp_path: Path
 ) -> None:
-    # The model itself makes the infinity: its input is finite.
+    # The model itself makes the infinity: its input is finite, and so is one of its outputs.
     model = build(
-        "(float[4,32] x) => (float[4,32] y) { a = MatMul(x, w) b = Add(a, k) y = MatMul(b, w) }",
+        "(float[4,32] x) => (float[4,32] a, float[4,32] y) { a = MatMul(x, w) b = Add(a, k) y = MatMul(b, w) }",
         w=(32, 32),
         k=np.full(32, value, np.float32),
     )

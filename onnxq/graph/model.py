@@ -85,6 +85,7 @@ class Graph(Identity, gs.Graph):
         doc_string: str | None = None,
         opset: int | None = None,
         import_domains: Iterable[OperatorSetIdProto] | None = None,
+        *,
         ir_version: int | None = None,
     ) -> None:
         """Make a graph as GraphSurgeon does; functions, and who made it, are set afterwards."""

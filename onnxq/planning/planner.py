@@ -166,11 +166,17 @@ def _decide(
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if wish.mode is Mode.DYNAMIC or (wish.mode is Mode.STATIC and node.op in target.own_dynamic):
-        problem = dynamic_obstacle(node, target, emit)
+        problem = _narrow(node, wish, target) or dynamic_obstacle(node, target, emit)
         if not problem:
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
     return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, emit, in_body=in_body)
+
+
+def _narrow(node: Node, wish: _Wish, target: Target) -> str:
+    """Return why integers whose scale each run computes do not multiply a wanted weight, or an empty string."""
+    format = weight_spec(wish.rule, target).format
+    return f"{node.op} multiplies weights of 8 bits in each run, not {format}" if format_named(format).bits < 8 else ""
 
 
 def _alone(node: Node, integer: set[Node], target: Target) -> str:
