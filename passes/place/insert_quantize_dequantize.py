@@ -26,6 +26,7 @@ from onnxq.graph import (
 )
 from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.numerics import SMALLEST_SCALE, Array, Parameters
+from onnxq.passes.place.planned import copy_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Plan
 from onnxq.scheme import Mode
@@ -150,10 +151,9 @@ def _copy(values: Variable, consumers: set[Node], activation: Activation, names:
     A runtime gives each of them a DequantizeLinear of its own otherwise, and finds none of the patterns that it fuses
     in float (GELU, LayerNormalization), since these begin at one tensor.
     """
-    copy = Variable(names.fresh(f"{activation.tensor}.copy"), dtype=values.dtype, shape=values.shape)
-    replace_uses(values, copy, consumers)
-    # The sum of one tensor is no no-op to a runtime, unlike Identity.
-    return Node("Sum", names.fresh(f"{activation.tensor}.share"), {}, [values], [copy])
+    copy = copy_of(values, activation.tensor, names)
+    replace_uses(values, copy.outputs[0], consumers)
+    return copy
 
 
 class Pair:

@@ -18,6 +18,7 @@ from onnxq.graph import (
     scopes,
 )
 from onnxq.operators import Role, operator_of
+from onnxq.passes.place.planned import copy_of
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 
@@ -50,7 +51,8 @@ class IsolateFloats(Pass):
                 decision = self.plan.by_node.get(node.name)
                 is_float = decision is None or decision.mode is not Mode.STATIC
                 if node.op in _TAKEN and not node.domain and is_float and _is_between_codes(node):
-                    before[node] = [_copied(node, names)]
+                    before[node] = [copy_of(node.inputs[0], node.inputs[0].name, names)]
+                    node.inputs[0] = before[node][0].outputs[0]
                     changed.append(node.name)
             insert_nodes(scope, before=before)
         return Changes(tuple(changed))
@@ -73,12 +75,3 @@ def _is_between_codes(node: Node) -> bool:
 def _is_a(node: Node, role: Role) -> bool:
     operator = operator_of(node)
     return operator is not None and operator.role is role
-
-
-def _copied(node: Node, names: Names) -> Node:
-    """Let a product read a copy of its data, and return the node that makes it."""
-    data = node.inputs[0]
-    copy = Variable(names.fresh(f"{data.name}.copy"), data.dtype, data.shape)
-    node.inputs[0] = copy
-    # A Sum of one tensor is what onnxruntime does not remove.
-    return Node("Sum", names.fresh(f"{data.name}.share"), {}, [data], [copy])

@@ -22,6 +22,7 @@ from onnxq.graph import (
     scopes,
 )
 from onnxq.operators import operator_of
+from onnxq.passes.place.planned import copy_of
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
 
@@ -100,10 +101,9 @@ def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
 
 def _copied(product: Variable, names: Names) -> Node:
     """Let the quantizers of a product read a copy, and return the node that makes it."""
-    copy = Variable(names.fresh(f"{product.name}.copy"), product.dtype, product.shape)
-    replace_uses(product, copy, set(_quantizers(product)))
-    # A Sum of one tensor is what onnxruntime does not remove.
-    return Node("Sum", names.fresh(f"{product.name}.share"), {}, [product], [copy])
+    copy = copy_of(product, product.name, names)
+    replace_uses(product, copy.outputs[0], set(_quantizers(product)))
+    return copy
 
 
 def _is_merged(reader: Node, product: Variable) -> bool:

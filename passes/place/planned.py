@@ -12,6 +12,8 @@ from onnxq.graph import (
     Graph,
     Names,
     Node,
+    Tensor,
+    Variable,
     constant,
     insert_nodes,
     is_fixed,
@@ -35,6 +37,19 @@ class Rewrite:
 
     instead: Sequence[Node] = ()
     first: Sequence[Node] = ()
+
+
+def copy_of(data: Tensor, name: str, names: Names) -> Node:
+    """Return a node that copies a tensor in each run, so that a runtime does not take what reads the copy together.
+
+    Args:
+        data: the tensor, which nobody reads the copy of yet.
+        name: what the copy is called after.
+        names: of the graph.
+    """
+    copy = Variable(names.fresh(f"{name}.copy"), data.dtype, data.shape)
+    # The sum of one tensor is no no-op to a runtime, unlike Identity.
+    return Node("Sum", names.fresh(f"{name}.share"), {}, [data], [copy])
 
 
 def planned_nodes(
