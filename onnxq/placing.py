@@ -74,7 +74,7 @@ class Placing:
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, codes, self.emit),
             ),
-            Mode.STORAGE: (StoreWeights(plan, codes, self.emit, self.target.constants),),
+            Mode.STORAGE: (StoreWeights(plan, codes, self.emit, self.target.reads.constants),),
         }
         return Pipeline(
             (

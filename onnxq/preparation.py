@@ -127,7 +127,7 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
     found: list[Pass] = []
     if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
         found.append(UnfuseProducts())
-    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.fused:
+    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.kernels.fused:
         found.append(SplitHardSwishes())
     if target.workarounds:
         found.append(SplitPRelus())
@@ -149,7 +149,7 @@ def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
 
 def widens(scheme: Scheme, target: Target) -> bool:
     """Whether 16-bit floats become float32, in which integer kernels give their results."""
-    return scheme.multiplies_integers and not target.has_half_kernels
+    return scheme.multiplies_integers and not target.kernels.half
 
 
 def _free_initializers(graph: Graph) -> None:

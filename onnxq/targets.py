@@ -11,58 +11,78 @@ from onnxq.numbers.spec import Granularity, Spec
 
 
 @dataclass(frozen=True)
-class Target:
-    """A runtime and device.
+class Kernels:
+    """What a runtime has fast kernels for.
 
     Attributes:
-        name: the name users write.
-        activation: format of activations its integer kernels want.
-        weight: format of weights.
         fused: op types that run as integer kernels when every data input and the output stand between
             DequantizeLinear and QuantizeLinear.
         float_output: op types of ``fused`` whose kernel can also give float, so that the output needs no
             QuantizeLinear of its own.
         clamps: op types that vanish between an integer kernel and the QuantizeLinear behind it.
         dynamic: op types that multiply integers fast when the scale of their data is computed in each run.
-        symmetric: whether activations have no zero point.
-        integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
         own_dynamic: op types that multiply integers so, but only as operators of the runtime's own, which are written
             on wish.
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
-        fuses_in_bodies: whether integer kernels are known to be made in bodies of control flow too.
-        workarounds: whether what stands beside integer kernels is to be written in forms of which onnxruntime makes
-            the fastest kernels, and which it does not take for something else.
-        has_contrib: whether operators that only onnxruntime has may be written for it.
-        has_half_kernels: whether it computes in 16-bit floats, rather than in float32 between casts.
-        engine: name of the engine that runs it; empty where there is none on this machine.
-        has_words: whether it shifts and masks uint32 as the standard says.
-        fewest_bits: of codes that it reads.
-        static_bits: fewest bits of weights that it reads between quantizers of data.
-        kernel_bits: fewest bits of weights that its integer kernels multiply; others it decodes in each run.
+        in_bodies: whether integer kernels are known to be made in bodies of control flow too.
+        half: whether it computes in 16-bit floats, rather than in float32 between casts.
+    """
+
+    fused: frozenset[str]
+    float_output: frozenset[str] = frozenset()
+    clamps: frozenset[str] = frozenset()
+    dynamic: frozenset[str] = frozenset()
+    own_dynamic: frozenset[str] = frozenset()
+    multiplied: tuple[Spec, ...] = ()
+    in_bodies: bool = False
+    half: bool = False
+
+
+@dataclass(frozen=True)
+class ReadCodes:
+    """Which codes a runtime reads as the standard says.
+
+    Attributes:
+        fewest_bits: of any weight.
+        static_bits: fewest bits of weights between quantizers of data.
+        multiplied_bits: fewest bits of weights that its integer kernels multiply; others it decodes in each run.
+        words: whether it shifts and masks uint32.
+        integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
         constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
     """
 
-    name: str
-    activation: str
-    weight: str
-    fused: frozenset[str]
-    float_output: frozenset[str]
-    clamps: frozenset[str]
-    dynamic: frozenset[str]
-    symmetric: bool = False
-    integer_bias: bool = True
-    own_dynamic: frozenset[str] = frozenset()
-    multiplied: tuple[Spec, ...] = ()
-    fuses_in_bodies: bool = False
-    workarounds: bool = False
-    has_contrib: bool = False
-    has_half_kernels: bool = False
-    engine: str = ""
-    has_words: bool = True
     fewest_bits: int = 2
     static_bits: int = 4
-    kernel_bits: int = 8
+    multiplied_bits: int = 8
+    words: bool = True
+    integer_bias: bool = True
     constants: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime and device.
+
+    Attributes:
+        name: the name users write.
+        activation: how its integer kernels want activations.
+        weight: how they want weights.
+        kernels: what it has fast kernels for.
+        reads: which codes it reads.
+        engine: name of the engine that runs it; empty where there is none on this machine.
+        workarounds: whether what stands beside integer kernels is to be written in forms of which onnxruntime makes
+            the fastest kernels, and which it does not take for something else.
+        has_contrib: whether operators that only onnxruntime has may be written for it.
+    """
+
+    name: str
+    activation: Spec
+    weight: Spec
+    kernels: Kernels
+    reads: ReadCodes = ReadCodes()
+    engine: str = ""
+    workarounds: bool = False
+    has_contrib: bool = False
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -76,56 +96,60 @@ _MULTIPLIED = (Spec("int8-narrow", per=(128,)), Spec("int4", per=(32,)))
 # since the oldest supported release.
 _ONNXRUNTIME_CPU = Target(
     name="onnxruntime-cpu",
-    activation="uint8",
-    weight="int8-narrow",
-    fused=frozenset(
-        {
-            "Add",
-            "AveragePool",
-            "Concat",
-            "Conv",
-            "DepthToSpace",
-            "Expand",
-            "Flatten",
-            "Gather",
-            "Gemm",
-            "GlobalAveragePool",
-            "HardSigmoid",
-            "LeakyRelu",
-            "MatMul",
-            "MaxPool",
-            "Mul",
-            "ReduceMax",
-            "Reshape",
-            "Resize",
-            "Sigmoid",
-            "Slice",
-            "Softmax",
-            "Split",
-            "Squeeze",
-            "Tile",
-            "Transpose",
-            "Unsqueeze",
-        }
+    activation=Spec("uint8", symmetric=False),
+    weight=Spec("int8-narrow", per=Granularity.CHANNEL),
+    kernels=Kernels(
+        fused=frozenset(
+            {
+                "Add",
+                "AveragePool",
+                "Concat",
+                "Conv",
+                "DepthToSpace",
+                "Expand",
+                "Flatten",
+                "Gather",
+                "Gemm",
+                "GlobalAveragePool",
+                "HardSigmoid",
+                "LeakyRelu",
+                "MatMul",
+                "MaxPool",
+                "Mul",
+                "ReduceMax",
+                "Reshape",
+                "Resize",
+                "Sigmoid",
+                "Slice",
+                "Softmax",
+                "Split",
+                "Squeeze",
+                "Tile",
+                "Transpose",
+                "Unsqueeze",
+            }
+        ),
+        float_output=frozenset({"Gemm", "MatMul"}),
+        clamps=frozenset({"Clip", "Relu"}),
+        dynamic=frozenset({"Gemm", "MatMul"}),
+        own_dynamic=frozenset({"LSTM"}),
+        multiplied=_MULTIPLIED,
+        # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
+        in_bodies=True,
     ),
-    float_output=frozenset({"Gemm", "MatMul"}),
-    clamps=frozenset({"Clip", "Relu"}),
-    dynamic=frozenset({"Gemm", "MatMul"}),
-    own_dynamic=frozenset({"LSTM"}),
-    multiplied=_MULTIPLIED,
-    # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
-    fuses_in_bodies=True,
     workarounds=True,
     has_contrib=True,
 )
 
 # Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
 # Runtime documentation, "Quantize ONNX Models", data type selection and reduce-range).
-_ONNXRUNTIME_CPU_AVX2 = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", weight="int8-7bit")
+_ONNXRUNTIME_CPU_AVX2 = replace(
+    _ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", weight=Spec("int8-7bit", per=Granularity.CHANNEL)
+)
 
 # Arm adds the products in 32 bits, and its dot product instructions multiply signed with signed (the same page, and
 # "Arm Architecture Reference Manual", SDOT).
-_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation="int8")
+_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation=Spec("int8", symmetric=False))
 
 # The same library behind another interface.
 _ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="onnxruntime-node")
@@ -133,7 +157,14 @@ _ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="o
 # The CPU's own kernels compiled to WebAssembly ("ONNX Runtime Web" README); their products widen to 16 bits first and
 # add in 32 bits, so that 8-bit weights are safe (pull request 9191 of microsoft/onnxruntime). Blocks of codes it
 # multiplies with float data half as fast as floats, of 8 bits as of 4 (minilm-l3, one thread, onnxruntime-web 1.31).
-_ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", engine="onnxruntime-web", multiplied=())
+_ONNXRUNTIME_WEB = replace(
+    _ONNXRUNTIME_CPU,
+    name="onnxruntime-web",
+    engine="onnxruntime-web",
+    kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=()),
+)
+
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 # Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
 # them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
@@ -142,16 +173,10 @@ _ONNXRUNTIME_WEB = replace(_ONNXRUNTIME_CPU, name="onnxruntime-web", engine="onn
 # multiplied by float data only, in blocks (the first page, "Quantized Types").
 _TENSORRT = Target(
     name="tensorrt",
-    activation="int8",
-    weight="int8-narrow",
-    fused=frozenset({"Conv", "Gemm", "MatMul"}),
-    float_output=frozenset({"Conv", "Gemm", "MatMul"}),
-    clamps=frozenset(),
-    dynamic=frozenset(),
-    symmetric=True,
-    integer_bias=False,
-    static_bits=8,
-    has_half_kernels=True,
+    activation=Spec("int8"),
+    weight=_ONNXRUNTIME_CPU.weight,
+    kernels=Kernels(_PRODUCTS, float_output=_PRODUCTS, half=True),
+    reads=ReadCodes(static_bits=8, integer_bias=False),
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -160,18 +185,21 @@ _TENSORRT = Target(
 _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
+    kernels=Kernels(
+        _ONNXRUNTIME_CPU.kernels.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
+        _ONNXRUNTIME_CPU.kernels.float_output,
+        _ONNXRUNTIME_CPU.kernels.clamps,
+        multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
+    ),
+    reads=ReadCodes(
+        # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
+        words=False,
+        fewest_bits=4,
+        # It keeps codes of products as they are and decodes them in each run: of large weights that is faster than to
+        # read floats, of small ones slower, and cells behind codes are refused ("expects Constant for port 3").
+        constants=_PRODUCTS | {"ConvTranspose", "GRU", "LSTM", "RNN"},
+    ),
     engine="openvino",
-    # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
-    has_words=False,
-    fewest_bits=4,
-    # It keeps codes of products as they are and decodes them in each run: of large weights that is faster than to read
-    # floats, of small ones slower, and cells behind codes are refused ("expects Constant for port 3").
-    constants=frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"}),
-    fused=_ONNXRUNTIME_CPU.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
-    dynamic=frozenset(),
-    own_dynamic=frozenset(),
-    multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
-    fuses_in_bodies=False,
     workarounds=False,
     has_contrib=False,
 )
@@ -183,16 +211,14 @@ _OPENVINO = replace(
 _QNN = replace(
     _ONNXRUNTIME_CPU,
     name="qnn",
-    fused=(_ONNXRUNTIME_CPU.fused - {"HardSigmoid", "MatMul"}) | {"SpaceToDepth", "Tanh"},
-    float_output=frozenset(),
-    dynamic=frozenset(),
-    own_dynamic=frozenset(),
-    multiplied=(),
-    fuses_in_bodies=False,
+    kernels=Kernels(
+        (_ONNXRUNTIME_CPU.kernels.fused - {"HardSigmoid", "MatMul"}) | {"SpaceToDepth", "Tanh"},
+        clamps=_ONNXRUNTIME_CPU.kernels.clamps,
+        half=True,
+    ),
+    reads=ReadCodes(multiplied_bits=4),
     workarounds=False,
     has_contrib=False,
-    has_half_kernels=True,
-    kernel_bits=4,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

@@ -23,15 +23,15 @@ every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARG
 
 @every_target
 def test_a_row_names_formats_and_operators_that_exist(target) -> None:
-    assert {target.activation, target.weight} <= set(FORMATS)
-    assert target.float_output <= target.fused
-    assert not target.clamps & target.fused
-    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.fused)
-    bits = [FORMATS[spec.format].bits for spec in target.multiplied]
+    assert {target.activation.format, target.weight.format} <= set(FORMATS)
+    assert target.kernels.float_output <= target.kernels.fused
+    assert not target.kernels.clamps & target.kernels.fused
+    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.kernels.fused)
+    bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
-    assert all(is_kernel_block(spec.per) for spec in target.multiplied) or not target.has_contrib
-    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in target.own_dynamic)
-    assert not target.dynamic & target.own_dynamic
+    assert all(is_kernel_block(spec.per) for spec in target.kernels.multiplied) or not target.has_contrib
+    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in target.kernels.own_dynamic)
+    assert not target.kernels.dynamic & target.kernels.own_dynamic
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,11 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
 )
 def test_a_target_wants_its_code_types(name: str, activation: str, weight: str, symmetric: bool) -> None:
     target = target_named(name)
-    assert (target.activation, target.weight, target.symmetric) == (activation, weight, symmetric)
+    assert (target.activation.format, target.weight.format, target.activation.symmetric) == (
+        activation,
+        weight,
+        symmetric,
+    )
 
 
 def test_every_target_has_its_code_types_tried() -> None:
@@ -67,7 +71,7 @@ def test_every_target_has_its_code_types_tried() -> None:
 
 def test_two_products_of_the_target_without_vnni_fit_16_bits() -> None:
     target = TARGETS["onnxruntime-cpu-avx2"]
-    data, weight = FORMATS[target.activation], FORMATS[target.weight]
+    data, weight = FORMATS[target.activation.format], FORMATS[target.weight.format]
     assert 2 * data.maximum * weight.maximum <= 2**15 - 1
     assert 2 * data.maximum * weight.minimum >= -(2**15)
 
@@ -111,16 +115,16 @@ def test_the_plan_for_a_target_is_valid_and_means_the_same_on_a_cpu(
     assert plan.target == target.name
     assert {one.op_type for one in plan.decisions if one.weights and one.mode is Mode.STATIC} == {"Conv", "Gemm"}
     # 7 bits of weights cost 6 dB.
-    assert done.report.agreement.worst_sqnr > (24 if target.weight == "int8-7bit" else 28)
+    assert done.report.agreement.worst_sqnr > (24 if target.weight.format == "int8-7bit" else 28)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
     dtypes = {stored[node.input[2]].dtype.name for node in quantizers}
-    assert dtypes == {target.activation}
-    if target.symmetric:
+    assert dtypes == {target.activation.format}
+    if target.activation.symmetric:
         assert not any(stored[node.input[2]].any() for node in quantizers)
     biases = [values for values in stored.values() if values.dtype == np.int32]
     # One of them for a convolution that had none: it makes up for the rounding of the weight.
-    assert len(biases) == (4 if target.integer_bias else 0)
+    assert len(biases) == (4 if target.reads.integer_bias else 0)
 
 
 def test_quantizers_for_tensorrt_stand_in_front_of_weighted_layers_only(
@@ -183,7 +187,7 @@ ELSEWHERE = {"Conv", "Flatten", "Gemm", "MatMul"}
 
 
 def test_every_fused_operator_is_tried() -> None:
-    assert set(KERNELS) | ELSEWHERE == TARGETS["onnxruntime-cpu"].fused
+    assert set(KERNELS) | ELSEWHERE == TARGETS["onnxruntime-cpu"].kernels.fused
 
 
 @pytest.mark.parametrize("op", list(KERNELS))

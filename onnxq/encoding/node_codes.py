@@ -186,7 +186,7 @@ class Encoding:
         """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
         place = bias_of(node)
         bare = place is not None and place[0] is node and optional(*place) is None
-        if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).integer_bias:
+        if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).reads.integer_bias:
             return Bias(corrected)
         return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
 

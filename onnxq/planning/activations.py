@@ -35,7 +35,7 @@ def plan_activations(
             continue
         spec = specs[node]
         inputs = data_inputs(node)
-        outputs = [] if node.op in target.float_output else quantized_outputs(node, absorbed)
+        outputs = [] if node.op in target.kernels.float_output else quantized_outputs(node, absorbed)
         for tensor in inputs:
             if isinstance(tensor, Constant):
                 found.setdefault(tensor, _stored(tensor, spec))

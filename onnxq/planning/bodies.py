@@ -78,7 +78,7 @@ def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> None:
 
 def _body_obstacle(node: Node, target: Target, *, in_scan: bool) -> str:
     """Return why nodes in the bodies of a node cannot be integer, or an empty string."""
-    if not target.fuses_in_bodies:
+    if not target.kernels.in_bodies:
         return f"stands in a body of {node.op}, where {target.name} is not known to have integer kernels"
     if node.domain or node.op not in CARRYING:
         return f"stands in a body of {node.op}, where activations are not calibrated"

@@ -97,7 +97,7 @@ def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -
         wanted = _rule(scheme, node).mode in (Mode.STATIC, Mode.DYNAMIC)
         return wanted and not dynamic_obstacle(node, target, Emit.ORT)
 
-    own = (node for _, node in nodes(graph) if node.op in target.own_dynamic and not node.domain)
+    own = (node for _, node in nodes(graph) if node.op in target.kernels.own_dynamic and not node.domain)
     return sum(is_left(node) for node in own if plan.by_node[node.name].mode is not Mode.DYNAMIC)
 
 

@@ -40,7 +40,7 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
     outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
     found = {}
     for node in homes:
-        if node.op not in target.clamps or node.domain or node not in specs:
+        if node.op not in target.kernels.clamps or node.domain or node not in specs:
             continue
         source = node.inputs[0]
         maker = producer(source)
@@ -57,7 +57,12 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
             continue
         operator = operator_of(maker)
         affine = not specs[maker].symmetric
-        if affine and operator and maker.op in target.fused and operator.role in (Role.COMPUTE, Role.ARITHMETIC):
+        if (
+            affine
+            and operator
+            and maker.op in target.kernels.fused
+            and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
+        ):
             found[node] = maker
     return found
 
@@ -94,7 +99,7 @@ def integer_nodes(
             continue
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
-            all(neighbour in integer and neighbour.op not in target.float_output for neighbour in before)
+            all(neighbour in integer and neighbour.op not in target.kernels.float_output for neighbour in before)
             and len(before) == sum(not isinstance(tensor, Constant) for tensor in data_inputs(node))
             and any(neighbour in integer for neighbour in behind)
         ):

@@ -22,7 +22,7 @@ _MATRIX = 2
 def obstacle(node: Node, target: Target) -> str:
     """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
     operator = operator_of(node)
-    if operator is None or node.domain or node.op not in target.fused:
+    if operator is None or node.domain or node.op not in target.kernels.fused:
         return f"{node.op} has no integer kernel on {target.name}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
@@ -90,9 +90,9 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
 
 def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
     """Return why a node cannot multiply integers whose scale is computed in each run, or an empty string."""
-    if node.op in target.own_dynamic and not node.domain:
+    if node.op in target.kernels.own_dynamic and not node.domain:
         return _own_obstacle(node, target, emit)
-    if node.domain or node.op not in target.dynamic:
+    if node.domain or node.op not in target.kernels.dynamic:
         return f"{node.op} has no dynamic integer kernel on {target.name}"
     if problem := _type_obstacle(node.inputs[0]):
         return problem

@@ -135,7 +135,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
     if decision.mode is Mode.DYNAMIC and not (indices and decision.data):
         yield f"node {node.name!r} is dynamic and lacks weights or data"
     elif decision.mode is Mode.DYNAMIC:
-        whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.own_dynamic else [1]
+        whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.kernels.own_dynamic else [1]
         if indices != whole:
             yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
         elif problem := dynamic_obstacle(node, target, Emit.ORT):

@@ -129,7 +129,7 @@ def _check_specs(rules: Iterable[Rule], target: Target) -> None:
 
 
 def _activation_spec(rule: Rule, target: Target) -> Spec:
-    return rule.activation or Spec(target.activation, symmetric=target.symmetric)
+    return rule.activation or target.activation
 
 
 # --- the decision and its reason ----------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _decide(
     reason = obstacles.get(node) or _alone(node, integer, target)
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
-    if wish.mode is Mode.DYNAMIC or (wish.mode is Mode.STATIC and node.op in target.own_dynamic):
+    if wish.mode is Mode.DYNAMIC or (wish.mode is Mode.STATIC and node.op in target.kernels.own_dynamic):
         problem = _narrow(node, wish, target) or dynamic_obstacle(node, target, emit)
         if not problem:
             return _dynamic_decision(node, wish, reason, target)
@@ -190,7 +190,7 @@ def _alone(node: Node, integer: set[Node], target: Target) -> str:
 
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
     indices: Iterable[int] = (1,)
-    if node.op in target.own_dynamic:
+    if node.op in target.kernels.own_dynamic:
         indices = OPERATORS[operator_key(node)].weights
         reason = wish.reason or f"no kernel of {node.op} has fixed scales"
     weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
@@ -212,13 +212,13 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
         Mode.STATIC,
         _kernel(weight, target),
         (weight,),
-        bias=operator.bias if has_bias and target.integer_bias else None,
+        bias=operator.bias if has_bias and target.reads.integer_bias else None,
         data=node.inputs[0].name,
     )
 
 
 def _kernel(weight: Weight, target: Target) -> str:
     """Return what computes a static product."""
-    if format_named(weight.spec.format).bits >= target.kernel_bits:
+    if format_named(weight.spec.format).bits >= target.reads.multiplied_bits:
         return "integer kernel"
     return f"computes in float between codes of data: {target.name} decodes {weight.spec.format} weights in each run"

@@ -40,7 +40,7 @@ _TWO_BITS, _CODES_IN_BYTE = 2, 4
 
 def weight_spec(rule: Rule, target: Target) -> Spec:
     """Return how a rule wants weights; the target's format per channel where it does not say."""
-    return rule.weight or Spec(target.weight, per=Granularity.CHANNEL)
+    return rule.weight or target.weight
 
 
 def check_weight_spec(rule: Rule, target: Target) -> None:
@@ -51,10 +51,10 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
             them.
     """
     spec = weight_spec(rule, target)
-    if spec.storage is Storage.WORDS and not target.has_words:
+    if spec.storage is Storage.WORDS and not target.reads.words:
         raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; take others")
-    if format_named(spec.format).bits < target.fewest_bits:
-        least = target.fewest_bits
+    if format_named(spec.format).bits < target.reads.fewest_bits:
+        least = target.reads.fewest_bits
         raise SchemeError(f"{target.name} does not read weights as {spec.format}, expected {least} bits or more")
     if format_named(spec.format).bits > _MOST_BITS:
         raise SchemeError(f"weights as {spec.format} are no smaller than floats; use int16 or fewer bits")
@@ -64,7 +64,7 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
             raise SchemeError(f'method = "burn" computes in float, so it has no mode {rule.mode}; say mode = "storage"')
     if rule.mode not in (Mode.STATIC, Mode.DYNAMIC):
         return
-    fewest = target.static_bits if rule.mode is Mode.STATIC else _BYTE
+    fewest = target.reads.static_bits if rule.mode is Mode.STATIC else _BYTE
     formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
     plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method) and spec.method in _METHODS
     if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):
@@ -144,8 +144,8 @@ def _opset_of(weight: Weight, decision: Decision, emit: Emit) -> int:
 
 
 def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
-    own = decision.op_type in target.own_dynamic
-    if decision.op_type not in target.dynamic and not (own and emit.has_own):
+    own = decision.op_type in target.kernels.own_dynamic
+    if decision.op_type not in target.kernels.dynamic and not (own and emit.has_own):
         advice = "say --emit ort" if own else "give it another mode in the plan"
         raise SchemeError(
             f"node {decision.node} is dynamic, and {decision.op_type} has no dynamic integer kernel in "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.scheme import Granularity, Mode, Spec
+from onnxq.scheme import Mode, Spec
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.targets import Target
 
@@ -65,9 +65,9 @@ class Offer:
 
 def alternatives(target: Target) -> Iterator[Alternative]:
     """Yield the alternatives that a runtime has fast kernels for."""
-    if target.dynamic or target.own_dynamic:
+    if target.kernels.dynamic or target.kernels.own_dynamic:
         yield Alternative(Mode.DYNAMIC)
-    yield from (Alternative(Mode.WEIGHT_ONLY, spec) for spec in target.multiplied)
+    yield from (Alternative(Mode.WEIGHT_ONLY, spec) for spec in target.kernels.multiplied)
 
 
 def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str, Demotion]:
@@ -81,7 +81,7 @@ def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str,
         full: what the scheme wants.
         target: the runtime.
     """
-    usual = Spec(target.weight, per=Granularity.CHANNEL)
+    usual = target.weight
     exchanged = {Mode.STATIC: usual, Mode.DYNAMIC: usual, Mode.STORAGE: alternative.weight}
     demotion = alternative.demotion("measured as an alternative to what the scheme says")
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.scheme import Granularity, Mode, Spec
+from onnxq.scheme import Mode, Spec
 from onnxq.searching.finer import stored_goal
 from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
@@ -62,7 +62,7 @@ def _possible(laboratory: Measures, full: Plan, stores: Demotions, target: Targe
 
     Where what decodes them stands in no opset that the model is the same in, they are those that are multiplied.
     """
-    if target.fewest_bits > _BITS:
+    if target.reads.fewest_bits > _BITS:
         return {}
     wished = {node: Demotion(Mode.WEIGHT_ONLY, _REASON, weight=COARSER) for node in _usual(full, target)}
     plan = laboratory.plan({**stores, **wished})
@@ -73,7 +73,7 @@ def _possible(laboratory: Measures, full: Plan, stores: Demotions, target: Targe
 
 
 def _usual(full: Plan, target: Target) -> list[str]:
-    usual = Spec(target.weight, per=Granularity.CHANNEL)
+    usual = target.weight
     return [one.node for one in full.decisions if one.weights and all(weight.spec == usual for weight in one.weights)]
 
 

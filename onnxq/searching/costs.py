@@ -26,8 +26,8 @@ OUTSIDE = ""
 
 def gives_codes(node: Node, target: Target) -> bool:
     """Whether a node gives codes as an integer kernel, rather than floats."""
-    behind = node.inputs[0].inputs if node.op in target.clamps else []
-    return not any(one.op in target.float_output for one in (node, *behind))
+    behind = node.inputs[0].inputs if node.op in target.kernels.clamps else []
+    return not any(one.op in target.kernels.float_output for one in (node, *behind))
 
 
 @dataclass(frozen=True, eq=False)

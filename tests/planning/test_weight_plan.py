@@ -204,7 +204,7 @@ def test_a_weight_knows_its_channels_and_what_is_summed_over() -> None:
 
 
 def test_a_rule_without_weights_takes_those_of_the_target() -> None:
-    assert weight_spec(Rule(Mode.STORAGE), TARGET) == Spec(TARGET.weight, per=Granularity.CHANNEL)
+    assert weight_spec(Rule(Mode.STORAGE), TARGET) == TARGET.weight
     assert weight_spec(Rule(Mode.STORAGE, weight=INT4), TARGET) is INT4
 
 

@@ -27,7 +27,7 @@ def test_the_cpu_multiplies_integers_with_dynamic_scales_and_blocks_of_8_and_4_b
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_codes_of_every_alternative_keep_a_file_at_a_quarter_of_its_floats(target) -> None:
-    for spec in target.multiplied:
+    for spec in target.kernels.multiplied:
         bits = {"int8-narrow": 8, "int4": 4}[spec.format]
         # A scale for each channel takes next to nothing.
         scales = 32 / spec.per[0] if isinstance(spec.per, tuple) else 0.0
