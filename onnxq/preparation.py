@@ -24,6 +24,7 @@ from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.inline_ifs import InlineIfs
+from onnxq.passes.prepare.join_hard_swishes import JoinHardSwishes
 from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.merge_equal import MergeEqual
 from onnxq.passes.prepare.name_nodes import NameNodes
@@ -53,7 +54,7 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
-_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), SplitPRelus())
+_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus())
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
 _ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
@@ -129,6 +130,8 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
         found.append(UnfuseProducts())
     if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.kernels.fused:
         found.append(SplitHardSwishes())
+    if "HardSwish" in target.kernels.whole:
+        found.append(JoinHardSwishes())
     if target.workarounds:
         found.append(SplitPRelus())
     return tuple(found)

@@ -26,6 +26,7 @@ class Kernels:
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
         in_bodies: whether integer kernels are known to be made in bodies of control flow too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
+        whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
     """
 
     fused: frozenset[str]
@@ -36,6 +37,7 @@ class Kernels:
     multiplied: tuple[Spec, ...] = ()
     in_bodies: bool = False
     half: bool = False
+    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ _OPENVINO = replace(
         _ONNXRUNTIME_CPU.kernels.float_output,
         _ONNXRUNTIME_CPU.kernels.clamps,
         multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
+        # HardSigmoid times its data are two kernels, and as many changes of layout: ppocr-cls took 1.7 times as long.
+        whole=frozenset({"HardSwish"}),
     ),
     reads=ReadCodes(
         # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.

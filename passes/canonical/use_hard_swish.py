@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
+from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
 
 
 class UseHardSwish(RewriteRule):
@@ -37,8 +37,7 @@ class UseHardSwish(RewriteRule):
             return ""
         if found.opset < 14:
             return "HardSwish came with opset 14"
-        slope, middle = found.gate.attrs.get("alpha", 0.2), found.gate.attrs.get("beta", 0.5)
-        return "" if abs(slope - 1 / 6) < 1e-6 and middle == 0.5 else "its slope is not one sixth"
+        return "" if has_slope_of_sixth(found.gate) else "its slope is not one sixth"
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the one node, or two where the opset has no HardSwish."""
@@ -48,3 +47,9 @@ class UseHardSwish(RewriteRule):
             return new.HardSwish(found.x)
         gate = new.HardSigmoid(found.x, alpha=1 / 6, beta=0.5)
         return new.Mul(found.x, gate) if multiplied else gate
+
+
+def has_slope_of_sixth(gate: Node) -> bool:
+    """Return whether a HardSigmoid is the one that HardSwish multiplies its data with."""
+    slope, middle = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
+    return bool(abs(slope - 1 / 6) < 1e-6 and middle == 0.5)
