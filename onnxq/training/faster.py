@@ -25,7 +25,7 @@ def faster(model: Prepared, seen: Evidenced, first: Settled, goal: Goal, budget:
         seen: the samples to learn from, and those by which all models are judged.
         first: the fastest plan that is faithful without training.
         goal: how faithful a model has to be.
-        budget: what may be spent on the search, without methods whose factors training does not keep.
+        budget: what may be spent on the search.
         training: how.
     """
     before = first.chosen

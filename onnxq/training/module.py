@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -36,6 +37,7 @@ from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
 from onnxq.targets import target_named
 from onnxq.training.batch_norms import Factors
+from onnxq.training.channels import Channels
 from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
@@ -65,16 +67,13 @@ class FakeQuantized(nn.Module):
             ModelError: floats of the graph are not those that training computes with.
         """
         super().__init__()
-        if codes.factors:
-            raise ModelError(
-                "the plan divides channels by factors, which training does not keep; plan without migration"
-            )
         self.graph, self.plan = _with_biases(graph, codes), plan
         self.names = tuple(tensor.name for tensor in graph.inputs)
         self._program = Program(self.graph)
         self._static = {one.node for one in plan.decisions if one.mode is Mode.STATIC}
         self._every = {one.tensor for one in plan.activations if one.every_consumer}
         self._dynamic = set[str]()
+        self._begun, self._channels = codes, Channels(self.graph, plan, codes)
         self._add_activations(codes)
         self._add_weights(codes, factors)
         self._add_constants()
@@ -114,11 +113,12 @@ class FakeQuantized(nn.Module):
                 source = node.inputs[weight.index]
                 if found is None:
                     continue
-                scales = found.parameters.scale.tobytes()
-                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes()
+                scales, around = found.parameters.scale.tobytes(), self._channels.around(node, decision)
+                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), around.key
                 if key not in shared:
                     factor = factors.get(node.name) if weight.index == _WEIGHT else None
-                    shared[key] = FakeQuantizedWeight(weight, source.values, found, factor)
+                    times = around.weight(node, weight.index, np.ones(source.shape)) if around else None
+                    shared[key] = FakeQuantizedWeight(weight, source.values, found, factor, times)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
             self._add_bias(node, decision, codes.biases.get(node.name))
@@ -131,10 +131,11 @@ class FakeQuantized(nn.Module):
         source = optional(*place) if place is not None else None
         if weight is None or place is None or not is_fixed(source) or (place[0].name, place[1]) in self._weights:
             return
-        values = source.values if bias is None or bias.values is None else bias.values
+        around = self._channels.around(node, decision)
+        values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
         coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
         data = self._activations[decision.data] if coded else None
-        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data)
+        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, around)
 
     def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
         """Whether the bias behind a MatMul of codes is written as that of a Gemm, which makes codes of it."""
@@ -218,7 +219,8 @@ class FakeQuantized(nn.Module):
         if isinstance(found, FakeQuantizedWeight | FakeQuantizedBias):
             return found().reshape(value.shape)
         if found is not None:
-            return found(value)
+            name = node.inputs[index].name
+            return self._channels.coded(name, value, self._activations[name])
         if index == 0 and node.name in self._dynamic and self.fake_quant_enabled:
             return dynamically_quantized(value)
         return value
@@ -238,7 +240,7 @@ class FakeQuantized(nn.Module):
     def _made(self, node: Node, index: int, value: Tensor) -> Tensor:
         """Return what an output of the model is."""
         name = node.outputs[index].name
-        return self._activations[name](value) if name in self._every else value
+        return self._channels.coded(name, value, self._activations[name]) if name in self._every else value
 
     @property
     def quantizers(self) -> Iterator[FakeQuantize]:
@@ -268,17 +270,14 @@ class FakeQuantized(nn.Module):
         """Return the codes that are written: those that the module computes with."""
         activations = {name: one.parameters_now() for name, one in self._activations.items()}
         weights = {key: one.codes() for key, one in self._weights.items()}
-        biases = {
-            node: Bias(np.array(bias.values.detach().cpu().numpy()), bias.codes())
-            for node, bias in self._biases.values()
-        }
+        biases = {node: Bias(bias.moved, bias.codes()) for node, bias in self._biases.values()}
         stored: dict[str, QTensor] = {}
         for node, _ in self._planned():
             for tensor in data_inputs(node) if node.name in self._static else ():
                 if isinstance(tensor, Constant) and tensor.name in activations:
                     format = format_named(self.plan.by_tensor[tensor.name].spec.format)
-                    stored[tensor.name] = quantize(tensor.values, activations[tensor.name], format)
-        return Codes(MappingProxyType(activations), stored, weights, biases)
+                    stored[tensor.name] = quantize(self._channels.divided(tensor), activations[tensor.name], format)
+        return replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
 
 
 def _same(node: Node, index: int, value: Tensor) -> Tensor:

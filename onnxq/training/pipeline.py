@@ -6,7 +6,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
@@ -20,8 +19,6 @@ from onnxq.targets import DEFAULT_TARGET
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 from onnxq.wanted import Wanted
-
-_FACTORS: Final = frozenset({"migration", "scaling"})
 
 
 def train(
@@ -60,7 +57,7 @@ def train(
     require_torch()
     from onnxq.training.step import trained
 
-    data, budget = Data.of(data), replace(_for_training(budget or Budget()), search="off", seconds=math.inf)
+    data, budget = Data.of(data), replace(budget or Budget(), search="off", seconds=math.inf)
     goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
     output = checked_output(output, model, budget)
     state = None if output is None else output.with_name(f"{output.name}.training")
@@ -114,7 +111,7 @@ def quantize_and_train(
     goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
 
     def sped_up(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
-        return faster(ready, seen, settled, goal, _for_training(budget), training)
+        return faster(ready, seen, settled, goal, budget, training)
 
     output = checked_output(output, model, budget)
     return carried_out(model, data, output, wanted, goal, budget, sped_up)
@@ -135,9 +132,3 @@ def _check_search(wanted: Wanted, budget: Budget) -> None:
         )
     if budget.seconds < math.inf:
         raise SchemeError("training has its own minutes beside a budget in seconds; leave one of both out")
-
-
-def _for_training(budget: Budget) -> Budget:
-    """Return a budget without the methods whose factors weights that learn would not keep."""
-    methods = tuple(name for name in budget.tried.methods if name not in _FACTORS)
-    return replace(budget, accuracy=replace(budget.tried, methods=methods))

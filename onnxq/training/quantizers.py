@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxq.encoding.migration import Around
 from onnxq.numbers.blocks import block_shape
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import LARGEST_SCALE, SMALLEST_SCALE, Parameters, QTensor, parameters_from_range, quantize
@@ -19,6 +21,7 @@ from onnxq.training.rounding import fake_quantized, spread, straight_through
 
 # As PyTorch's moving averages of minima and maxima.
 _SHARE_OF_NEW = 0.01
+_ALONE = Around()
 
 
 class FakeQuantize(nn.Module):
@@ -119,7 +122,10 @@ class FakeQuantizedWeight(FakeQuantize):
     Attributes:
         values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
         factor: parameter that the values are multiplied with before they become codes; None where there is none.
+        times: of the weight's shape: what codes are of, in units of the weight, where channels migrate; None elsewhere.
     """
+
+    times: Tensor | None
 
     def __init__(
         self,
@@ -127,29 +133,35 @@ class FakeQuantizedWeight(FakeQuantize):
         values: np.ndarray[Any, Any],
         codes: QTensor,
         factor: np.ndarray[Any, Any] | None = None,
+        times: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        """Take the float weight and its codes, of its shape, and a factor that is in it and learns apart."""
+        """Take the float weight and its codes, of its shape, a factor in it that learns apart, and factors around."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
-        nearest = quantize(values, codes.parameters, codes.format).codes
+        self.register_buffer("times", None if times is None else torch.from_numpy(times.astype(np.float32)))
+        moved = values if times is None else (values * times).astype(values.dtype)
+        nearest = quantize(moved, codes.parameters, codes.format).codes
         # Codes that were chosen for the sums that they make stay, though other ones are nearer.
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
-        start = np.where(same, values, codes.dequantize())
+        start = np.where(same, moved, codes.dequantize())
+        start = start if times is None else start / times
         self.factor = None if factor is None else nn.Parameter(torch.from_numpy(np.array(factor, np.float32)))
         self.values = nn.Parameter(torch.from_numpy((start if factor is None else start / factor).astype(np.float32)))
 
     @property
     def product(self) -> Tensor:
         """The float weight that becomes codes."""
-        return self.values if self.factor is None else self.values * self.factor
+        found = self.values if self.factor is None else self.values * self.factor
+        return found if self.times is None else found * self.times
 
     @property
     def step(self) -> float:
         """Mean distance of two codes, in units of the values."""
         apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
-        factor = 1.0 if self.factor is None else float(self.factor.detach().abs().mean())
-        return apart * float((self.scale.detach() * self.tensor_scale).mean()) / factor
+        factors = (self.factor, self.times)
+        size = math.prod(1.0 if one is None else float(one.detach().abs().mean()) for one in factors)
+        return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return what its codes stand for, which is computed once as long as nothing learns."""
@@ -157,11 +169,15 @@ class FakeQuantizedWeight(FakeQuantize):
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
         if values is not None or learns or self.observer_enabled:
             self._decoded = None
-            return super().forward(self.product if values is None else values)
+            return self._own(super().forward(self.product if values is None else values))
         state = (self.fake_quant_enabled, *((one.device, one.data_ptr(), one._version) for one in held))
         if self._decoded is None or self._decoded[0] != state:
-            self._decoded = state, super().forward(self.product).detach()
+            self._decoded = state, self._own(super().forward(self.product).detach())
         return self._decoded[1]
+
+    def _own(self, decoded: Tensor) -> Tensor:
+        """Return the weight as the float model has it."""
+        return decoded if self.times is None else decoded / self.times
 
     def observe(self, values: Tensor) -> None:
         """Take the scales of the weight's own range."""
@@ -182,28 +198,39 @@ class FakeQuantizedBias(nn.Module):
         values: parameter of the bias's shape.
     """
 
-    def __init__(self, values: np.ndarray[Any, Any], weight: FakeQuantizedWeight, data: FakeQuantize | None) -> None:
-        """Take the float bias, and the weight and data whose scales count it; None for one that stays in float."""
+    def __init__(
+        self,
+        values: np.ndarray[Any, Any],
+        weight: FakeQuantizedWeight,
+        data: FakeQuantize | None,
+        around: Around = _ALONE,
+    ) -> None:
+        """Take the float bias, the weight and data whose scales count it, or None if it stays in float, and factors."""
         super().__init__()
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float32)))
         # They belong to the module around this one.
-        self._around = (weight, data)
+        self._counted, self._around = (weight, data), around
 
     def forward(self) -> Tensor:
         """Return what its codes stand for."""
         found = self.codes()
-        if found is None or not self._around[0].fake_quant_enabled:
+        if found is None or not self._counted[0].fake_quant_enabled:
             return self.values
-        decoded = torch.from_numpy(found.dequantize().reshape(tuple(self.values.shape)))
+        decoded = torch.from_numpy(self._around.own_bias(found.dequantize().reshape(tuple(self.values.shape))))
         return straight_through(self.values, decoded.to(self.values.device))
+
+    @property
+    def moved(self) -> np.ndarray[Any, Any]:
+        """The bias that is written where it stays in float: what the product adds to what it makes."""
+        return self._around.bias(np.array(self.values.detach().cpu().numpy()))
 
     def codes(self) -> QTensor | None:
         """Return the codes that are written, or None where it stays in float."""
-        weight, data = self._around
+        weight, data = self._counted
         if data is None:
             return None
         return quantize_bias(
-            self.values.detach().cpu().numpy(),
+            self.moved,
             QTensor(np.empty(0), weight.parameters_now(), weight.format),
             float(data.scale.detach()),
         )

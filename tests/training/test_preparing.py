@@ -9,7 +9,7 @@ import torch
 from conftest import Build
 
 import onnxq
-from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.errors import DataError, SchemeError
 from onnxq.runtime import open_session, run
 from onnxq.training import convert, disable_fake_quant, disable_observer, enable_fake_quant, enable_observer, prepare
 from training.modules import NETWORK, WEIGHTS, images, module_of
@@ -63,16 +63,6 @@ def test_a_plan_of_another_model_is_refused(build: Build) -> None:
     plan = module_of(build(NETWORK, **WEIGHTS), images(4)).plan
     with pytest.raises(SchemeError):
         prepare(build(NETWORK, **{**WEIGHTS, "w": (16, 3, 3, 3), "b": (16,), "v": (8, 16, 1, 1), "u": (8, 16)}), plan)
-
-
-def test_factors_of_channels_are_told(build: Build) -> None:
-    from dataclasses import replace
-
-    model = build(NETWORK, **WEIGHTS)
-    plan = module_of(model, images(4)).plan
-    divided = tuple(replace(one, factors=(0.5,) * 3, channels=1) for one in plan.activations[:1])
-    with pytest.raises(ModelError, match="divides channels by factors, which training does not keep"):
-        prepare(model, replace(plan, activations=(*divided, *plan.activations[1:])))
 
 
 def test_what_is_no_plan_or_module_is_told(build: Build) -> None:
