@@ -220,12 +220,14 @@ def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:
     return Pipeline(tuple(step for step in steps if type(step).__name__ not in names))
 
 
-def refuse_quantized(graph: Graph) -> None:
-    """Refuse a model that holds quantized operators, or that onnxq has made.
+def check_float_model(graph: Graph) -> None:
+    """Check that a model is one to quantize: it has outputs, holds no quantized operators, and is not of onnxq.
 
     Raises:
-        ModelError: it does.
+        ModelError: it is not; the message says what it is.
     """
+    if not graph.outputs:
+        raise ModelError("the model has no outputs, so nothing it computes is kept; export it with one or more")
     if METADATA_KEY in graph.metadata:
         raise ModelError(
             f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"

@@ -38,7 +38,7 @@ from onnxq.modelfile.publish import check_output, data_file, publish
 from onnxq.named_passes import Step, as_passes
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan, external_bytes, reference_file, refuse_quantized
+from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
@@ -151,7 +151,7 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
     """Return a graph of the model after passes of the user's."""
     passes, graph = as_passes(prepare), as_graph(model)
     apply_to_float(graph, passes)
-    refuse_quantized(graph)
+    check_float_model(graph)
     return graph
 
 
@@ -175,7 +175,7 @@ def prepared(
         refuse_overwriting(graph, data_file(output))
     reference, external = reference_file(graph, source, folder), external_bytes(graph)
     applied = apply_to_float(graph, passes)
-    refuse_quantized(graph)
+    check_float_model(graph)
     staged = folder / (output.name if output is not None else "model.onnx")
     bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
     name = str(source) if source else type(model).__name__

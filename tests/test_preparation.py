@@ -8,7 +8,7 @@ import onnxq
 from onnxq.data import Data
 from onnxq.errors import ModelError
 from onnxq.modelfile import load, to_model
-from onnxq.preparation import prepare, refuse_quantized
+from onnxq.preparation import check_float_model, prepare
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -34,14 +34,21 @@ def test_preparing_a_prepared_graph_changes_nothing() -> None:
 
 def test_a_float_model_is_not_refused_and_a_quantized_one_is() -> None:
     graph = load(MODELS / "gru.onnx")
-    refuse_quantized(graph)
+    check_float_model(graph)
     graph.nodes[0].op = "QuantizeLinear"
     with pytest.raises(ModelError, match=r"is quantized already: node .* is QuantizeLinear"):
-        refuse_quantized(graph)
+        check_float_model(graph)
+
+
+def test_a_model_that_gives_nothing_is_refused() -> None:
+    graph = load(MODELS / "gru.onnx")
+    graph.outputs.clear()
+    with pytest.raises(ModelError, match=r"^the model has no outputs"):
+        check_float_model(graph)
 
 
 def test_a_model_with_recurrent_cells_of_integers_is_quantized_already() -> None:
     graph = load(MODELS / "gru.onnx")
     graph.nodes[0].op, graph.nodes[0].domain = "DynamicQuantizeLSTM", "com.microsoft"
     with pytest.raises(ModelError, match=r"is quantized already: node .* is DynamicQuantizeLSTM"):
-        refuse_quantized(graph)
+        check_float_model(graph)

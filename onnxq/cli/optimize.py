@@ -54,6 +54,7 @@ def optimize(
     from onnxq import optimization
     from onnxq.cli import terminal
     from onnxq.modelfile.publish import check_output, data_file
+    from onnxq.modelfile.replacing import write_text
     from onnxq.rewriting import Verify
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
@@ -73,5 +74,5 @@ def optimize(
     )
     terminal.print_optimized(done)
     if report is not None:
-        report.write_text(json.dumps(done.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
     click.echo(chosen)

@@ -14,6 +14,7 @@ from onnxq.cli.groups import OUTPUT, option
 from onnxq.cli.kept import Kept, kept_options, with_command
 from onnxq.cli.options import FILE
 from onnxq.cli.wanted import Command, with_options
+from onnxq.errors import OutputError
 
 if TYPE_CHECKING:
     from onnxq.pipeline import Quantized
@@ -63,6 +64,7 @@ class Output:
 
         Raises:
             FidelityError: the result misses the goal; what is kept is written all the same.
+            OutputError: something to be kept cannot be written; the message says where the model is.
         """
         from onnxq.report import FidelityError
 
@@ -72,7 +74,11 @@ class Output:
             refused.report = with_command(refused.report)
             self._keep(refused.report, plan)
             raise
-        self._keep(report, plan)
+        try:
+            self._keep(report, plan)
+        except OutputError as error:
+            written = f"; the model is there all the same, in {report.output}" if report.output else ""
+            raise OutputError(f"{error}{written}") from error
         if not self.quiet:
             from onnxq.cli import terminal
 

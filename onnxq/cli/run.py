@@ -71,6 +71,7 @@ def run(
     from onnxq import rewriting
     from onnxq.cli import terminal
     from onnxq.modelfile.publish import check_output, data_file
+    from onnxq.modelfile.replacing import write_text
     from onnxq.samples.images import ImageOptions
 
     if not passes:
@@ -85,5 +86,5 @@ def run(
     done = rewriting.run_passes(model, passes, output, verify_each=verify)
     terminal.print_applied(done)
     if report is not None:
-        report.write_text(json.dumps(done.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
     click.echo(output)

@@ -60,6 +60,7 @@ def sensitivity(
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.modelfile.publish import check_output
+    from onnxq.modelfile.replacing import write_text
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
@@ -73,7 +74,7 @@ def sensitivity(
     found = found.ordered(order, top)
     text = json.dumps(found.to_dict(), indent=2)
     if output is not None:
-        output.write_text(f"{text}\n", encoding="utf-8")
+        write_text(output, f"{text}\n", "output")
     if as_json:
         click.echo(text)
     else:

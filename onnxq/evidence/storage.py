@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import Provenance
 from onnxq.evidence.requests import Request
 from onnxq.evidence.statistic import Arrays, Statistic
+from onnxq.modelfile.replacing import replacing
 from onnxq.samples.arrays import StoredArray, npz_arrays
 
 _FORMAT = "onnxq statistics 6"
@@ -35,19 +36,11 @@ def save_statistics(statistics: Evidence, path: Path) -> None:
     Raises:
         OutputError: The file cannot be written; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
+    with replacing(path, "file of statistics") as fresh:
+        with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
             _write(statistics, archive)
-        _synchronize(temporary)
-        temporary.replace(path)
-        _synchronize(path.parent)
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}; free space or choose another place with -o"
-        ) from error
-    finally:
-        discard(temporary)
+        _synchronize(fresh)
+    _synchronize(path.parent)
 
 
 def load_statistics(path: Path) -> Evidence:

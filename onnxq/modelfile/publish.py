@@ -24,7 +24,14 @@ from onnxq.errors import OutputError
 _PREFIX = ".onnxq-"
 _LOCK = "lock"
 _PREVIOUS = "previous"
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Errors by which a system says that nothing more can be written there."""
+
+
+class NoRoomError(OutputError):
+    """There is no room for what is staged; whoever stages around it tells of the output that the user knows."""
+
 
 told_of_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("told_of_staging", default=None)
 """Called with the folder that holds each new staging folder, by whoever outlives this process and cleans up."""
@@ -71,13 +78,13 @@ def staging(output: Path | None) -> Iterator[Path]:
             raise OutputError(f"a temporary folder in {parent} cannot be made: {error.strerror}") from error
         try:
             yield folder
-        except (OSError, OutputError) as error:
-            reason = error if isinstance(error, OSError) else error.__cause__
-            if not isinstance(reason, OSError) or reason.errno not in _NO_ROOM:
+        except (OSError, NoRoomError) as error:
+            reason = error.__cause__ if isinstance(error, NoRoomError) else error
+            if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
                 raise
             # The user knows the output and not the files of the staging folder.
             place = output or reason.filename or parent
-            raise OutputError(f"{place} cannot be written: {reason.strerror}; make room or choose another") from reason
+            raise NoRoomError(f"{place} cannot be written: {reason.strerror}; make room or choose another") from reason
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

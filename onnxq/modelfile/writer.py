@@ -18,7 +18,7 @@ from onnxq.graph.surgeon import restore_classes
 from onnxq.modelfile.emit import emit_model
 from onnxq.modelfile.placement import attribute_constants, place_constants
 from onnxq.modelfile.protos import EncodeError
-from onnxq.modelfile.publish import data_file, publish, staging
+from onnxq.modelfile.publish import NO_ROOM, data_file, publish, staging
 from onnxq.modelfile.sidecar import SidecarWriter
 
 _LARGEST_MODEL = 2**31 - 1
@@ -89,6 +89,8 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
                 model = emit_model(graph, placed, lambda proto, payload, name: payload.fill(proto, name))
                 staged.write_bytes(_serialize(model))
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
         publish(staged, target)
     data_folder = DataFolder.of_model(target)

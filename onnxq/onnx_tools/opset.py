@@ -95,6 +95,7 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
         TypeError,
         MemoryError,
         checker.ValidationError,
+        version_converter.ConvertError,
         shape_inference.InferenceError,
     ) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

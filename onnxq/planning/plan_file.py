@@ -9,8 +9,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import OutputError, SchemeError, nearest
+from onnxq.errors import SchemeError, nearest
 from onnxq.lowering import Emit
+from onnxq.modelfile.replacing import write_text
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation, Scaling
 from onnxq.records import Named, RecordError, record, value
 from onnxq.scheme import Granularity, Spec
@@ -63,10 +64,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
         "nodes": {one.node: _table(one, names, besides="node") for one in plan.decisions},
     }
-    try:
-        Path(path).write_text(_COMMENT + tomli_w.dumps(document), encoding="utf-8", newline="\n")
-    except OSError as reason:
-        raise OutputError(f"plan {path} cannot be written: {reason.strerror}") from reason
+    write_text(path, _COMMENT + tomli_w.dumps(document), "plan")
 
 
 def load_plan(path: str | Path) -> Plan:

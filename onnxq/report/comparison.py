@@ -8,9 +8,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from onnxq.errors import OutputError
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.layers import Layers
+from onnxq.modelfile.replacing import write_text
 from onnxq.report.charts import layer_chart
 from onnxq.report.figures import decibels
 from onnxq.report.page import environment, resource
@@ -65,7 +65,4 @@ class Comparison:
         Raises:
             OutputError: the file cannot be written.
         """
-        try:
-            Path(path).write_text(self.to_html(), encoding="utf-8")
-        except OSError as reason:
-            raise OutputError(f"page {path} cannot be written: {reason.strerror}") from reason
+        write_text(path, self.to_html(), "page")

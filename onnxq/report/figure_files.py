@@ -8,6 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from onnxq.errors import OutputError
+from onnxq.modelfile.replacing import write_text
 from onnxq.report.charts import Chart, frontier_chart, noise_chart
 from onnxq.report.page import environment
 from onnxq.report.report import Report
@@ -50,8 +51,8 @@ def save_figures(report: Report, folder: str | Path) -> tuple[Path, ...]:
     files = {Path(folder) / f"{name}.svg": drawing for name, drawing in figures(report).items()}
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for file, drawing in files.items():
-            file.write_text(drawing + "\n", encoding="utf-8")
     except OSError as reason:
-        raise OutputError(f"figures cannot be written to {folder}: {reason.strerror}") from reason
+        raise OutputError(f"figures cannot be written to {folder}: {reason.strerror}; give another folder") from reason
+    for file, drawing in files.items():
+        write_text(file, drawing + "\n", "figure")
     return tuple(files)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnxq.errors import OutputError
+from onnxq.modelfile.replacing import write_text
 from onnxq.report.report import Report
 from onnxq.report.views import NodeView, node_views
 from onnxq.scheme import Mode
@@ -55,10 +55,7 @@ def save_overlays(report: Report, path: str | Path) -> tuple[Path, ...]:
     """
     files = tuple((Path(path).with_suffix(f".{measure}.json"), found) for measure, found in overlays(report).items())
     for file, found in files:
-        try:
-            file.write_text(json.dumps(found), encoding="utf-8")
-        except OSError as reason:
-            raise OutputError(f"overlay {file} cannot be written: {reason.strerror}") from reason
+        write_text(file, json.dumps(found), "overlay")
     return tuple(file for file, _ in files)
 
 

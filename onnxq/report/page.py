@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from onnxq.accuracy.refining import Gain
-from onnxq.errors import OutputError
+from onnxq.modelfile.replacing import write_text
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads
@@ -96,10 +96,7 @@ def save_html(report: Report, path: str | Path) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    try:
-        Path(path).write_text(to_html(report), encoding="utf-8")
-    except OSError as reason:
-        raise OutputError(f"page {path} cannot be written: {reason.strerror}") from reason
+    write_text(path, to_html(report), "page")
 
 
 @cache

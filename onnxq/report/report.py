@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError
 from onnxq.html_tables import html_table
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.latency import Latency
+from onnxq.modelfile.replacing import write_text
 from onnxq.planning.plan import Plan
 from onnxq.records import RecordError, plain, record
 from onnxq.report.figures import decibels, share
@@ -106,10 +107,7 @@ class Report:
         Raises:
             OutputError: the file cannot be written.
         """
-        try:
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as reason:
-            raise OutputError(f"report {path} cannot be written: {reason.strerror}") from reason
+        write_text(path, self.to_json() + "\n", "report")
 
 
 def load_report(path: str | Path) -> Report:

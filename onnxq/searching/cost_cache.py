@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.cores import available_cores
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError
 from onnxq.modelfile.publish import check_output, locked
+from onnxq.modelfile.replacing import write_text
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.version import VERSION
 
@@ -163,10 +163,4 @@ def _newest(known: Mapping[str, NodeTimes]) -> list[str]:
 def _write(known: Mapping[str, NodeTimes], speeds: Mapping[str, float], path: Path) -> None:
     newest = json.dumps(dict(list(speeds.items())[-_MOST_ENTRIES:]))
     text = f'{{"format": {json.dumps(_FORMAT)}, "times": {{{", ".join(_newest(known))}}}, "speeds": {newest}}}'
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {error.strerror}; free space or name another file") from error
+    write_text(path, text, "file of node times")

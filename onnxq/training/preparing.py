@@ -17,7 +17,7 @@ from onnxq.lowering import emit_named
 from onnxq.modelfile import as_graph
 from onnxq.modelfile.publish import staging
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan, refuse_quantized
+from onnxq.preparation import check_float_model, check_plan
 from onnxq.targets import target_named
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.module import FakeQuantized
@@ -68,7 +68,7 @@ def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan, *, batch_norm
     check_batch_norm(batch_norm)
     wanted = Wanted.of(plan, plan.target, ())
     graph = as_graph(model)
-    refuse_quantized(graph)
+    check_float_model(graph)
     with staging(None) as folder:
         emit = emit_named(wanted.scheme.emit)
         bench = open_workbench(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.errors import OutputError
 from onnxq.report import FidelityError
 
 COMMANDS = ("quantize", "plan", "train")
@@ -45,3 +47,12 @@ def test_a_refused_plan_is_kept_and_a_refused_model_is_not(tmp_path: Path) -> No
     with pytest.raises(FidelityError):
         invoke("plan", MODELS / "gru.onnx", *options, "-o", tmp_path / "refused.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["p.toml"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_report_that_has_no_room_says_where_the_model_is(tmp_path: Path) -> None:
+    (tmp_path / f".r.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    options = (*SAMPLES, "--search", "off", "--force", "-q", "-o", tmp_path / "q.onnx", "--report", tmp_path / "r.json")
+    with pytest.raises(OutputError, match=r"report .*r\.json cannot .*: No space .* is there .* in .*q\.onnx$"):
+        invoke("quantize", MODELS / "gru.onnx", *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]

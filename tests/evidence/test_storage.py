@@ -76,7 +76,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path) -> N
     path = tmp_path / "s.npz"
     save_statistics(saved(a=[1]), path)
     (tmp_path / f".s.npz.{os.getpid()}.tmp").symlink_to("/dev/full")
-    with pytest.raises(OutputError, match=r"s.npz cannot be written: No space left on device; free space"):
+    with pytest.raises(OutputError, match=r"s.npz cannot be written: No space left on device; make room"):
         save_statistics(saved(a=[2]), path)
     assert load_statistics(path) == saved(a=[1])
     assert [entry.name for entry in tmp_path.iterdir()] == ["s.npz"]

@@ -235,7 +235,7 @@ def test_a_damaged_checkpoint_is_told_and_left(tmp_path: Path, notices: list[str
 
 def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: Path, runs: list[object]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"partial cannot be written: Not a directory; free space or choose"):
+    with pytest.raises(OutputError, match=r"partial cannot be written: Not a directory; make room there or give"):
         calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), Collection(checkpoint=tmp_path / "file" / "s.npz"))
     assert runs == []
 

@@ -13,6 +13,7 @@ from publishing_processes import ENDS_AT_RENAME, FOR_EVER, OFTEN, needs_locks, p
 
 from onnxq.errors import OutputError
 from onnxq.modelfile.publish import (
+    NoRoomError,
     check_output,
     data_file,
     publish,
@@ -149,7 +150,7 @@ def test_sizes_count_external_data_that_exists(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_is_told_by_the_name_of_the_output(wrapped: bool, tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "prepared.onnx")
-    told = OutputError("cannot write prepared.onnx")
+    told = NoRoomError("prepared.onnx cannot be written")
     told.__cause__ = full
 
     def write() -> None:
@@ -164,8 +165,9 @@ def test_a_full_disk_is_told_by_the_name_of_the_output(wrapped: bool, tmp_path: 
 def test_other_errors_while_staging_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), staging(tmp_path / "model.onnx") as folder:
         (folder / "missing").read_text()
-    with pytest.raises(OutputError, match=r"^mine$"), staging(tmp_path / "model.onnx"):
-        raise OutputError("mine")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OutputError, match=r"^costs\.json is full$"), staging(tmp_path / "model.onnx"):
+        raise OutputError("costs.json is full") from full
 
 
 @needs_locks

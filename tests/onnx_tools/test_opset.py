@@ -175,6 +175,13 @@ def test_what_cannot_be_upgraded_is_refused_in_one_line(change, version: int, me
     assert "\n" not in str(caught.value)
 
 
+def test_an_attribute_without_a_type_is_refused_in_one_line() -> None:
+    model = old_model()
+    model.graph.node[0].attribute.add(name="untyped")
+    with pytest.raises(ModelError, match=r"^the model cannot be converted from opset 11 to 21: "):
+        upgrade_opset(read_model(model), 21)
+
+
 WITH_FUNCTIONS = """<ir_version: 8, opset_import: ["" : 11, "local" : 1]>
 g (float[2,32] x, bool c) => (float[2,32] y) {
   [called] h = local.twice(x)
