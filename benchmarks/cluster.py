@@ -1,11 +1,10 @@
 """Calibrate on a Dask cluster whose workers simulate what they see, and measure what travels and what the client holds.
 
-    python benchmarks/cluster.py [--samples 10000] [--tensors 3000] [--workers 2] [--seconds 80] [--lease 10]
+    python benchmarks/cluster.py [--samples 10000] [--tensors 3000] [--workers 2] [--seconds 300] [--lease 60]
 
 The workers take their time for each sample and give it evidence of the size that real tensors have (a range and a
 histogram of each); leases, merging, fetching and the client are those of every calibration. ``--seconds`` is how long
-all samples take, so that a lease of 10 seconds stands for one of a minute in a calibration of six times as long. Needs
-an otherwise idle machine; scheduler and workers are processes of their own.
+all samples take. Needs an otherwise idle machine; scheduler and workers are processes of their own.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--tensors", type=int, default=3_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=80.0, help="that all samples take, on all workers")
-    parser.add_argument("--lease", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=300.0, help="that all samples take, on all workers")
+    parser.add_argument("--lease", type=float, default=60.0)
     parser.add_argument("--results", type=Path, help="file to write the table to")
     options = parser.parse_args()
     cluster = SubprocessCluster(n_workers=options.workers, worker_kwargs={"nthreads": 1, "dashboard": False})

@@ -18,6 +18,8 @@ from onnxq.scheme import Mode
 
 # More find hardly better means, and each costs three runs of the float model.
 _MOST_SAMPLES = 32
+# Fewer do not tell a mean from chance.
+_FEWEST_SAMPLES = 3
 # They are shrunk as far as samples disagree, so that more than a dozen of these would be needed to see what they gain
 # (0.9 dB of one network with 400, nothing with 12); what is seen to raise noise by 0.2 dB is left out.
 _HARM = 1.05
@@ -34,19 +36,20 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
         folds: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by; its biases were those of another plan.
-        accuracy: whether they are found once more on all samples, or taken as the mean of what both folds have found.
+        accuracy: how much is tried, which is no matter here.
     """
     bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
     static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
-    if bench.is_large or not static or static < _MOSTLY * len(layers):
+    few = min(len(folds.of(groups, _MOST_SAMPLES)) for groups in folds.found_on) < _FEWEST_SAMPLES
+    if bench.is_large or few or not static or static < _MOSTLY * len(layers):
         return plain
     codes = encode(plan, bench.graph, plain.evidence, plain.recipe, bench.codes)
 
     @cache
     def found(groups: Groups) -> Basis:
-        if groups == ALL and not accuracy.thorough:
-            # Together the folds have used every sample, and what each has found is the more shrunk towards none.
+        if groups == ALL:
+            # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
             biases = _mean([found(one).recipe.biases for one in folds.found_on])
             return replace(plain, recipe=replace(plain.recipe, biases=biases))
         samples = folds.of(groups, _MOST_SAMPLES)

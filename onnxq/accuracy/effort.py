@@ -20,17 +20,15 @@ class Accuracy:
 
     Attributes:
         methods: which of METHODS are tried.
-        models: most models that are built to choose ranges.
+        models: most models that are built to choose ranges, and most that are to try factors otherwise.
         thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
             some of the samples is found once more on all.
-        seconds: after which nothing is tried by itself any more.
         compensated_bits: weights of more bits are rounded without compensation.
     """
 
     methods: tuple[str, ...] = METHODS
     models: int = 6
     thorough: bool = False
-    seconds: float = 60.0
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     compensated_bits: int = 4
 
@@ -48,7 +46,7 @@ OFF = Accuracy(methods=())
 FAST = Accuracy()
 """A handful of models a method."""
 
-FULL = Accuracy(models=24, thorough=True, seconds=30.0, compensated_bits=8)
+FULL = Accuracy(models=24, thorough=True, compensated_bits=8)
 """As many models as pay."""
 
 ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})

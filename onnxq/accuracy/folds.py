@@ -8,11 +8,14 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
+import numpy as np
+
 from onnxq.encoding.channel_shares import Setting
-from onnxq.encoding.range_choice import pooled
+from onnxq.encoding.range_choice import Noise, pooled, takes_off
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sites import Site
 from onnxq.evidence.evidence import Evidence
+from onnxq.judging.bounds import student
 from onnxq.planning.plan import Plan
 from onnxq.progress import silent
 from onnxq.samples.inputs import SampleSource
@@ -32,6 +35,8 @@ WORTH = 0.977
 """Of several findings one lowers the noise by 0.1 dB by luck alone."""
 # Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
 _HOPELESS = 1.26
+# How often what changes nothing takes off more than one standard error.
+_CHANCE = 0.16
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +132,26 @@ class Folds:
                 return False
         return True
 
+    def surely_pays(self, plan: Plan, finding: Finding, other: Finding) -> bool:
+        """Return whether a finding leaves less noise than another by more than chance, sample by sample.
+
+        Both folds have to see less, and all samples together more than one standard error less, or where they are few,
+        as much more as Student's t allows for. The second fold finds nothing where the first sees no less.
+
+        Args:
+            plan: what becomes of each node.
+            finding: the one.
+            other: the other.
+        """
+        before = [self._noises_of(fold, plan, other) for fold in range(2)]
+        found = [self._noises_of(0, plan, finding)]
+        if not pooled(found[0]) < pooled(before[0]):
+            return False
+        found.append(self._noises_of(1, plan, finding))
+        freedom = max(sum(map(len, found)) - 1, 1)
+        both = pooled(found[1]) < pooled(before[1])
+        return both and takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
+
     def held_out(self, plan: Plan) -> Trials:
         """Return trials by samples that the ranges and means of their evidence are not made of.
 
@@ -141,5 +166,8 @@ class Folds:
         return none.joined(bench.prepared, self.of(judging, _MOST_HELD_OUT))
 
     def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
+        return pooled(self._noises_of(fold, plan, finding))
+
+    def _noises_of(self, fold: int, plan: Plan, finding: Finding) -> Noise:
         basis = finding(self.found_on[fold])
-        return pooled(replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe))
+        return replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import methodcaller
 
 import numpy as np
 import onnx
@@ -32,9 +33,9 @@ from onnxq.workbench import Workbench
 Array = NDArray[np.float64]
 
 _FEW = (Setting(0.5, 0.5, 0.5), Setting(0.5, 0.7, 0.0))
-_MANY = (*_FEW, Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9), Setting(1.0, 0.5, 0.5))
-# For one site at a time: little, and much.
-_OF_SITES = (Setting(0.3, 0.5), Setting(0.5, 1.0, 0.5), Setting(1.0, 1.0))
+# With all effort, for all sites alike, and for one at a time: much and little, with and without a margin.
+_ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9))
+_APART = (Setting(1.0, 1.0, 0.0), Setting(0.5, 1.0, 0.5), Setting(0.3, 0.5), None)
 # Parts of each group of samples, whose differences tell how far new samples may go beyond them.
 _PARTS = 6
 
@@ -49,23 +50,21 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
         folds: say whether they do.
         plan: the one in which every node is static that can be.
         basis: what codes are chosen by otherwise.
-        accuracy: whether sites are tried one by one as well, and how long.
+        accuracy: whether sites are tried one by one as well, and in how many models.
     """
     found = sites(folds.trials.bench.graph, plan).found
     if not found:
         return basis
     channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
-    settings = _MANY if accuracy.thorough else _FEW
     # A range method that the user names stays.
     whole = [basis.recipe.with_choice(RangeChoice(MinMax()))] if "ranges" in accuracy.methods else []
     recipes = {one.key: one for one in (basis.recipe, *whole)}.values()
-    alike = dict.fromkeys(found, settings[0])
+    first, *others = _FEW
+    alike = dict.fromkeys(found, first)
     # First the ranges, and then, with these, how much of them.
     best = folds.quietest(plan, [_Candidate(channels, replace(basis, recipe=recipe), alike) for recipe in recipes])
-    others = (replace(best, settings=dict.fromkeys(found, setting)) for setting in settings[1:])
-    best = folds.quietest(plan, [best, *others])
-    finer = _by_site(folds, plan, best, accuracy.seconds) if accuracy.thorough else best
-    return folds.kept(plan, basis, [best, finer])
+    best = folds.quietest(plan, [best, *(best.alike(setting) for setting in others)])
+    return folds.kept(plan, basis, [_finer(folds, plan, best, accuracy.models) if accuracy.thorough else best])
 
 
 def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
@@ -97,20 +96,34 @@ class _Candidate:
         migrated = replace(recipe, migration=migration_of(factors))
         return replace(self.basis, recipe=migrated, settings=self.settings)
 
-    def without(self, site: Site) -> _Candidate:
-        return replace(self, settings={one: setting for one, setting in self.settings.items() if one is not site})
+    def alike(self, setting: Setting) -> _Candidate:
+        return replace(self, settings=dict.fromkeys(self.settings, setting))
 
-    def having(self, site: Site, setting: Setting) -> _Candidate:
-        return replace(self, settings={**self.settings, site: setting})
+    def having(self, site: Site, setting: Setting | None) -> _Candidate:
+        others = {one: setting for one, setting in self.settings.items() if one is not site}
+        return replace(self, settings=others if setting is None else {**others, site: setting})
 
 
-def _by_site(folds: Folds, plan: Plan, best: _Candidate, seconds: float) -> _Candidate:
-    """Return what becomes of a candidate when each site is tried with others, the largest first."""
-    deadline = time.monotonic() + seconds
-    for site in best.channels.largest_first(best.basis.recipe):
-        if time.monotonic() > deadline:
-            break
-        best = folds.quietest(plan, [best, best.without(site), *(best.having(site, one) for one in _OF_SITES)])
+def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidate:
+    """Return what becomes of a candidate with other settings: of all sites, and of each, the largest first.
+
+    What takes off noise by more than chance is kept, so that few samples leave all as it is.
+
+    Args:
+        folds: say what does.
+        plan: what becomes of each node.
+        best: the candidate.
+        models: how many other settings are tried at most.
+    """
+    largest = best.channels.largest_first(best.basis.recipe)
+    changes: Iterable[Callable[[_Candidate], _Candidate]] = chain(
+        (methodcaller("alike", setting) for setting in _ALIKE),
+        (methodcaller("having", site, setting) for site in largest for setting in _APART),
+    )
+    for change in islice(changes, models):
+        other = change(best)
+        if folds.surely_pays(plan, other, best):
+            best = other
     return best
 
 

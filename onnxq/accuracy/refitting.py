@@ -34,4 +34,4 @@ def refit(folds: Folds, full: Plan, plan: Plan, basis: Basis, more: Selection) -
     # Factors that were left, since they cost time, stay left.
     migration = migrated_again(bench, (*folds.groups, more), full, basis).select(basis.recipe.migration.factors)
     basis = replace(basis, recipe=replace(basis.recipe, migration=migration))
-    return with_decided_biases(folds, plan, basis, thorough=True) if basis.recipe.biases else basis
+    return with_decided_biases(folds, plan, basis) if basis.recipe.biases else basis

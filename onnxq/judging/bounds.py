@@ -73,7 +73,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK) -> float:
     signal, noise = np.append(signal, signal.mean()), np.append(noise, mean + excess)
     without = np.log((noise.sum() - noise) / (signal.sum() - signal))
     error = math.sqrt(count * without.var())
-    highest = math.log(noise.sum() / signal.sum()) + _student(count, risk) * error * (1 + _TAIL * error)
+    highest = math.log(noise.sum() / signal.sum()) + student(count, risk) * error * (1 + _TAIL * error)
     return -10 * highest / math.log(10)
 
 
@@ -94,10 +94,10 @@ def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) 
     furthest = values.max() - values.mean()
     excess = (_UNSEEN + _UNSEEN_OF_FEW / count) * furthest if furthest > 0 else worst
     values = np.append(values, values.mean() + excess)
-    return float(values.mean() + _student(count, risk) * values.std(ddof=1) / math.sqrt(count + 1))
+    return float(values.mean() + student(count, risk) * values.std(ddof=1) / math.sqrt(count + 1))
 
 
-def _student(freedom: int, risk: float) -> float:
+def student(freedom: int, risk: float) -> float:
     """Return a quantile of Student's t distribution, to 1 % from two degrees of freedom (Abramowitz, Stegun 26.7.5)."""
     z = -NormalDist().inv_cdf(risk)
     terms = (

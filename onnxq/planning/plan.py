@@ -200,7 +200,7 @@ class Plan:
         emit: what the written model may hold.
         damping: how errors of rounding cancel; None where all weights are rounded to their nearest codes.
         scaling: what channels of float data are divided by.
-        thorough: whether biases were found once more on all samples.
+        thorough: whether it was chosen with all effort for accuracy.
         preparation: what it was made for and by; None while that is not known.
         observed: the tensors that were observed together, which runtimes fuse otherwise alone.
         refitted: whether its ranges are also those of the samples that judged it.

@@ -73,6 +73,11 @@ def test_biases_that_do_not_pay_are_not_kept(
     assert with_biases(folds, plan, basis, FAST).recipe.key == Recipe().key
 
 
+def test_of_too_few_samples_none_are_found(folds_of: Callable[[int, int], Folds], plan: Plan) -> None:
+    folds = folds_of(3, 3)
+    assert not with_biases(folds, plan, Basis(Recipe(), folds.trials.evidence), FULL).recipe.biases
+
+
 def test_what_is_stored_alone_gets_none(folds_of: Callable[[int, int], Folds], bench: Workbench) -> None:
     folds = folds_of(4, 8)
     floats = replace(bench.plan({}), decisions=())

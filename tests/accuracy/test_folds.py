@@ -101,6 +101,25 @@ def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds,
     assert set(asked) == {folds.found_on[0]}
 
 
+@pytest.mark.parametrize(
+    ("taken", "pays"),
+    [
+        ([0.5, 0.4, 0.6, 0.5, 0.4, 0.6, 0.5], True),
+        # All is gained by one sample.
+        ([0.0, 0.0, 0.0, 0.9, -0.1, 0.1, 0.0], False),
+        # One fold gains, the other loses.
+        ([0.6, -0.2, 0.6, -0.2, 0.6, -0.2, 0.6], False),
+    ],
+)
+def test_what_pays_for_sure_does_so_in_both_folds_and_on_most_samples(
+    folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
+) -> None:
+    other, finding = always(folds, PLAIN), always(folds, FINE)
+    noises = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
+    monkeypatch.setattr(Folds, "_noises_of", lambda self, fold, plan, one: noises[one][fold::2])
+    assert folds.surely_pays(plan, finding, other) is pays
+
+
 @pytest.mark.parametrize("count", [2, 9, 24])
 def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds, plan: Plan, count: int) -> None:
     found = Folds(folds.trials.part(slice(min(count, 7))), SAMPLES[:count]).held_out(plan)
