@@ -14,6 +14,7 @@ from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
+from onnxq.searching.alternatives import STATIC
 from onnxq.searching.assignment import cheapest
 from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
 from onnxq.searching.finer import FinerWeights
@@ -36,6 +37,8 @@ _DOUBT = 1.0
 _PROFILED = 1 / 4
 # Part of what is left then after which the noise of no more alternatives is measured.
 _MEASURED = 2 / 3
+# So many of the noisiest nodes, each number twice the one before, are taken out of a plan that is integer throughout.
+_NOISIEST = (1, 2, 4, 8)
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
 
@@ -163,8 +166,18 @@ class _Search:
         return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
 
     def _whole(self, prices: Prices, noise: Noise) -> Candidate:
-        """Return the plan in which all is as the scheme wants it."""
-        return self._measured(Candidate(prices.planned(self._full, noise), self._full, 0.0, frozenset()))
+        """Return the plan in which all is as the scheme wants it, but for the noisiest nodes where it is too noisy."""
+        full = prices.planned(self._full, noise)
+        one = self._measured(Candidate(full, self._full, 0.0, frozenset()))
+        ways = prices.ways(noise)
+        noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
+        for count in _NOISIEST:
+            if self._is_faithful(one) or noise is SILENT or count >= len(noisiest) or self._is_late:
+                break
+            stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
+            plan = self.laboratory.plan({name: prices.left.get(name, stored) for name in noisiest[:count]})
+            one = self._measured(Candidate(prices.planned(plan, noise), plan, 0.0, frozenset()))
+        return one
 
     def _stored(self, prices: Prices) -> Candidate:
         """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""

@@ -80,6 +80,21 @@ def test_the_noisy_node_stays_float_and_the_others_do_not(products: Graph) -> No
     assert outcome.plan.by_node["c2"].figures.endswith("3.0 dB as integers alone")
 
 
+class Misprofiled(Table):
+    """Where models are the faster the more of their nodes are integers, whatever the profile says of single nodes."""
+
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        return [1.0 + plan.count(Mode.STATIC) for plan in plans]
+
+
+def test_all_but_the_noisiest_is_tried_whatever_the_profile_says(products: Graph) -> None:
+    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
+    table = Misprofiled(
+        products, dict.fromkeys(NODES, 9e5), slow_to_integers, {**dict.fromkeys(NODES, 1e-4), "c1": 0.5}
+    )
+    assert static(search(table)) == ["c0", "c2", "c3", "c4", "c5"]
+
+
 def test_of_two_noisy_nodes_the_one_that_gains_less_time_goes(chain: Graph) -> None:
     noise = {**dict.fromkeys(NODES, 1e-5), "c0": 6e-3, "c5": 6e-3}
     times = {**dict.fromkeys(NODES, 3e5), "c0": 8.5e5}
