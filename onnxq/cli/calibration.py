@@ -64,7 +64,7 @@ def calibrate(
 ) -> None:
     """Collect the statistics of MODEL that quantize --stats takes, and write them to one file.
 
-    Interrupted at any moment and started again, it goes on where it was. Prints the written file on stdout.
+    Interrupted at any moment and started again, it goes on where it was. Prints the name of the written file on stdout.
     """
     from onnxq import pipeline
     from onnxq.budget import Budget

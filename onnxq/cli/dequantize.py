@@ -20,7 +20,7 @@ from onnxq.cli.options import FILE, WRITING_EXIT_CODES
 def dequantize(model: Path, output: Path | None) -> None:
     """Turn a quantized MODEL, of onnxq or onnxruntime, back into a plain float model.
 
-    Weights become exactly what their codes mean. Prints the written file on stdout.
+    Weights become exactly what their codes mean. Prints the name of the written file on stdout.
     """
     from onnxq import dequantization
 

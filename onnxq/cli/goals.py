@@ -79,12 +79,12 @@ def goal_options(command: Command) -> Command:
             help="How much the metric may lose.  [default: 0]",
         ),
         accuracy_option,
-        option("--force", group=FIDELITY, is_flag=True, help="Write the model even below --min-sqnr."),
+        option("--force", group=FIDELITY, is_flag=True, help="Write the result even if it is refused."),
         option(
             "--exact",
             group=FIDELITY,
             is_flag=True,
-            help="Refuse a model whose weights have not all the bits that were asked for.",
+            help="Refuse the result unless all weights have the bits that were asked for.",
         ),
         option(
             "--prefer",

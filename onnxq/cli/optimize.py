@@ -49,7 +49,7 @@ def optimize(
     """Rewrite MODEL into canonical form: never slower, never larger, and equal but for the rounding of floats.
 
     A rule that changes an output is left out; where the result is larger or slower, MODEL is written as it was.
-    Prints the written file on stdout; what every rule did goes to stderr.
+    Prints the name of the written file on stdout; what every rule did goes to stderr.
     """
     from onnxq import optimization
     from onnxq.cli import terminal

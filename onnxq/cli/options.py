@@ -200,7 +200,7 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
             "--image-preset",
             group=IMAGES,
             type=click.Choice(["imagenet", "clip", "inception"]),
-            help="How models of a kind were trained to see images; what is said below goes before.",
+            help="How images were prepared for models of a kind; the options below override it.",
         ),
     ):
         wrapped = one(wrapped)
@@ -232,8 +232,8 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             group=CALIBRATION,
             callback=_parse_memory,
             metavar="SIZE",
-            help="Most memory for calibration, such as 4GB; beyond it the samples run several times. What training "
-            "holds of samples is on disk beyond it.",
+            help="Most memory for calibration, such as 4GB: where more is needed, the samples run several times, and "
+            "training keeps them on disk.",
         ),
         option(
             "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."

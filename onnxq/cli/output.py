@@ -126,7 +126,7 @@ def output_options(default: str) -> Callable[[Command], Command]:
                 "as_json",
                 group=OUTPUT,
                 is_flag=True,
-                help="Print the report as JSON instead of the written file.",
+                help="Print the report as JSON instead of the name of the written file.",
             ),
             option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."),
             option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables."),

@@ -65,7 +65,7 @@ def quantize(
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
-    Prints the written file on stdout; progress and the closing table go to stderr.
+    Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
 
@@ -109,7 +109,8 @@ def plan(
 ) -> None:
     """Search for a plan of MODEL, verify what it makes, and write the plan alone.
 
-    onnxq quantize --plan carries it out. Prints the written file on stdout; progress and tables go to stderr.
+    onnxq quantize --plan carries it out. Prints the name of the written file on stdout; progress and tables go to
+    stderr.
     """
     from onnxq.planning.plan_file import save_plan
 

@@ -21,7 +21,7 @@ from onnxq.cli.options import FILE, READING_EXIT_CODES
 def report(saved: Path, output: Path | None, folder: Path | None, overlay: Path | None) -> None:
     """Show what quantize or plan kept with --report, as one page that needs no network.
 
-    Prints the written files on stdout.
+    Prints the names of the written files on stdout.
     """
     from onnxq.report import load_report
     from onnxq.report.figure_files import save_figures

@@ -66,7 +66,7 @@ def run(
 ) -> None:
     """Apply passes to MODEL in the order given, and write it when onnxruntime loads it.
 
-    Prints the written file on stdout; what every pass did goes to stderr.
+    Prints the name of the written file on stdout; what every pass did goes to stderr.
     """
     from onnxq import rewriting
     from onnxq.cli import terminal

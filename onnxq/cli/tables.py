@@ -39,7 +39,8 @@ def print_bench(bench: Bench) -> None:
     """Print how fast two models run, and in one sentence what that means."""
     latency = bench.latency
     times = ((bench.reference, duration(latency.reference)), (bench.candidate, duration(latency.candidate)))
-    terminal.print_rows(f"{bench.machine}, {bench.runtime}", ("model", "run"), times)
+    click.echo(f"{bench.machine}, {bench.runtime}")
+    terminal.print_rows("", ("model", "run"), times)
     click.echo(
         f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
         f"on {bench.samples} samples with {threads(latency.threads)}"

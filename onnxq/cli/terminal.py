@@ -239,7 +239,7 @@ def print_inspection(found: Inspection) -> None:
     for kind, ports in (("input", found.inputs), ("output", found.outputs)):
         for port in ports:
             shape = (
-                "?" if port.shape is None else "x".join("?" if d is None else str(d) for d in port.shape) or "scalar"
+                "?" if port.shape is None else " x ".join("?" if d is None else str(d) for d in port.shape) or "scalar"
             )
             table.add_row(kind, f"{port.name} {port.type} {shape}")
     table.add_row("graphs", str(found.graphs))

@@ -104,7 +104,7 @@ def training_options(command: Command) -> Command:
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
-            help="Of the order of samples.",
+            help="Seed of the order of samples.",
         ),
         option(
             "--batch-norm",
@@ -119,7 +119,7 @@ def training_options(command: Command) -> Command:
             group=TRAINING,
             metavar="NAME",
             default="",
-            help="Of torch, such as cpu or cuda.  [default: a GPU where there is one]",
+            help="Device of torch, such as cpu or cuda.  [default: a GPU where there is one]",
         ),
     )
 
@@ -130,7 +130,11 @@ def training_options(command: Command) -> Command:
 @data_options
 @scheme_options
 @option(
-    "--plan", "plan_file", group=WHAT, type=FILE, help="Train what this plan, such as of onnxq plan, makes codes of."
+    "--plan",
+    "plan_file",
+    group=WHAT,
+    type=FILE,
+    help="Train what this plan makes codes, such as one that onnxq plan wrote.",
 )
 @training_options
 @goal_options
@@ -152,7 +156,7 @@ def train(
 
     Without labels, the outputs of the float model are learned. Killed, the same command goes on where it was.
 
-    Prints the written file on stdout; progress and the closing table go to stderr.
+    Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq.budget import Budget
     from onnxq.training import require_torch

@@ -22,12 +22,21 @@ _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
     required=True,
     help="Samples; of several sessions, a folder with one for each, called after it, such as encoder_model.npz.",
 )
-@click.option("--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Repeatable.  [default: all of them]")
+@click.option(
+    "--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Write this one. Repeatable.  [default: all]"
+)
 @click.option("--target", metavar="NAME", default="onnxruntime-web", show_default=True, help="The runtime.")
-@click.option("--min-sqnr", type=float, metavar="DB", default=20.0, show_default=True, help="Refuse what is noisier.")
+@click.option(
+    "--min-sqnr",
+    type=float,
+    metavar="DECIBELS",
+    default=20.0,
+    show_default=True,
+    help="Decibels the worst output must have.",
+)
 @click.option(
     "--search",
-    type=click.Choice(("fast", "full", "off")),
+    type=click.Choice(("off", "fast", "full")),
     default="fast",
     show_default=True,
     help="How much is tried and measured for each model.",

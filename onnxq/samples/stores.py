@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from errno import ENOENT
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -171,12 +169,13 @@ def check_there(path: Location) -> None:
     """
     try:
         there = bool(path.stat()) if isinstance(path, Path) else path.exists()
-        reason = "" if there else os.strerror(ENOENT)
     except OnnxqError:
         raise
+    except FileNotFoundError:
+        there = False
     # Each store has errors of its own.
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
-    if reason:
-        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples")
+    if not there:
+        raise DataError(f"{path} does not exist; give a file or folder of samples")

@@ -44,7 +44,10 @@ def text_file(place: Place) -> None:
 
 BAD_SAMPLES = {
     "empty folder": (replace_samples(), r"expected \.npz, \.npy, image or input_N\.pb files"),
-    "missing folder": (lambda place: place.calib.rename(place.root / "gone"), r"calib cannot be opened: No such file"),
+    "missing folder": (
+        lambda place: place.calib.rename(place.root / "gone"),
+        r"calib does not exist; give a file or folder",
+    ),
     "wrong name": (replace_samples(input=floats(4, 32)), r"'input' is not an input of the model, expected 'x'"),
     "another name more": (replace_samples(x=floats(4, 32), y=floats(1)), r"'y' is not an input of the model"),
     "wrong type": (

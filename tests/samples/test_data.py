@@ -221,5 +221,5 @@ def test_the_position_of_a_bad_sample_is_named() -> None:
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="gone cannot be opened: No such file"):
+    with pytest.raises(DataError, match="gone does not exist; give a file or folder"):
         open_samples(tmp_path / "gone", SINGLE)

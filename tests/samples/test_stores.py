@@ -67,7 +67,7 @@ def test_every_kind_of_file_comes_from_a_store(suffix: str, store: str) -> None:
 
 
 def test_what_is_not_there_is_named(store: str) -> None:
-    with pytest.raises(DataError, match=r"memory://\w+/gone cannot be opened: No such file"):
+    with pytest.raises(DataError, match=r"memory://\w+/gone does not exist; give a file or folder"):
         open_samples(f"{store}/gone", SINGLE)
 
 
