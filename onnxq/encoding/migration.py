@@ -103,8 +103,8 @@ class Around:
         """
         if not self:
             return values
-        operator, shape = OPERATORS[operator_key(node)], values.shape
-        rows, summed = (axes[index](node) % len(shape) for axes in (operator.weights, operator.reductions))
+        axes, shape = OPERATORS[operator_key(node)].weights[index], values.shape
+        rows, summed = axes.channels(node) % len(shape), axes.reduction(node) % len(shape)
         found = values.astype(np.float64)
         if self.read is not None:
             groups = len(self.read.values) // shape[summed]

@@ -145,13 +145,13 @@ class _Survey:
         if operator.channels is None or not rank:
             self._block(data, f"{node.op} reads it, whose channels are not known")
             return
-        summed = weight.shape[operator.reductions[1](node)]
+        summed = weight.shape[operator.weights[1].reduction(node)]
         self._place(data, operator.channels % rank, summed * int(node.attrs.get("group", 1)), rank)
         self._readers.append(Reader(node.name, data.name, dense=summed > 1))
         made = self._made(node)
         for tensor in made:
             # A product keeps the number of axes, and so does a clamp.
-            self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1](node)], rank)
+            self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1].channels(node)], rank)
         if len(set(weight.outputs)) > 1:
             for tensor in (data, *made):
                 self._block(tensor, f"{node.name} shares its weight with others")

@@ -158,7 +158,7 @@ def _layer(given: str, node: Node) -> _Probe | None:
     if operator is None or operator.bias is None or operator.channels is None or not is_fixed(node.inputs[1]):
         return None
     bias, weight = optional(node, operator.bias), node.inputs[1]
-    terms = int(np.prod(weight.shape)) // max(weight.shape[operator.weights[1](node)], 1)
+    terms = int(np.prod(weight.shape)) // max(weight.shape[operator.weights[1].channels(node)], 1)
     return _probe(given, node, bias, bias, len(weight.shape), terms=terms)
 
 

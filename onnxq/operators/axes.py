@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -12,21 +13,31 @@ AxisOf: TypeAlias = "Callable[[Node], int]"
 """From a node to an axis of its weight."""
 
 
-def axis(number: int) -> AxisOf:
-    """Return the same axis for every node."""
-    return lambda node: number
+@dataclass(frozen=True)
+class WeightAxes:
+    """Where a weight's axes lie, given the node.
+
+    Attributes:
+        channels: the one that indexes output channels, or the rows of a table.
+        reduction: the one that is summed over, or that a looked-up row lies along.
+    """
+
+    channels: AxisOf
+    reduction: AxisOf
 
 
-def turned(attribute: str, plain: int, transposed: int) -> AxisOf:
-    """Return one of two axes, as an attribute says that the weight lies transposed or not."""
-    return lambda node: transposed if node.attrs.get(attribute, 0) else plain
+def axes(channels: int, reduction: int) -> WeightAxes:
+    """Return the same axes for every node."""
+    return WeightAxes(lambda node: channels, lambda node: reduction)
 
 
-def gathered(node: Node) -> int:
-    """Return the axis along which Gather chooses."""
-    return int(node.attrs.get("axis", 0))
+def turned(attribute: str, channels: int, reduction: int) -> WeightAxes:
+    """Return two axes that change places where an attribute says that the weight lies transposed."""
+    return WeightAxes(
+        lambda node: reduction if node.attrs.get(attribute, 0) else channels,
+        lambda node: channels if node.attrs.get(attribute, 0) else reduction,
+    )
 
 
-def gathered_row(node: Node) -> int:
-    """Return the axis along which what Gather chooses lies."""
-    return 0 if node.attrs.get("axis", 0) else -1
+# Gather chooses along the axis that it names.
+gathered = WeightAxes(lambda node: int(node.attrs.get("axis", 0)), lambda node: 0 if node.attrs.get("axis", 0) else -1)

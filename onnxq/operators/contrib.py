@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onnxq.operators.axes import axis, turned
+from onnxq.operators.axes import axes, turned
 from onnxq.operators.integer import IntegerOperator
 from onnxq.operators.row import Operator, Role
 
@@ -20,16 +20,13 @@ _PRODUCT = Operator(
     Role.WEIGHTED,
     (0, 1),
     weights={0: turned("transA", -2, -1), 1: turned("transB", -1, -2)},
-    reductions={0: turned("transA", -1, -2), 1: turned("transB", -2, -1)},
     standard=("MatMul", (0, 1)),
     types=(0,),
 )
-_CONV = Operator(
-    Role.WEIGHTED, weights={1: axis(0)}, reductions={1: axis(1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,)
-)
+_CONV = Operator(Role.WEIGHTED, weights={1: axes(0, 1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,))
 # Their filters lie with the channels last.
-_CONV_LAST = replace(_CONV, reductions={1: axis(-1)}, standard=None)
-_ATTENTION = Operator(Role.WEIGHTED, weights={1: axis(-1)}, reductions={1: axis(0)}, bias=2, types=(0, 0))
+_CONV_LAST = replace(_CONV, weights={1: axes(0, -1)}, standard=None)
+_ATTENTION = Operator(Role.WEIGHTED, weights={1: axes(-1, 0)}, bias=2, types=(0, 0))
 # Angles that are looked up turn by what they are.
 _CACHED = Operator(Role.FLOAT, settings=True, types=(0, 3, 4))
 
@@ -40,12 +37,11 @@ _MICROSOFT: Mapping[str, Operator] = {
     "BiasGelu": _SHAPED,
     "BiasSoftmax": _SHAPED,
     "BiasSplitGelu": _TYPED,
-    "CausalConvWithState": Operator(Role.WEIGHTED, weights={1: axis(0)}, reductions={1: axis(-1)}, types=(0, 0)),
+    "CausalConvWithState": Operator(Role.WEIGHTED, weights={1: axes(0, -1)}, types=(0, 0)),
     "ComplexMul": _SHAPED,
     "DecoderAttention": Operator(
         Role.WEIGHTED,
-        weights={2: axis(-1), 3: axis(-1)},
-        reductions={2: axis(0), 3: axis(0)},
+        weights={2: axes(-1, 0), 3: axes(-1, 0)},
         bias=4,
         types=(0, 0, 0),
     ),
@@ -53,8 +49,7 @@ _MICROSOFT: Mapping[str, Operator] = {
     "EmbedLayerNormalization": Operator(
         Role.WEIGHTED,
         data=(),
-        weights={2: axis(0), 3: axis(0), 4: axis(0)},
-        reductions={2: axis(-1), 3: axis(-1), 4: axis(-1)},
+        weights={2: axes(0, -1), 3: axes(0, -1), 4: axes(0, -1)},
         standard=("Gather", (2, 0)),
         types=(2, 0, 2),
     ),
@@ -63,16 +58,13 @@ _MICROSOFT: Mapping[str, Operator] = {
     "FusedGemm": Operator(
         Role.WEIGHTED,
         weights={1: turned("transB", 1, 0)},
-        reductions={1: turned("transB", 0, 1)},
         bias=2,
         standard=("Gemm", (0, 1)),
         types=(0,),
     ),
     "FusedMatMul": _PRODUCT,
     "FusedMatMulActivation": _PRODUCT,
-    "GatedRelativePositionBias": Operator(
-        Role.WEIGHTED, weights={3: axis(-1)}, reductions={3: axis(0)}, bias=4, types=(0,)
-    ),
+    "GatedRelativePositionBias": Operator(Role.WEIGHTED, weights={3: axes(-1, 0)}, bias=4, types=(0,)),
     "Gelu": _SHAPED,
     "GridSample": replace(_TYPED, settings=True),
     "GroupNorm": _SHAPED,
@@ -81,16 +73,14 @@ _MICROSOFT: Mapping[str, Operator] = {
     "LinearAttention": _TYPED,
     "LongformerAttention": Operator(
         Role.WEIGHTED,
-        weights={1: axis(-1), 4: axis(-1)},
-        reductions={1: axis(0), 4: axis(0)},
+        weights={1: axes(-1, 0), 4: axes(-1, 0)},
         bias=2,
         types=(0,),
         shapes=(0,),
     ),
     "MoE": Operator(
         Role.WEIGHTED,
-        weights={2: axis(1), 4: axis(1), 6: axis(1)},
-        reductions={2: axis(2), 4: axis(2), 6: axis(2)},
+        weights={2: axes(1, 2), 4: axes(1, 2), 6: axes(1, 2)},
         types=(0,),
         shapes=(0,),
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from onnxq.operators.axes import AxisOf
+from onnxq.operators.axes import WeightAxes
 from onnxq.operators.channels import PassageRule
 from onnxq.operators.integer import IntegerOperator
 from onnxq.operators.intervals import IntervalRule
@@ -40,8 +40,7 @@ class Operator:
     Attributes:
         role: how the scale passes through.
         data: indices of the activation inputs; None stands for all inputs.
-        weights: input index of each weight to the axis that indexes its output channels, given the node.
-        reductions: input index of each weight to the axis that is summed over, or that a looked-up row lies along.
+        weights: input index of each weight to where its axes lie.
         bias: input index of a bias added in the accumulator.
         channels: axis of the data's channels where the mean of each is what the mean of the output follows from.
         passage: where the channels of its data are found in its outputs, where it gives each channel from that channel
@@ -65,8 +64,7 @@ class Operator:
 
     role: Role
     data: tuple[int, ...] | None = (0,)
-    weights: Mapping[int, AxisOf] = field(default_factory=dict)
-    reductions: Mapping[int, AxisOf] = field(default_factory=dict)
+    weights: Mapping[int, WeightAxes] = field(default_factory=dict)
     bias: int | None = None
     channels: int | None = None
     passage: PassageRule | None = None

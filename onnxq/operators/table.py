@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from onnxq.operators.axes import axis, gathered, gathered_row, turned
+from onnxq.operators.axes import axes, gathered, turned
 from onnxq.operators.channels import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
 from onnxq.operators.contrib import CONTRIB
 from onnxq.operators.integer import IntegerOperator
@@ -48,12 +48,11 @@ def operator_of(node: Node) -> Operator | None:
 _COMPUTE, _ARITHMETIC, _CARRIER, _CLAMP, _WEIGHTED, _FLOAT = Role
 _ONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
-_CONV = Operator(_COMPUTE, weights={1: axis(0)}, reductions={1: axis(1)}, bias=2, channels=1)
-_MATMUL = Operator(_COMPUTE, (0, 1), {0: axis(-2), 1: axis(-1)}, {0: axis(-1), 1: axis(-2)}, channels=-1, product=True)
+_CONV = Operator(_COMPUTE, weights={1: axes(0, 1)}, bias=2, channels=1)
+_MATMUL = Operator(_COMPUTE, (0, 1), {0: axes(-2, -1), 1: axes(-1, -2)}, channels=-1, product=True)
 _GEMM = Operator(
     _COMPUTE,
     weights={1: turned("transB", 1, 0)},
-    reductions={1: turned("transB", 0, 1)},
     bias=2,
     channels=-1,
     product=True,
@@ -61,8 +60,7 @@ _GEMM = Operator(
 )
 _CELL = Operator(
     _WEIGHTED,
-    weights={1: axis(1), 2: axis(1)},
-    reductions={1: axis(2), 2: axis(2)},
+    weights={1: axes(1, 2), 2: axes(1, 2)},
     recurrent=True,
 )
 _MOVING = Operator(_CARRIER, interval=first)
@@ -87,8 +85,7 @@ _STANDARD: Mapping[str, Operator] = {
     "Conv": replace(_CONV, integer=_integer("QLinearConv", _TWO, bias=8)),
     "ConvTranspose": Operator(
         _COMPUTE,
-        weights={1: axis(1)},
-        reductions={1: axis(0)},
+        weights={1: axes(1, 0)},
         bias=2,
         channels=1,
         integer=_integer("QLinearConvTranspose", _TWO, bias=8),
@@ -105,7 +102,7 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(_CARRIER, weights={0: gathered}, reductions={0: gathered_row}, passage=picked, interval=first),
+    "Gather": Operator(_CARRIER, weights={0: gathered}, passage=picked, interval=first),
     "Add": Operator(_ARITHMETIC, data=None, passage=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
     "Mul": Operator(
         _ARITHMETIC,

@@ -74,7 +74,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
         return place
     if not is_fixed(bias) or onnx_dtype(bias) not in _FLOATS:
         return None
-    channels = weight.shape[operator.weights[_WEIGHT](node)]
+    channels = weight.shape[operator.weights[_WEIGHT].channels(node)]
     return place if bias.shape and bias.shape[-1] == channels == volume(bias.shape) else None
 
 

@@ -34,9 +34,9 @@ def weight_at(node: Node, index: int, spec: Spec) -> Weight:
         index,
         tensor.name,
         spec,
-        operator.weights[index](node),
+        operator.weights[index].channels(node),
         volume(tensor.shape),
-        operator.reductions[index](node),
+        operator.weights[index].reduction(node),
     )
 
 

@@ -75,7 +75,7 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
         return "its weight is empty"
     if scales_its_terms(node):
         return "Gemm with alpha, beta or transA has no integer kernel"
-    channels = weight.shape[operator.weights[1](node)]
+    channels = weight.shape[operator.weights[1].channels(node)]
     terms = volume(weight.shape) // channels
     if terms > _LONGEST_SUM:
         return f"sums of {terms} products can overflow an int32 accumulator"

@@ -144,7 +144,7 @@ class _Replacing:
         zero_point = optional(node, triple[2])
         if isinstance(codes, Constant):
             known = operator_of(probe)
-            axis = known.weights[place](probe) if known is not None and place in known.weights else -1
+            axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
             return self._weight(node, codes, scale, zero_point, axis)
         values = Variable(self.names.fresh(f"{codes.name}.dequantized"))
         inputs = [codes, scale, *filter(None, [zero_point])]

@@ -137,7 +137,7 @@ class _Products:
             scale = np.ones((), np.float32)
             for factor in stored:
                 scale = scale * factor.values
-            axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index](node) % max(1, len(codes.shape))
+            axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node) % max(1, len(codes.shape))
             extent = codes.shape[axis] if codes.shape else 1
             if scale.size not in (1, extent):
                 raise _not_scaled(node, f"its weight has {scale.size} scales, expected 1 or {extent}")

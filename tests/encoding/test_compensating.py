@@ -66,8 +66,8 @@ def plan_for(graph: Graph, mode: Mode = Mode.STORAGE, spec: Spec = FOUR_BITS) ->
     operator = operator_of(node)
     assert operator is not None
     weights = tuple(
-        Weight(index, node.inputs[index].name, spec, axis(node), 0, operator.reductions[index](node))
-        for index, axis in operator.weights.items()
+        Weight(index, node.inputs[index].name, spec, axes.channels(node), 0, axes.reduction(node))
+        for index, axes in operator.weights.items()
         if is_fixed(node.inputs[index])
     )
     bias = operator.bias if mode is Mode.STATIC else None
