@@ -38,6 +38,24 @@ def test_it_runs_times_and_profiles_by_the_names_of_nodes(build: Callable[..., M
         assert {"first", "y"} <= made
 
 
+def test_a_model_is_known_by_its_bytes_wherever_it_lies(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first.onnx", "second.onnx")]
+    sample = {"x": np.full(4, -2.0, np.float32)}
+    made = {op: build(f"(float[4] x) => (float[4] y) {{ y = {op}(x) }}") for op in ("Abs", "Relu")}
+    with open_engine("openvino-f32") as engine:
+
+        def answers(*written: str) -> list[float]:
+            for path, op in zip(paths, written, strict=True):
+                onnx.save(made[op], path)
+            engine.profile(paths[1], [sample], tmp_path, 1)
+            return [float(engine.load(path).run(sample)[0][0]) for path in paths]
+
+        assert answers("Abs", "Abs") == [2.0, 2.0]
+        assert answers("Relu", "Abs") == [0.0, 2.0]
+        paths[0].unlink()
+        assert answers("Abs", "Relu") == [2.0, 0.0]
+
+
 def test_what_it_refuses_is_told_in_its_words(build: Callable[..., ModelProto], tmp_path: Path) -> None:
     model = build("(float[4] x) => (float[4] y) { y = Unknown(x) }")
     onnx.save(model, tmp_path / "model.onnx")
