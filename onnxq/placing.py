@@ -82,7 +82,7 @@ class Placing:
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
                 *((FuseBiases(), IsolateProducts(plan), IsolateFloats(plan)) if workarounds else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
-                ShareInitializers(),
+                ShareInitializers(scalars_apart=True),
                 StoreOnce(),
                 RemoveUnused(),
             )

@@ -19,7 +19,13 @@ class ShareInitializers(Pass):
 
     One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
     that are inputs or outputs of a graph, and text.
+
+    Attributes:
+        scalars_apart: whether each graph keeps scalars of its own. onnxruntime 1.30 does not load two bodies whose
+            integer kernels give codes with one zero point.
     """
+
+    scalars_apart: bool = False
 
     def apply(self, graph: Graph) -> Changes:
         """Share; ``changed`` holds the names of the initializers that are no longer read."""
@@ -27,14 +33,15 @@ class ShareInitializers(Pass):
         # Most large weights are alone in their shape and ends, and their bytes need not be read.
         kinds = {tensor: _kind(tensor) for tensor, _ in shared}
         alike = Counter(kinds.values())
-        first: dict[tuple[Hashable, bytes], tuple[Constant, Graph]] = {}
+        first: dict[tuple[Hashable, bytes, Graph | None], tuple[Constant, Graph]] = {}
         moved: set[Constant] = set()
         names: Names | None = None
         changed = []
         for tensor, scope in shared:
             if alike[kinds[tensor]] == 1:
                 continue
-            kept, home = first.setdefault((kinds[tensor], _digest(tensor)), (tensor, scope))
+            among = scope if self.scalars_apart and not tensor.shape else None
+            kept, home = first.setdefault((kinds[tensor], _digest(tensor), among), (tensor, scope))
             if kept is tensor:
                 continue
             if home is not scope and kept not in moved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from node_packages import PLACE
 from onnx import ModelProto, helper
 
+from onnxq import Budget, quantize
 from onnxq.engines.engine import Engine
 from onnxq.engines.node import node_engine, node_program
 from onnxq.errors import EngineError
 from onnxq.modelfile import as_graph
 from onnxq.preparation import prepare
+from onnxq.scheme import Mode
 from onnxq.searching.kernel_times import trace_kernels
 
 needs_node = pytest.mark.skipif(node_program() is None, reason="there is no Node")
@@ -39,6 +42,27 @@ def test_webassembly_runs_in_as_many_threads_as_it_was_first_told(
         assert sum(map(len, double.time([model], [sample], 0.0))) == 1
         with pytest.raises(EngineError, match="threads cannot change once a model is loaded"):
             double.load(tmp_path / "model.onnx", 1)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_integer_kernels_in_both_branches_are_loaded(
+    build: Callable[..., ModelProto], tmp_path: Path, package: str
+) -> None:
+    branches = [f"{{ {name}0 = Conv(x, {name}w) {name} = Relu({name}0) }}" for name in "ab"]
+    model = build(
+        f"""(float[1,4,8] x, bool c) => (float[1,4,8] y) {{
+            y = If(c) <then_branch = t () => (float[1,4,8] a) {branches[0]},
+                       else_branch = e () => (float[1,4,8] b) {branches[1]}>
+        }}""",
+        aw=(4, 4, 1),
+        bw=(4, 4, 1),
+    )
+    drawn = np.random.default_rng(0).standard_normal((8, 1, 4, 8)).astype(np.float32)
+    samples = [{"x": one, "c": np.array(index % 2 == 0)} for index, one in enumerate(drawn)]
+    made = quantize(model, samples, tmp_path / "model.onnx", budget=Budget(search="off", accuracy="off", latency=0))
+    assert made.report.plan.count(Mode.STATIC) >= 2
+    with started(package) as engine:
+        assert engine.load(tmp_path / "model.onnx").run(samples[0])[0].shape == (1, 4, 8)
 
 
 @pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])

@@ -108,6 +108,16 @@ def test_copies_in_bodies_become_one_around_them() -> None:
     assert [len(branch.g.initializer) for node in written.node for branch in node.attribute] == [0, 0, 0, 1]
 
 
+def test_scalars_of_several_bodies_stay_apart_on_wish() -> None:
+    then = "yes () => (float[4] t) <float u = {2}, float v = {2}> { s = Add(x, u) t = Add(s, v) }"
+    other = "no () => (float[4] e) <float w = {2}> { e = Mul(x, w) }"
+    made = model(
+        f"g (float[4] x, bool c) => (float[4] y) {{ y = If (c) <then_branch = {then}, else_branch = {other}> }}"
+    )
+    assert ShareInitializers(scalars_apart=True).apply(as_graph(made)).changed == ("v",)
+    assert ShareInitializers().apply(as_graph(made)).changed == ("v", "w")
+
+
 def test_scalars_are_shared() -> None:
     _, changes = share(two_sums(np.array(2, np.float32), np.array(2, np.float32)))
     assert changes.changed == ("other",)
