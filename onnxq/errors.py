@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _LONGEST = 600
 
@@ -55,6 +55,26 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     """
     found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that tells of a name that is none of those there are.
+
+    >>> unknown("preset", "int9", ["int8", "mxfp4"])
+    "preset 'int9' is not one of int8, mxfp4; did you mean 'int8'?"
+    """
+    names = list(known)
+    return f"{what} {name!r} is not one of {', '.join(names)}{nearest(name, names)}"
+
+
+def check_name(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is none of those there are.
+
+    Raises:
+        SchemeError: it is none; the message suggests the nearest one.
+    """
+    if name not in known:
+        raise SchemeError(unknown(what, name, known))
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:

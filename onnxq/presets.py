@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 from onnxq.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
 
 _PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
@@ -96,6 +96,5 @@ def preset_named(name: str) -> Scheme:
     Raises:
         SchemeError: no such preset; the message suggests the nearest one.
     """
-    if name not in PRESETS:
-        raise SchemeError(f"preset {name!r} is not one of {', '.join(PRESETS)}{nearest(name, PRESETS)}")
+    check_name("preset", name, PRESETS)
     return PRESETS[name]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 from onnxq.numbers.spec import Granularity, Spec
 
 
@@ -252,6 +252,5 @@ def target_named(name: str) -> Target:
     Raises:
         SchemeError: no such target; the message suggests the nearest one.
     """
-    if name not in TARGETS:
-        raise SchemeError(f"target {name!r} is not one of {', '.join(TARGETS)}{nearest(name, TARGETS)}")
+    check_name("target", name, TARGETS)
     return TARGETS[name]

@@ -12,7 +12,7 @@ import onnx
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
-from onnxq.errors import ModelError, OnnxqError, SchemeError, nearest
+from onnxq.errors import ModelError, OnnxqError, check_name
 from onnxq.judging.agreement import Agreement, agreement_of
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.modelfile.publish import data_file, publish, staging
@@ -106,8 +106,7 @@ def write_web_folder(
         SchemeError: there is no such dtype.
     """
     for name in dtypes:
-        if name not in DTYPES:
-            raise SchemeError(f"dtype {name!r} is not one of {', '.join(DTYPES)}{nearest(name, DTYPES)}")
+        check_name("dtype", name, DTYPES)
     sessions = open_sessions(_float_models(folder))
     samples = samples_of(sessions, data)
     floats = [session.file for session in sessions]

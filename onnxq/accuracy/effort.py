@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, unknown
 
 METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
@@ -67,6 +67,5 @@ def accuracy_named(text: str) -> Accuracy:
     wanted = tuple(part.strip() for part in text.split(","))
     for name in wanted:
         if name not in METHODS:
-            known = (*ACCURACIES, *METHODS)
-            raise SchemeError(f"accuracy {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+            raise SchemeError(unknown("accuracy", name, (*ACCURACIES, *METHODS)))
     return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))

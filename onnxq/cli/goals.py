@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from onnxq.cli.groups import EFFORT, ENGINE, FIDELITY, SPEED, option
+from onnxq.cli.groups import EFFORT, ENGINE, FIDELITY, SPEED, Command, option, with_options
 from onnxq.cli.options import FILE, FiniteRange, time_to_spend
-from onnxq.cli.wanted import Command, is_given, with_options
+from onnxq.cli.wanted import is_given
 
 accuracy_option: Callable[[Command], Command] = option(
     "--accuracy",

@@ -9,6 +9,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+Command = Callable[..., None]
+
 LIST = "list"
 """What is given to an option that names things to see them all."""
 
@@ -76,6 +78,13 @@ class SectionedGroup(click.Group):
 def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds an option to a group of a command's help."""
     return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
+    """Return a command with options, in the order in which they are given here."""
+    for one in reversed(options):
+        command = one(command)
+    return command
 
 
 class Named(click.ParamType[str]):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.cli.groups import OUTPUT, option
+from onnxq.cli.groups import OUTPUT, Command, option, with_options
 from onnxq.cli.options import FILE
 
 if TYPE_CHECKING:
@@ -61,24 +60,26 @@ class Kept:
             save_overlays(report, self.overlay)
 
 
-def kept_options(command: Callable[..., None]) -> Callable[..., None]:
+def kept_options(command: Command) -> Command:
     """Add the files that are kept to a command, which takes them as one argument ``kept``."""
 
     @functools.wraps(command)
     def with_kept(*args: Any, **kwargs: Any) -> None:
         command(*args, kept=Kept(*(kwargs.pop(name) for name in ("report", "html", "overlay"))), **kwargs)
 
-    overlay = option(
-        "--overlay",
-        group=OUTPUT,
-        type=FILE,
-        help="Write mode, time and noise of nodes for Model Explorer, as FILE with .mode, .time and .noise.",
+    return with_options(
+        with_kept,
+        option(
+            "--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too."
+        ),
+        option("--html", group=OUTPUT, type=FILE, help="Write a page that shows all of it, of a refused result too."),
+        option(
+            "--overlay",
+            group=OUTPUT,
+            type=FILE,
+            help="Write mode, time and noise of nodes for Model Explorer, as FILE with .mode, .time and .noise.",
+        ),
     )
-    html = option("--html", group=OUTPUT, type=FILE, help="Write a page that shows all of it, of a refused result too.")
-    report = option(
-        "--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too."
-    )
-    return report(html(overlay(with_kept)))
 
 
 def with_command(report: Report) -> Report:

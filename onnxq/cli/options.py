@@ -12,7 +12,19 @@ from typing import Any
 
 import click
 
-from onnxq.cli.groups import CALIBRATION, DATA, ENGINE, IMAGES, OUTPUT, PASS, PASSES, SPEED, option
+from onnxq.cli.groups import (
+    CALIBRATION,
+    DATA,
+    ENGINE,
+    IMAGES,
+    OUTPUT,
+    PASS,
+    PASSES,
+    SPEED,
+    Command,
+    option,
+    with_options,
+)
 from onnxq.option_values import size_of
 
 FILE = click.Path(path_type=Path)
@@ -41,12 +53,12 @@ BELOW_FIDELITY = 3
 json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 
 
-def most_samples(told: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def most_samples(told: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``limit`` to a command, told of in these words."""
     return option("--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help=told)
 
 
-def time_to_spend(told: str, seconds: float = 2.0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def time_to_spend(told: str, seconds: float = 2.0) -> Callable[[Command], Command]:
     """Return a decorator that adds ``seconds`` to a command, told of in these words."""
     return option(
         "--seconds",
@@ -77,7 +89,7 @@ source_option = option(
 )
 
 
-def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def pass_option(what: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a repeatable option to a command, which takes it as ``passes``."""
     return option(
         "-p",
@@ -94,7 +106,7 @@ def pass_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None
 _IMAGE_OPTIONS = ("size", "mean", "std", "scale", "channels", "layout", "fit", "resize")
 
 
-def two_models(command: Callable[..., None]) -> Callable[..., None]:
+def two_models(command: Command) -> Command:
     """Add what a command takes that sets two models side by side: these, what runs them, and samples as ``data``."""
 
     @functools.wraps(command)
@@ -106,9 +118,14 @@ def two_models(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(*args, data=Data(samples, None, limit, images, chain, source=source), **kwargs)
 
-    wrapped: Callable[..., None] = image_options(with_data)
-    for one in (
-        json_option,
+    return with_options(
+        image_options(with_data),
+        click.argument("reference", type=FILE),
+        click.argument("candidate", type=FILE),
+        option("--data", group=DATA, required=True, type=FILE, help="Samples, as --calib takes them."),
+        most_samples("Use at most this many samples, from all over; the first ones for --chain."),
+        chain_option,
+        source_option,
         option(
             "--engine",
             group=SPEED,
@@ -118,18 +135,11 @@ def two_models(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
         ),
-        source_option,
-        chain_option,
-        most_samples("Use at most this many samples, from all over; the first ones for --chain."),
-        option("--data", group=DATA, required=True, type=FILE, help="Samples, as --calib takes them."),
-        click.argument("candidate", type=FILE),
-        click.argument("reference", type=FILE),
-    ):
-        wrapped = one(wrapped)
-    return wrapped
+        json_option,
+    )
 
 
-def image_options(command: Callable[..., None]) -> Callable[..., None]:
+def image_options(command: Command) -> Command:
     """Add the options about image files to a command, which takes them as one argument ``images``."""
 
     @functools.wraps(command)
@@ -141,53 +151,13 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
         preset = IMAGE_PRESETS.get(kwargs.pop("image_preset"), ImageOptions())
         command(*args, images=replace(preset, **chosen), **kwargs)
 
-    wrapped: Callable[..., None] = with_images
-    for one in (
+    return with_options(
+        with_images,
         option(
-            "--image-resize",
+            "--image-preset",
             group=IMAGES,
-            type=click.IntRange(min=1),
-            metavar="PIXELS",
-            help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
-        ),
-        option(
-            "--image-fit",
-            group=IMAGES,
-            type=click.Choice(["stretch", "crop"]),
-            help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
-        ),
-        option(
-            "--image-channels",
-            group=IMAGES,
-            type=click.Choice(["RGB", "BGR", "GRAY"]),
-            help="Order of the colours.  [default: RGB]",
-        ),
-        option(
-            "--image-layout",
-            group=IMAGES,
-            type=click.Choice(["NCHW", "NHWC"]),
-            help="Where the channels are.  [default: the model's own axis of 1 or 3]",
-        ),
-        option(
-            "--image-std",
-            group=IMAGES,
-            callback=_parse_numbers,
-            metavar="R,G,B",
-            help="Divide pixels by these, after --image-mean.  [default: 1]",
-        ),
-        option(
-            "--image-mean",
-            group=IMAGES,
-            callback=_parse_numbers,
-            metavar="R,G,B",
-            help="Subtract these from pixels, after --image-scale.  [default: 0]",
-        ),
-        option(
-            "--image-scale",
-            group=IMAGES,
-            callback=_parse_factor,
-            metavar="FACTOR",
-            help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
+            type=click.Choice(["imagenet", "clip", "inception"]),
+            help="How images were prepared for models of a kind; the options below override it.",
         ),
         option(
             "--image-size",
@@ -197,17 +167,55 @@ def image_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Resize images.  [default: the model's own size]",
         ),
         option(
-            "--image-preset",
+            "--image-scale",
             group=IMAGES,
-            type=click.Choice(["imagenet", "clip", "inception"]),
-            help="How images were prepared for models of a kind; the options below override it.",
+            callback=_parse_factor,
+            metavar="FACTOR",
+            help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
         ),
-    ):
-        wrapped = one(wrapped)
-    return wrapped
+        option(
+            "--image-mean",
+            group=IMAGES,
+            callback=_parse_numbers,
+            metavar="R,G,B",
+            help="Subtract these from pixels, after --image-scale.  [default: 0]",
+        ),
+        option(
+            "--image-std",
+            group=IMAGES,
+            callback=_parse_numbers,
+            metavar="R,G,B",
+            help="Divide pixels by these, after --image-mean.  [default: 1]",
+        ),
+        option(
+            "--image-layout",
+            group=IMAGES,
+            type=click.Choice(["NCHW", "NHWC"]),
+            help="Where the channels are.  [default: the model's own axis of 1 or 3]",
+        ),
+        option(
+            "--image-channels",
+            group=IMAGES,
+            type=click.Choice(["RGB", "BGR", "GRAY"]),
+            help="Order of the colours.  [default: RGB]",
+        ),
+        option(
+            "--image-fit",
+            group=IMAGES,
+            type=click.Choice(["stretch", "crop"]),
+            help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
+        ),
+        option(
+            "--image-resize",
+            group=IMAGES,
+            type=click.IntRange(min=1),
+            metavar="PIXELS",
+            help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
+        ),
+    )
 
 
-def collection_options(command: Callable[..., None]) -> Callable[..., None]:
+def collection_options(command: Command) -> Command:
     """Add the options about running samples to a command, which takes them as ``collection``.
 
     The argument is None where none of them is given.
@@ -225,18 +233,13 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
         given = any(value is not None for value in (stats, workers, memory)) or bool(kwargs.get("chain"))
         command(*args, collection=collection if given else None, **kwargs)
 
-    wrapped: Callable[..., None] = with_collection
-    for one in (
+    return with_options(
+        with_collection,
         option(
-            "--memory",
+            "--stats",
             group=CALIBRATION,
-            callback=_parse_memory,
-            metavar="SIZE",
-            help="Most memory for calibration, such as 4GB: where more is needed, the samples run several times, and "
-            "training keeps them on disk.",
-        ),
-        option(
-            "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
+            type=FILE,
+            help="Statistics from onnxq calibrate; what matches is not run again.",
         ),
         option(
             "--jobs",
@@ -246,14 +249,17 @@ def collection_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Calibrate in this many worker processes.",
         ),
         option(
-            "--stats",
-            group=CALIBRATION,
-            type=FILE,
-            help="Statistics from onnxq calibrate; what matches is not run again.",
+            "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
         ),
-    ):
-        wrapped = one(wrapped)
-    return wrapped
+        option(
+            "--memory",
+            group=CALIBRATION,
+            callback=_parse_memory,
+            metavar="SIZE",
+            help="Most memory for calibration, such as 4GB: where more is needed, the samples run several times, and "
+            "training keeps them on disk.",
+        ),
+    )
 
 
 def _notice(sentence: str) -> None:

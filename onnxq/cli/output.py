@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import OUTPUT, option
+from onnxq.cli.groups import OUTPUT, Command, option, with_options
 from onnxq.cli.kept import Kept, kept_options, with_command
 from onnxq.cli.options import FILE
-from onnxq.cli.wanted import Command, with_options
 from onnxq.errors import OutputError
 
 if TYPE_CHECKING:

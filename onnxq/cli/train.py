@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.goals import goal_options, seconds_option
-from onnxq.cli.groups import TRAINING, WHAT, GroupedCommand, option
+from onnxq.cli.groups import TRAINING, WHAT, Command, GroupedCommand, option, with_options
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
-from onnxq.cli.wanted import NO_SAMPLES, Asked, Command, data_options, scheme_options, with_options
+from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
 
 if TYPE_CHECKING:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, PASS, PRESET, RANGE, TARGET, WHAT, option
+from onnxq.cli.groups import DATA, PASS, PRESET, RANGE, TARGET, WHAT, Command, option, with_options
 from onnxq.cli.options import FILE, chain_option, image_options, most_samples, source_option
 
 if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
     from onnxq.scheme import Scheme
-
-Command = Callable[..., None]
 
 NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
 
@@ -219,10 +217,3 @@ def scheme_options(command: Command) -> Command:
             "--strip-metadata", group=WHAT, is_flag=True, help="Leave out what the exporter has written about nodes."
         ),
     )
-
-
-def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
-    """Return a command with options, in the order in which they are given here."""
-    for one in reversed(options):
-        command = one(command)
-    return command

@@ -14,7 +14,7 @@ from onnxq.engines.child import ChildEngine, backend_source, python_program
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.node import node_engine
-from onnxq.errors import EngineError, nearest
+from onnxq.errors import EngineError, unknown
 from onnxq.extensions import registered, registered_names
 from onnxq.targets import DEFAULT_TARGET, Target
 
@@ -96,8 +96,7 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or registered(ENTRY_POINTS, name, "engine")
     if opener is None:
-        known = engine_names()
-        raise EngineError(f"engine {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+        raise EngineError(unknown("engine", name, engine_names()))
     engine = opener(place)
     engine.threads = threads or engine.threads
     return engine

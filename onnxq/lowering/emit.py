@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 
 
 class Emit(StrEnum):
@@ -31,7 +31,5 @@ def emit_named(name: str) -> Emit:
     Raises:
         SchemeError: there is none; the message suggests the nearest one.
     """
-    values = [str(one) for one in Emit]
-    if name not in values:
-        raise SchemeError(f"emit {name!r} is not one of {', '.join(values)}{nearest(name, values)}")
+    check_name("emit", name, [str(one) for one in Emit])
     return Emit(name)

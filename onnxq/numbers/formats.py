@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 from onnxq.numbers.codebooks import Codebook
 from onnxq.numbers.minifloats import Minifloat, narrowed
 
@@ -204,6 +204,5 @@ def format_named(name: str) -> Format:
     Raises:
         SchemeError: no such format; the message suggests the nearest one.
     """
-    if name not in FORMATS:
-        raise SchemeError(f"number format {name!r} is not one of {', '.join(FORMATS)}{nearest(name, FORMATS)}")
+    check_name("number format", name, FORMATS)
     return FORMATS[name]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 
 Scales = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -100,7 +100,5 @@ def scale_format_named(name: str) -> ScaleFormat:
     Raises:
         SchemeError: no such scale format; the message suggests the nearest one.
     """
-    if name not in SCALE_FORMATS:
-        known = ", ".join(SCALE_FORMATS)
-        raise SchemeError(f"scale format {name!r} is not one of {known}{nearest(name, SCALE_FORMATS)}")
+    check_name("scale format", name, SCALE_FORMATS)
     return SCALE_FORMATS[name]

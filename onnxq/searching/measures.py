@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 from onnxq.planning.plan import Plan
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import Noises
@@ -99,6 +99,5 @@ def effort_named(name: str) -> Effort | None:
     Raises:
         SchemeError: no such search; the message suggests the nearest one.
     """
-    if name not in EFFORTS:
-        raise SchemeError(f"search {name!r} is not one of {', '.join(EFFORTS)}{nearest(name, EFFORTS)}")
+    check_name("search", name, EFFORTS)
     return EFFORTS[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import check_name
 from onnxq.graph import Node, scopes
 from onnxq.html_tables import html_table
 from onnxq.numbers.ratios import decibels
@@ -151,8 +151,7 @@ class Sensitivity:
         Raises:
             SchemeError: there is no such order.
         """
-        if order not in ORDERS:
-            raise SchemeError(f"order {order!r} is not one of {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+        check_name("order", order, ORDERS)
         tensors = sorted(self.tensors, key=lambda one: _place(order, one.tensor, one.sqnr, _borders(one)))
         nodes = sorted(self.nodes, key=lambda one: _place(order, one.node, one.sqnr, one.milliseconds))
         return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))

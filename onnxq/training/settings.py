@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onnxq.errors import SchemeError, check_type, nearest
+from onnxq.errors import SchemeError, check_name, check_type
 
 LEARNED = ("weights", "biases", "scales", "zero-points")
 """What can learn."""
@@ -98,12 +98,10 @@ class Training:
         check_type(self.labels, (str, Path, type(None)), "the labels", "a .npy file")
         check_type(self.loss, str, "the loss", "FILE.py:FUNCTION")
         for name in self.learn:
-            if name not in LEARNED:
-                raise SchemeError(f"{name!r} is not one of {', '.join(LEARNED)}{nearest(name, LEARNED)}")
+            check_name("what learns", name, LEARNED)
         if not self.learn:
             raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
-        if self.blocks not in BLOCKS:
-            raise SchemeError(f"blocks {self.blocks!r} is not one of {', '.join(BLOCKS)}{nearest(self.blocks, BLOCKS)}")
+        check_name("blocks", self.blocks, BLOCKS)
         check_batch_norm(self.batch_norm)
         check_type(self.device, str, "the device", "the name of one of torch's, such as cpu or cuda")
         check_type(self.memory, int, "the memory", "a number of bytes")
@@ -128,6 +126,4 @@ def check_batch_norm(text: str) -> None:
     Raises:
         SchemeError: it does not.
     """
-    if text not in BATCH_NORM:
-        told = nearest(text, BATCH_NORM)
-        raise SchemeError(f"batch normalization {text!r} is not one of {', '.join(BATCH_NORM)}{told}")
+    check_name("batch normalization", text, BATCH_NORM)

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from onnx import ModelProto
+from shared_weight import SCALES, Build, graph_of, plan_of
 
 from onnxq.encoding.codes import encode_with
 from onnxq.errors import ModelError
-from onnxq.graph import Graph, scopes
+from onnxq.graph import scopes
 from onnxq.modelfile import as_graph, to_model
-from onnxq.numbers.numerics import Parameters
-from onnxq.planning.plan import Activation, Decision, Plan, Weight
-from onnxq.scheme import Granularity, Mode, Spec
-
-Build = Callable[..., ModelProto]
-CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)
-SCALES = {"x": Parameters(np.array(0.02, np.float32), np.array(128, np.uint8))}
-TWO = """(float[3,4] x) => (float[3,4] y, float[3,4] z) { [a] y = Gemm(x, w, b)  [c] z = Gemm(x, w, d) }"""
-
-
-def plan_of(*modes: Mode, weight: Spec = CHANNELS) -> Plan:
-    decisions = (
-        Decision(name, "Gemm", mode, "", (Weight(1, "w", weight, 1, 16, 0),), 2 if mode is Mode.STATIC else None, "x")
-        for name, mode in zip("ac", modes, strict=False)
-    )
-    return Plan(tuple(decisions), (Activation("x", Spec("uint8", symmetric=False), "x"),), "s", "t")
-
-
-def graph_of(build: Build, **stored: object) -> Graph:
-    rows = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
-    return as_graph(build(TWO, **{"w": rows, "b": np.ones(4, np.float32), "d": np.ones(4, np.float32), **stored}))
+from onnxq.scheme import Mode
 
 
 def test_nothing_of_the_graph_is_edited(build: Build) -> None:

@@ -12,19 +12,16 @@ import numpy as np
 import onnx
 import pytest
 
+from execution.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.kinds import request_for
 from onnxq.execution.cluster import Cluster
-from onnxq.execution.runner import Ledger, collect
+from onnxq.execution.runner import collect
 from onnxq.samples.data import Samples, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
 
-MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
-SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 SHORT = 0.2
 """A lease of so many seconds ends several times in the run of these samples."""
 
@@ -44,11 +41,7 @@ def running() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def expected() -> Evidence:
-    return collect(MODEL, SAMPLES, TAPS, ledger=ledger())
-
-
-def ledger() -> Ledger:
-    return Ledger("model", Evidence(), lambda total: None)
+    return collected_here()
 
 
 def files(folder: Path) -> Samples:

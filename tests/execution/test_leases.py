@@ -4,28 +4,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from execution.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.errors import DataError
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.kinds import request_for
 from onnxq.execution import leases
 from onnxq.execution.cluster import Cluster
 from onnxq.execution.leases import fits
-from onnxq.execution.runner import Ledger, collect, tap
+from onnxq.execution.runner import collect, tap
 from onnxq.execution.shards import Tapped, observe_shard
 from onnxq.execution.work import Shard, Work
-from onnxq.samples.inputs import Sample
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-
-MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
-SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +33,7 @@ def running() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def expected() -> Evidence:
-    return collect(MODEL, SAMPLES, TAPS, ledger=ledger())
-
-
-def ledger() -> Ledger:
-    return Ledger("model", Evidence(), lambda total: None)
+    return collected_here()
 
 
 def same(found: Evidence, expected: Evidence) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import get_type_hints
 
-from onnxq.errors import DataError, nearest
+from onnxq.errors import DataError, nearest, unknown
 from onnxq.extensions import registered, registered_names
 from onnxq.option_values import value_of
 from onnxq.samples.sources.audio import Audio
@@ -52,8 +52,7 @@ def source_named(text: str) -> Source:
     name, *given = text.split(":")
     found = SOURCES.get(name) or registered(ENTRY_POINTS, name, "Source")
     if found is None:
-        known = _names()
-        raise DataError(f"source {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+        raise DataError(unknown("source", name, _names()))
     kinds = get_type_hints(found)
     options = [option.name for option in fields(found)] if is_dataclass(found) else []
     values = {}
