@@ -135,8 +135,8 @@ class Folds:
     def surely_pays(self, plan: Plan, finding: Finding, other: Finding) -> bool:
         """Return whether a finding leaves less noise than another by more than chance, sample by sample.
 
-        Both folds have to see less, and all samples together more than one standard error less, or where they are few,
-        as much more as Student's t allows for. The second fold finds nothing where the first sees no less.
+        All samples together have to see more than one standard error less, or where they are few, as much more as
+        Student's t allows for. The second fold finds nothing where what the first sees cannot be made up for.
 
         Args:
             plan: what becomes of each node.
@@ -145,12 +145,11 @@ class Folds:
         """
         before = [self._noises_of(fold, plan, other) for fold in range(2)]
         found = [self._noises_of(0, plan, finding)]
-        if not pooled(found[0]) < pooled(before[0]):
+        if not pooled(found[0]) < _HOPELESS * pooled(before[0]):
             return False
         found.append(self._noises_of(1, plan, finding))
         freedom = max(sum(map(len, found)) - 1, 1)
-        both = pooled(found[1]) < pooled(before[1])
-        return both and takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
+        return takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
 
     def held_out(self, plan: Plan) -> Trials:
         """Return trials by samples that the ranges and means of their evidence are not made of.

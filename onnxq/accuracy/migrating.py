@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import methodcaller
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
-from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
+from onnxq.encoding.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
+from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters
 from onnxq.encoding.range_choice import RangeChoice
@@ -57,14 +58,22 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
         return basis
     channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
     # A range method that the user names stays.
-    whole = [basis.recipe.with_choice(RangeChoice(MinMax()))] if "ranges" in accuracy.methods else []
-    recipes = {one.key: one for one in (basis.recipe, *whole)}.values()
-    first, *others = _FEW
+    others = _with_other_ranges(basis.recipe) if "ranges" in accuracy.methods else ()
+    recipes = {one.key: one for one in (basis.recipe, *others)}.values()
+    first, *settings = _FEW
     alike = dict.fromkeys(found, first)
     # First the ranges, and then, with these, how much of them.
     best = folds.quietest(plan, [_Candidate(channels, replace(basis, recipe=recipe), alike) for recipe in recipes])
-    best = folds.quietest(plan, [best, *(best.alike(setting) for setting in others)])
+    best = folds.quietest(plan, [best, *(best.alike(setting) for setting in settings)])
     return folds.kept(plan, basis, [_finer(folds, plan, best, accuracy.models) if accuracy.thorough else best])
+
+
+def _with_other_ranges(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield a recipe with whole ranges, and with room beyond where they end since what follows is flat."""
+    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+    for room in (1.0, 1 / SMALLEST) if ends else (1.0,):
+        own = {tensor: replace(one, method=MinMax(), room=room) for tensor, one in ends.items()}
+        yield recipe.with_choice(RangeChoice(MinMax(), own))
 
 
 def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
@@ -169,7 +178,7 @@ class _Channels:
             parts = [part for group, part in self._parts if group in groups]
             self._shares[key] = {
                 site: [
-                    shares(site, self._plan, parameters, {name: self._ends(name, part) for name in site.tensors})
+                    shares(site, self._plan, parameters, self._used(site, part, recipe))
                     if self._knows(site, parts)
                     else np.ones(len(site.free))
                     for part in parts
@@ -187,6 +196,11 @@ class _Channels:
     def _knows(self, site: Site, parts: Sequence[Evidence]) -> bool:
         """Whether all tensors of a site had values in any sample, as those of a body that did not run have not."""
         return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
+
+    def _used(self, site: Site, part: Evidence, recipe: Recipe) -> dict[str, Array]:
+        """Return the ends of the channels of each tensor of a site, no further than where they make a difference."""
+        found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
+        return {name: own.clip(ends) if isinstance(own, Within) else ends for name, (ends, own) in found.items()}
 
     def _ends(self, name: str, part: Evidence) -> Array:
         constant = self._constants.get(name)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import WORTH, Basis, Folds
+from onnxq.encoding.flat_ends import Within, flat_ends
 from onnxq.encoding.parameters import found_range
 from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, pooled
 from onnxq.encoding.recipe import Recipe
@@ -20,12 +21,15 @@ from onnxq.evidence.squared_error import Grid, expected_errors
 from onnxq.evidence.value_range import Range as Seen
 from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
+from onnxq.trials import Trials
 
 
 def with_ranges(
     folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, methods: Sequence[RangeMethod] = FIRST_RANGES
 ) -> Basis:
     """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
+
+    Those of tensors end where what follows is flat, see `flat_ends`, where that takes off noise.
 
     Args:
         folds: judges candidates.
@@ -45,7 +49,20 @@ def with_ranges(
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
     choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
     found = recipe.with_choice(choice)
-    return replace(basis, recipe=found) if found.key != recipe.key and _holds(folds, plan, found, recipe) else basis
+    if found.key != recipe.key and not _holds(folds, plan, found, recipe):
+        found = recipe
+    return replace(basis, recipe=_narrowed(folds, trials, plan, found))
+
+
+def _narrowed(folds: Folds, trials: Trials, plan: Plan, recipe: Recipe) -> Recipe:
+    """Return a recipe whose ranges end where what follows is flat, where that takes off noise.
+
+    Where functions are flat no samples say, so that none are held out, and no chance is allowed for.
+    """
+    ends = flat_ends(folds.trials.bench.graph, plan, trials.evidence)
+    own = {tensor: Within(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()}
+    found = replace(recipe, own_ranges={**recipe.own_ranges, **own})
+    return found if own and pooled(trials.noise(plan, found)) < pooled(trials.noise(plan, recipe)) else recipe
 
 
 def _holds(folds: Folds, plan: Plan, found: Recipe, before: Recipe) -> bool:

@@ -57,7 +57,8 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
     # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
     if basis.recipe.scaling.factors and folds.pays(plan, scaled := quietest(basis.recipe), best, SCALING_WORTH):
         best = scaled
-    return folds.kept(plan, basis, [best])
+    # Errors that cancel on few samples need not do so on others.
+    return best(ALL) if folds.surely_pays(plan, best, lambda _: basis) else basis
 
 
 def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:

@@ -107,11 +107,11 @@ def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds,
         ([0.5, 0.4, 0.6, 0.5, 0.4, 0.6, 0.5], True),
         # All is gained by one sample.
         ([0.0, 0.0, 0.0, 0.9, -0.1, 0.1, 0.0], False),
-        # One fold gains, the other loses.
-        ([0.6, -0.2, 0.6, -0.2, 0.6, -0.2, 0.6], False),
+        # The one fold gains what the other loses, or nearly so.
+        ([0.3, -0.2, 0.3, -0.2, 0.3, -0.4, 0.3], False),
     ],
 )
-def test_what_pays_for_sure_does_so_in_both_folds_and_on_most_samples(
+def test_what_pays_for_sure_does_so_on_most_samples(
     folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
 ) -> None:
     other, finding = always(folds, PLAIN), always(folds, FINE)

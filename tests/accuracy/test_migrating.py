@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from conftest import Build
 
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
-from onnxq.accuracy.folds import Basis, Folds
-from onnxq.accuracy.migrating import with_migration
+from onnxq.accuracy.folds import ALL, Basis, Folds
+from onnxq.accuracy.migrating import _Channels, with_migration
+from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.recipe import USUAL
+from onnxq.encoding.sites import sites
 from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import as_graph
 from onnxq.planning.plan import Demotion
@@ -65,6 +68,19 @@ def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench) -> None:
     chosen = with_migration(found, bench.plan({}), Basis(clipped, found.trials.evidence), FAST).recipe
     assert chosen.ranges == MinMax()
     assert chosen.migration.factors
+
+
+@pytest.mark.parametrize("room", [1.0, 4.0])
+def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(bench: Workbench, room: float) -> None:
+    found, plan = folds(bench, 8), bench.plan({})
+    site = sites(bench.graph, plan).found[1]
+    high = {name: MinMax()(found.trials.evidence.of(name), plan.calibrated[name])[1] for name in site.tensors}
+    own = {name: Within(MinMax(), -math.inf, high[name] / 4, room) for name in site.tensors}
+    basis = Basis(replace(USUAL, own_ranges=own), found.trials.evidence)
+    channels = _Channels(bench, found.groups, plan, [site], basis.evidence)
+    (parts,) = channels.shares(basis.recipe, ALL).values()
+    # Ranges that have room leave it to all channels.
+    assert np.stack(parts).max() == pytest.approx(1 / room, rel=0.02)
 
 
 def test_without_sites_nothing_is_chosen(bench: Workbench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,17 @@ def test_ranges_are_kept_where_they_hold_on_samples_held_out(
     monkeypatch.setattr(ranging, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
     recipe = with_ranges(found, plan, basis, FAST).recipe
     assert repr(recipe.ranges) == repr(Percentile(chosen if kept else before))
+
+
+def test_ranges_end_where_what_follows_is_flat(bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = folds(bench, plan, 4, 8)
+    basis, tensor = Basis(Recipe(), found.trials.evidence), plan.taps[1]
+    _, high = MinMax()(basis.evidence.of(tensor), plan.calibrated[tensor])
+    for end, kept in ((high, True), (high / 50, False)):
+        monkeypatch.setattr(ranging, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
+        recipe = with_ranges(found, plan, basis, FAST, (MinMax(),)).recipe
+        # The first changes nothing, and takes nothing off; the second is not flat in truth.
+        assert not recipe.own_ranges or kept
 
 
 def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:
