@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from onnxq.accuracy.dividing import SCALING_WORTH
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
+from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups
 from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.recipe import Recipe
@@ -20,6 +20,7 @@ from onnxq.planning.plan import Plan
 
 # The fewer samples there are for the columns of a weight, the more damping it takes.
 _DAMPINGS = (0.01, 0.1, 0.3)
+_LIKELIEST = 0.1
 
 
 def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
@@ -51,14 +52,21 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
 
     def quietest(recipe: Recipe) -> partial[Basis]:
         tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
-        return folds.quietest(plan, tried, folds=2 if accuracy.thorough else 1)
+        return folds.quietest(plan, tried)
 
+    def plain(groups: Groups) -> Basis:
+        return basis
+
+    # What is no better with the likeliest damping pays with no other.
+    tried: list[Finding] = [plain, partial(found, basis.recipe, _LIKELIEST)]
+    if folds.quietest(plan, tried) is plain:
+        return basis
     best = quietest(replace(basis.recipe, scaling=NOTHING))
     # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
     if basis.recipe.scaling.factors and folds.pays(plan, scaled := quietest(basis.recipe), best, SCALING_WORTH):
         best = scaled
     # Errors that cancel on few samples need not do so on others.
-    return best(ALL) if folds.surely_pays(plan, best, lambda _: basis) else basis
+    return best(ALL) if folds.surely_pays(plan, best, plain) else basis
 
 
 def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:
