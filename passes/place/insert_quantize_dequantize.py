@@ -160,7 +160,8 @@ class Pair:
     """The nodes that make codes of one tensor and decode them.
 
     Its factors cost nothing in scales of their own for each channel, but where channels lie last each element has a
-    scale of its own, for which onnxruntime takes thirty times as long as for a multiplication and one scale.
+    scale of its own, for which onnxruntime takes thirty times as long as for a multiplication and one scale. It makes
+    codes in front of a Transpose, where channels may lie last that do not behind it.
     """
 
     def __init__(self, activation: Activation, tensor: Variable, codes: Codes, names: Names) -> None:
@@ -177,7 +178,7 @@ class Pair:
         """Return the nodes that make codes, the last of which gives them."""
         factors, data, new = None if self.divided else self.factors, self.tensor, list[Node]()
         if factors is not None and self._lies_last(factors):
-            new.append(self._scaled(data, 1 / factors.values, "divided"))
+            new.append(self._scaled(data, 1 / self._along(factors), "divided"))
             factors, data = None, new[0].outputs[0]
         attributes, parameters = self._parameters(factors)
         name = self.names.fresh(f"{self.name}.quantize")
@@ -193,10 +194,15 @@ class Pair:
         if factors is None or not self._lies_last(factors):
             return [self._decoder(factors)]
         decoder = self._decoder(None)
-        return [decoder, self._scaled(decoder.outputs[0], factors.values, "multiplied")]
+        return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
 
     def _lies_last(self, factors: Factors) -> bool:
-        return self.tensor.shape is not None and factors.axis == len(self.tensor.shape) - 1
+        if self.tensor.shape is None:
+            return False
+        maker, axis = producer(self.tensor), factors.axis
+        if maker is not None and maker.op == "Transpose" and "perm" in maker.attrs:
+            axis = maker.attrs["perm"][axis]
+        return int(axis) == len(self.tensor.shape) - 1
 
     def _decoder(self, factors: Factors | None) -> Node:
         values = Variable(self.names.fresh(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
@@ -218,6 +224,11 @@ class Pair:
             constant(self.names.fresh(f"{self.name}.zero_point"), self.zero_point),
         ]
         return {}, self.one
+
+    def _along(self, factors: Factors) -> Array:
+        """Return the factors in the shape in which the tensor is multiplied by them."""
+        behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
+        return factors.values.reshape(-1, *behind)
 
     def _scaled(self, data: Variable, by: Array, what: str) -> Node:
         scaled = Variable(self.names.fresh(f"{self.name}.{what}"), data.dtype, data.shape)

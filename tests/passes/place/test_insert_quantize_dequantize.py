@@ -11,14 +11,16 @@ import onnx
 import pytest
 from convolutions import between_convolutions
 from inserted_pairs import FINE, SYMMETRIC, activation, insert, plan, read
-from model_texts import difference, model, node_named, nodes, outputs, sample, values
+from model_texts import difference, model, node_named, nodes, ops, outputs, sample, values
 from model_zoo import batch_norm_chain, branches_that_share_a_scale
 from onnx import ModelProto
 
 from onnxq.encoding.codes import Codes, encode
+from onnxq.encoding.migration import Factors
 from onnxq.graph import Changes, Graph
 from onnxq.modelfile import as_graph, load, save, to_model
 from onnxq.numbers.numerics import Parameters
+from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -248,3 +250,23 @@ def test_an_operand_between_convolutions_runs_as_integers_and_is_replayed(
     again = quantize_to(made, tmp_path / "again.onnx", scheme=load_plan(tmp_path / "plan.toml"))
     assert again.report.plan.effect == done.report.plan.effect
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("maker", "made"),
+    [
+        ("a = Abs(x)", ["Abs", "QuantizeLinear"]),
+        ("a = Transpose <perm = [0, 2, 1]> (x)", ["Transpose", "Mul", "QuantizeLinear"]),
+        ("a = Transpose <perm = [1, 0, 2]> (x)", ["Transpose", "QuantizeLinear"]),
+    ],
+)
+def test_channels_that_lie_last_before_a_transpose_are_multiplied(maker: str, made: list[str]) -> None:
+    graph = as_graph(model(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {maker} [read] y = Neg(a) }}"))
+    infer_shapes(graph)
+    plain = outputs(graph, data := {"x": values(3, 3, 3) / 4})
+    factors = Factors(1, np.array([1.0, 0.5, 0.25]))
+    codes = Codes({"a": FINE}, factors={"a": factors})
+    InsertQuantizeDequantize(plan([activation("a")], ["read"]), codes).apply(graph)
+    assert ops(graph)[: len(made)] == made
+    # The static node is given what was divided.
+    assert np.abs(outputs(graph, data)["y"] - np.clip(factors.divide(plain["y"]), -2.54, 2.56)).max() < 0.011
