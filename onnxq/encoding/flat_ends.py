@@ -71,6 +71,11 @@ class Within:
         return ends.clip(self.low, self.high)
 
 
+def unlimited(method: RangeMethod) -> RangeMethod:
+    """Return the method that another one may limit to where values make a difference."""
+    return method.method if isinstance(method, Within) else method
+
+
 def flat_ends(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str, tuple[float, float]]:
     """Return from where on values of tensors make no difference, of those that reach beyond, by name.
 
@@ -81,8 +86,8 @@ def flat_ends(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str, tuple[f
         plan: which tensors become codes.
         evidence: of these.
     """
-    found: dict[str, tuple[float, float]] = {}
-    for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in plan.calibrated):
+    coded, found = plan.calibrated, dict[str, tuple[float, float]]()
+    for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in coded):
         function = _function_of(tensor)
         if function and evidence.of(tensor.name).need(Range).count:
             reached = ends_of_data(evidence.of(tensor.name))

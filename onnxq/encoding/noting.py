@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.flat_ends import unlimited
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.parameters import channel_means, found_range
 from onnxq.encoding.recipe import Recipe
@@ -66,7 +67,7 @@ def _with_recipe(activation: Activation, recipe: Recipe, evidence: Evidence) -> 
         found = float(low), float(high)
     return replace(
         activation,
-        ranges=activation.ranges if method is None else range_text(method),
+        ranges=activation.ranges if method is None else range_text(unlimited(method)),
         found_range=found,
         factors=tuple(map(float, factors.values)) if factors is not None else (),
         channels=factors.axis if factors is not None else 0,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.encoding.flat_ends import Within, flat_ends
+from onnxq.encoding.flat_ends import Within, flat_ends, unlimited
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import request_for
 from onnxq.evidence.observing import Observers
-from onnxq.evidence.ranges import MinMax
+from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import as_graph
 from onnxq.numbers.spec import Spec
 from onnxq.onnx_tools import infer_shapes
@@ -68,6 +68,10 @@ def test_ranges_are_those_of_the_other_method_within_the_ends() -> None:
     assert Within(MinMax(), -40, NEVER)(seen, spec) == (-20, 30)
     assert Within(MinMax(), -3, NEVER).kinds == MinMax.kinds
     assert Within(MinMax(), -3, NEVER).clip(np.array([[-9.0, 9.0]])).tolist() == [[-3, 9]]
+
+
+def test_plans_name_the_other_method() -> None:
+    assert unlimited(Within(Percentile(99.9), -3, NEVER)) == unlimited(Percentile(99.9)) == Percentile(99.9)
 
 
 def test_where_all_is_flat_a_range_is_none() -> None:
