@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.goals import goal_options, seconds_option
+from onnxq.cli.goals import goal_options, seconds_option, threads_option
 from onnxq.cli.groups import TRAINING, WHAT, Command, GroupedCommand, option, with_options
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
@@ -139,6 +139,7 @@ def training_options(command: Command) -> Command:
 @training_options
 @goal_options
 @seconds_option
+@threads_option
 @output_options("MODEL.PRESET.onnx")
 def train(
     model: Path,
@@ -150,6 +151,7 @@ def train(
     goal: Callable[[], Goal],
     accuracy: str,
     seconds: float,
+    threads: int | None,
     collection: Collection | None,
 ) -> None:
     """Quantize MODEL as its scheme or a plan says, train what becomes codes, and write it when it is verified.
@@ -166,7 +168,7 @@ def train(
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
-    budget = Budget("off", accuracy, seconds, collection=collection, layers=output.kept.layers)
+    budget = Budget("off", accuracy, seconds, threads=threads, collection=collection, layers=output.kept.layers)
     if collection is not None and collection.most_bytes is not None:
         training = replace(training, memory=collection.most_bytes)
     report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))

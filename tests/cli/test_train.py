@@ -10,6 +10,7 @@ import click
 import pytest
 
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.budget import Budget
 from onnxq.cli.train import note
 from onnxq.errors import ModelError, SchemeError
 from onnxq.training import pipeline
@@ -54,19 +55,22 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.Monk
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx")
 
 
-def test_options_of_memory_and_device_reach_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Training] = {}
+    budgets: list[Budget] = []
 
-    def stop(*args: object, training: Training, **kwargs: object) -> None:
+    def stop(*args: object, training: Training, budget: Budget, **kwargs: object) -> None:
         given["training"] = training
+        budgets.append(budget)
         raise ModelError("enough was seen")
 
     monkeypatch.setattr(pipeline, "train", stop)
-    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen")
+    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen", "--threads", 1)
     with pytest.raises(ModelError, match="enough was seen"):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
     training = given["training"]
     assert (training.memory, training.device, training.batch_norm) == (64_000_000, "cpu", "frozen")
+    assert [one.threads for one in budgets] == [1]
 
 
 @pytest.mark.parametrize(("block", "stage"), [(0, "train"), (2, "blocks")])
