@@ -30,7 +30,19 @@ def training_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_training(*args: Any, **kwargs: Any) -> None:
-        names = ("labels", "loss", "blocks", "epochs", "batch", "rate", "patience", "seed", "batch_norm", "device")
+        names = (
+            "labels",
+            "loss",
+            "blocks",
+            "epochs",
+            "batch",
+            "rate",
+            "patience",
+            "seed",
+            "minutes",
+            "batch_norm",
+            "device",
+        )
         given = {name: kwargs.pop(name) for name in names}
         learn = tuple(name.strip() for name in kwargs.pop("learn").split(","))
         command(*args, training=Training(learn=learn, **given), **kwargs)
@@ -86,9 +98,7 @@ def training_options(command: Command) -> Command:
             group=TRAINING,
             metavar="SHARE",
             type=FiniteRange(min=0, min_open=True),
-            default=1e-3,
-            show_default=True,
-            help="How much of its size a weight may change in the first steps.",
+            help="How much of its size a weight may change in the first steps.  [default: what does best in a few]",
         ),
         option(
             "--patience",
@@ -96,6 +106,13 @@ def training_options(command: Command) -> Command:
             metavar="COUNT",
             type=click.IntRange(min=1),
             help="Epochs without gain until it ends.  [default: all are run]",
+        ),
+        option(
+            "--minutes",
+            group=TRAINING,
+            type=FiniteRange(min=0, min_open=True),
+            metavar="COUNT",
+            help="Time for all that learns, of which blocks take half.  [default: what it takes]",
         ),
         option(
             "--seed",
@@ -180,6 +197,7 @@ def trained(
 ) -> Quantized:
     """Run train() with bars that tell of its progress."""
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.training.pipeline import state_folder
     from onnxq.training.pipeline import train as train_model
     from onnxq.wanted import Wanted
 
@@ -188,7 +206,12 @@ def trained(
     with progress_bars(budget.seconds, notes, quiet=quiet) as told:
         budget = replace(budget, progress=told)
         training = replace(training, told=functools.partial(note, notes))
-        return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
+        try:
+            return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
+        except KeyboardInterrupt:
+            if (kept := state_folder(output)).exists():
+                click.echo(f"onnxq: what was learned is kept in {kept}; the same command goes on there", err=True)
+            raise
 
 
 def note(notes: dict[str, str], standing: Standing) -> None:

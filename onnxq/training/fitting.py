@@ -21,10 +21,11 @@ from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.checkpoints import Checkpoint, key_of
-from onnxq.training.learning import Task, learn, parameter_groups
+from onnxq.training.learning import learn
 from onnxq.training.lessons import Lessons, read_lessons, stackable
-from onnxq.training.losses import CrossEntropy, Distillation, Loss, user_loss
+from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, user_loss
 from onnxq.training.module import FakeQuantized
+from onnxq.training.rates import parameter_groups
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import Training
 from onnxq.training.variations import varied
@@ -106,7 +107,8 @@ def device_of(name: str) -> torch.device:
     """
     try:
         found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=found)
+        # A device without memory, such as meta, gives nothing back.
+        torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SchemeError(f"device {name!r} is none of torch here ({reason}); take cpu, or leave it out") from error

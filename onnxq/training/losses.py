@@ -14,13 +14,20 @@ from torch import Tensor
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.extensions import imported
 from onnxq.judging.probabilities import are_probabilities
-from onnxq.training.lessons import Batch
+from onnxq.training.blocks import Block
+from onnxq.training.lessons import Batch, Lessons
+from onnxq.training.module import FakeQuantized
+
+Learner = FakeQuantized | Block
+"""What learns: all, or a block."""
 
 Loss = Callable[[Mapping[str, Tensor], Batch], Tensor]
 """Takes outputs and the samples they are of, and returns the mean over these samples as a scalar."""
 
 # Below, a logarithm of float32 has no gradient that means anything.
 _LEAST = 1e-30
+# Samples that are judged in one run.
+_TOGETHER = 32
 _FORM = "FILE.py:FUNCTION or MODULE:FUNCTION"
 
 
@@ -159,3 +166,35 @@ def user_loss(text: str) -> Loss:
         return found
 
     return loss
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be learned.
+
+    Attributes:
+        loss: what becomes small.
+        lessons: what is learned from.
+        held: what nothing is learned from, by which states are compared.
+        noise: how far held outputs are from those of the float model.
+    """
+
+    loss: Loss
+    lessons: Lessons
+    held: Lessons
+    noise: Distillation
+
+    def measured(self, module: Learner) -> tuple[float, float]:
+        """Return what states are compared by, the smaller the better, and the noise of the worst held output."""
+        total, noises, count = 0.0, dict.fromkeys(self.noise.signals, 0.0), 0
+        with torch.no_grad():
+            for some in self.held.batches(range(len(self.held)), _TOGETHER if self.held.stacked else 1):
+                for batch in some:
+                    outputs = module.outputs(batch.inputs)
+                    count += batch.count
+                    if self.loss is not self.noise:
+                        total += float(self.loss(outputs, batch)) * batch.count
+                    for name, noise in self.noise.noises(outputs, batch).items():
+                        noises[name] += float(noise) * batch.count
+        worst = max(math.inf if math.isnan(noise) else noise / count for noise in noises.values())
+        return (worst if self.loss is self.noise else total / count), worst

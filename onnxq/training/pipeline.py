@@ -13,6 +13,7 @@ from onnxq.errors import SchemeError
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
+from onnxq.samples.arrays import npy_array
 from onnxq.scheme import Scheme
 from onnxq.steps import Evidenced, Model, Prepared, Settled, checked_output
 from onnxq.targets import DEFAULT_TARGET
@@ -55,12 +56,18 @@ def train(
         DataError, OutputError, PassError: as in quantize().
     """
     require_torch()
+    from onnxq.training.losses import user_loss
     from onnxq.training.step import trained
 
     data, budget = Data.of(data), replace(budget or Budget(), search="off", seconds=math.inf)
     goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
+    # What cannot be read is told before anything takes time.
+    if training.labels is not None:
+        npy_array(Path(training.labels))
+    if training.loss:
+        user_loss(training.loss)
     output = checked_output(output, model, budget)
-    state = None if output is None else output.with_name(f"{output.name}.training")
+    state = None if output is None else state_folder(output)
 
     def learned(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
         return trained(ready, seen, settled, goal, budget, training, state)
@@ -69,6 +76,15 @@ def train(
     if state is not None:
         shutil.rmtree(state, ignore_errors=True)
     return done
+
+
+def state_folder(output: Path) -> Path:
+    """Return the folder beside an output that keeps where its training stands.
+
+    >>> state_folder(Path("m.int8.onnx")).name
+    'm.int8.onnx.training'
+    """
+    return output.with_name(f"{output.name}.training")
 
 
 def quantize_and_train(

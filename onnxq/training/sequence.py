@@ -11,10 +11,11 @@ from onnxq.execution.spool import Activations
 from onnxq.progress import Progress, silent
 from onnxq.training.blocks import Block, Flow, blocks
 from onnxq.training.checkpoints import Checkpoint
-from onnxq.training.learning import Task, learn, usual_batch
+from onnxq.training.learning import learn
 from onnxq.training.lessons import Batch, Lessons
-from onnxq.training.losses import Distillation
+from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import FakeQuantized
+from onnxq.training.rates import usual_batch
 from onnxq.training.settings import Standing, Training
 
 

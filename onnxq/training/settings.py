@@ -22,6 +22,10 @@ MEMORY = 1 << 28
 """Bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory."""
 
 
+RATE = 1e-3
+"""The largest first rate of those that are tried where none is given."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """Where training stands after an epoch.
@@ -59,7 +63,8 @@ class Training:
         epochs: how often all samples are seen; None takes as many as make some 240 steps, and 8 at least.
         batch: samples of a step; None takes 32, or an eighth of few samples.
         rate: of a step, how much of its own size, or of four codes where that is more, a weight changes at most at
-            first; scales likewise of their size, and zero points by ten times as much of a code.
+            first; scales likewise of their size, and zero points by ten times as much of a code. None tries RATE and
+            parts of it, down to a 27th, for a few steps each, and takes what does best on held-out samples.
         patience: epochs without a better result after which training ends; None runs all, whose last steps are the
             smallest and most often the best.
         seed: of the order of samples.
@@ -85,7 +90,7 @@ class Training:
     blocks: str = "first"
     epochs: int | None = None
     batch: int | None = None
-    rate: float = 1e-3
+    rate: float | None = None
     patience: int | None = None
     seed: int = 0
     minutes: float | None = None
@@ -113,10 +118,9 @@ class Training:
             check_type(number, (int, type(None)), what, "a whole number above 0")
             if number is not None and number < 1:
                 raise SchemeError(f"{what}: {number}, expected a whole number above 0")
-        minutes = 1.0 if self.minutes is None else self.minutes
-        for what, given in (("the rate", self.rate), ("the time in minutes", minutes)):
-            check_type(given, (int, float), what, "a number above 0")
-            if not 0 < given < math.inf:
+        for what, given in (("the rate", self.rate), ("the time in minutes", self.minutes)):
+            check_type(given, (int, float, type(None)), what, "a number above 0")
+            if given is not None and not 0 < given < math.inf:
                 raise SchemeError(f"{what} is {given}, expected a finite number above 0")
 
 

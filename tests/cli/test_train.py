@@ -12,7 +12,7 @@ import pytest
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.budget import Budget
 from onnxq.cli.train import note
-from onnxq.errors import ModelError, SchemeError
+from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.training import pipeline
 from onnxq.training.settings import Standing, Training
 
@@ -36,10 +36,14 @@ def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -
     [
         (("--learn", "weight"), "did you mean 'weights'"),
         (("--labels", "l.npy", "--loss", "a.py:b"), "a loss of yours is given no labels"),
+        (("--labels", "no-labels.npy", "--calib", "no-samples"), "no-labels.npy cannot be read"),
+        (("--loss", "no_loss.py:best", "--calib", "no-samples"), "there is no file no_loss.py"),
     ],
 )
-def test_options_that_contradict_each_other_are_told(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
-    with pytest.raises(SchemeError, match=told):
+def test_options_that_cannot_be_are_told_before_anything_takes_time(
+    options: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OnnxqError, match=told):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
 
 
@@ -65,11 +69,11 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
         raise ModelError("enough was seen")
 
     monkeypatch.setattr(pipeline, "train", stop)
-    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen", "--threads", 1)
+    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen", "--threads", 1, "--minutes", 2)
     with pytest.raises(ModelError, match="enough was seen"):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
     training = given["training"]
-    assert (training.memory, training.device, training.batch_norm) == (64_000_000, "cpu", "frozen")
+    assert (training.memory, training.device, training.batch_norm, training.minutes) == (64_000_000, "cpu", "frozen", 2)
     assert [one.threads for one in budgets] == [1]
 
 
@@ -78,3 +82,15 @@ def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     notes: dict[str, str] = {}
     note(notes, Standing(1, 8, loss=0.5, noise=0.01, block=block, blocks=3))
     assert notes == {stage: "loss 0.5, 20.0 dB"}
+
+
+def test_stopped_it_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "o.onnx"
+
+    def stop(*args: object, **kwargs: object) -> None:
+        pipeline.state_folder(output).mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "train", stop)
+    result = invoke("train", MODELS / "gru.onnx", *SHORT, "-o", output)
+    assert "o.onnx.training; the same command goes on there" in result.stderr

@@ -81,7 +81,7 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
 
 
 def test_a_device_that_is_none_is_told(module: FakeQuantized, tmp_path: Path) -> None:
-    for name in ("cuda:99", "gpu"):
+    for name in ("cuda:99", "gpu", "meta"):
         with pytest.raises(SchemeError, match=f"device '{name}' is none of torch here .*; take cpu, or leave it out"):
             fit(module, module.codes(), tmp_path, Training(device=name))
 

@@ -13,14 +13,15 @@ from conftest import Build
 from onnxq.progress import silent
 from onnxq.training import learning
 from onnxq.training.checkpoints import Checkpoint
-from onnxq.training.learning import Task, learn, parameter_groups
+from onnxq.training.learning import learn
 from onnxq.training.lessons import Batch, Lessons, read_lessons
-from onnxq.training.losses import Distillation
+from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import FakeQuantized
+from onnxq.training.rates import parameter_groups
 from onnxq.training.settings import Training
 from training.modules import NETWORK, WEIGHTS, images, module_of
 
-SHORT = Training(epochs=3, batch=8)
+SHORT = Training(epochs=3, batch=8, rate=1e-3)
 
 
 @pytest.fixture
@@ -158,9 +159,9 @@ def test_time_that_is_over_ends_it_with_the_smallest_steps(
 
     monkeypatch.setattr(learning.time, "monotonic", monotonic)
     rates = []
-    step = learning._step
-    monkeypatch.setattr(learning, "_step", lambda *arguments: (rates.append(arguments[-1]), step(*arguments))[1])
-    found = learn(module, task, Training(epochs=1000, batch=8, minutes=0.5), Checkpoint(None), silent)
+    step = learning.step
+    monkeypatch.setattr(learning, "step", lambda *arguments: (rates.append(arguments[-1]), step(*arguments))[1])
+    found = learn(module, task, Training(epochs=1000, batch=8, minutes=0.5, rate=1e-3), Checkpoint(None), silent)
     assert 1 < found.epochs < 30
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 0.9

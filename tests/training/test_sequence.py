@@ -12,9 +12,8 @@ from conftest import Build
 
 from onnxq.progress import silent
 from onnxq.training.checkpoints import Checkpoint
-from onnxq.training.learning import Task
 from onnxq.training.lessons import Lessons, read_lessons
-from onnxq.training.losses import Distillation
+from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import FakeQuantized
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import Training

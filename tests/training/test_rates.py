@@ -1,0 +1,64 @@
+"""The first rate is one that a few steps do well with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.training import rates
+from onnxq.training.lessons import Lessons, read_lessons
+from onnxq.training.losses import Distillation, Task
+from onnxq.training.module import FakeQuantized
+from onnxq.training.rates import first_share
+from onnxq.training.settings import Training
+from training.modules import NETWORK, WEIGHTS, images, module_of
+
+
+@pytest.fixture
+def module(build: Build) -> FakeQuantized:
+    return module_of(build(NETWORK, **WEIGHTS), images(4))
+
+
+@pytest.fixture
+def task(build: Build, tmp_path: Path) -> Task:
+    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
+    lessons = read_lessons(tmp_path / "m.onnx", images(32))
+    noise = Distillation.of(lessons)
+    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
+
+
+@pytest.mark.parametrize(
+    ("scores", "taken", "trials"),
+    [
+        ((0.1, 0.2, 0.0, 0.0), 1, 2),
+        ((0.4, 0.2, 0.3, 0.0), 1 / 3, 3),
+        ((0.4, 0.3, 0.2, 0.1), 1 / 27, 4),
+        ((math.inf, 0.3, 0.4, 0.1), 1 / 3, 3),
+        ((math.inf,) * 4, 1, 4),
+    ],
+)
+def test_smaller_rates_are_tried_while_they_do_better(
+    scores: tuple[float, ...],
+    taken: float,
+    trials: int,
+    module: FakeQuantized,
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = list(scores)
+    monkeypatch.setattr(rates, "_tried", lambda *arguments: left.pop(0))
+    assert first_share(module, task, Training()) == taken
+    assert len(left) == len(scores) - trials
+
+
+def test_what_is_faithful_takes_small_steps_and_trials_change_nothing(
+    module: FakeQuantized, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "RATE", 0.1)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert first_share(module, task, Training(batch=4)) < 1
+    assert all(tensor.equal(before[name]) for name, tensor in module.state_dict().items())
