@@ -115,6 +115,7 @@ def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
     from onnxq.evidence.description import described
     from onnxq.evidence.storage import load_statistics
+    from onnxq.report.figures import visible
 
     found = described(load_statistics(file))
     if as_json:
@@ -125,4 +126,4 @@ def show(file: Path, as_json: bool) -> None:
     for name, one in found["tensors"].items():
         ends = (one["minimum"], one["maximum"], *one["percentile"])
         shown = ("-" if end is None else f"{end:.6g}" for end in ends)
-        click.echo("\t".join((name, str(one["elements"]), *shown, one["note"])))
+        click.echo("\t".join((visible(name), str(one["elements"]), *shown, one["note"])))

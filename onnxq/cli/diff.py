@@ -10,9 +10,6 @@ import click
 
 from onnxq.cli.options import FILE, READING_EXIT_CODES, json_option
 
-# Names may hold the characters that separate fields and lines.
-_ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
-
 
 @click.command(short_help="Say where two plans or reports differ.", epilog=READING_EXIT_CODES)
 @click.argument("first", type=FILE)
@@ -24,6 +21,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     Each line has the node, what FIRST and SECOND make of it, and the reason of SECOND; figures of reports come first.
     """
     from onnxq.planning.plan_diff import differences, read_said
+    from onnxq.report.figures import visible
 
     found = differences(read_said(first), read_said(second))
     if as_json:
@@ -31,4 +29,4 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         return
     for one in found:
         fields = (one.name, one.before or "-", one.after or "-", one.reason)
-        click.echo("\t".join(field.translate(_ONE_FIELD) for field in fields))
+        click.echo("\t".join(visible(field) for field in fields))

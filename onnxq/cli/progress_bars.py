@@ -7,13 +7,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from onnxq.deadline import Deadline
 from onnxq.progress import Progress as Told
 from onnxq.progress import silent
+from onnxq.report.figures import visible
 
 # Seconds between two lines where no terminal shows bars.
 _SILENCE = 10.0
@@ -95,5 +98,10 @@ def _lines(console: Console, said: Callable[[str, str, str], str]) -> Told:
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints the names of a model as they are, whatever brackets they hold."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    """Return a console that shows the names of a model as they are, and obeys nothing that they hold."""
+    return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from onnxq.judging.goal import Goal
     from onnxq.pipeline import Quantized
 
-# Names may hold the characters that separate fields and lines.
-_ONE_FIELD = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
-
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
@@ -68,13 +65,14 @@ def quantize(
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
+    from onnxq.report.figures import visible
 
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows what a scheme would do, and a --plan says that itself; leave one out")
     if dry_run:
         for decision in pipeline.plan(model, scheme=asked.rules, target=asked.target, prepare=asked.prepare).decisions:
             fields = (decision.mode, decision.op_type, decision.node, decision.reason)
-            click.echo("\t".join(field.translate(_ONE_FIELD) for field in fields))
+            click.echo("\t".join(visible(field) for field in fields))
         return
     if data is None:
         raise click.UsageError(NO_SAMPLES)

@@ -35,6 +35,17 @@ def shortened(name: str, width: int) -> str:
     return name if len(name) <= width else f"{name[: width - 3 - half - 1]}...{name[-half - 1 :]}"
 
 
+def visible(text: str) -> str:
+    r"""Return text in which what terminals and browsers obey instead of showing it is spelt out.
+
+    Names of a model may hold it: one that turns the direction of writing would turn what follows too.
+
+    >>> visible("/head\tMatMul")
+    '/head\\tMatMul'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def size(count: int) -> str:
     """Return a number of bytes as text.
 

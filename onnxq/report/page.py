@@ -21,7 +21,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.modelfile.replacing import write_text
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
-from onnxq.report.figures import decibels, duration, milliseconds, size, threads
+from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.report import Report
 from onnxq.report.suggestions import suggestions
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
@@ -122,10 +122,7 @@ def script_json(value: object) -> Markup:
 
 
 def _visible(value: Any) -> Any:
-    """Return text with its control characters spelt out: one that turns the direction would turn what follows too."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _all_visible(value: Any) -> Any:

@@ -27,6 +27,13 @@ def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert "its share of what a group adds" in out
 
 
+def test_names_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_agreement(Agreement(3, (OutputAgreement("a\x1b[2J\u202e[/b]", 1.0, None, 0.0, True, True, 0),)))
+    out = capsys.readouterr().out
+    assert r"a\x1b[2J\u202e[/b]" in out
+    assert not {"\x1b", "\u202e"} & set(out)
+
+
 def test_outputs_that_cannot_be_compared_say_why(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = [
         OutputAgreement("a", 1.0, None, 0.0, same_shapes=False, finite=True, compared=0),

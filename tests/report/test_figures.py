@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.report.figures import decibels, duration, milliseconds, size, threads
+from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,10 @@ from onnxq.report.figures import decibels, duration, milliseconds, size, threads
 )
 def test_figures_are_written_for_people(render: Callable[[Any], str], value: float | None, text: str) -> None:
     assert render(value) == text
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\u202eb", "a\tb", "a\0b"])
+def test_what_a_terminal_obeys_is_spelt_out(name: str) -> None:
+    assert visible(name).isprintable()
+    assert visible(name)[0] + visible(name)[-1] == "ab"
+    assert visible("/ä/日本 [x]") == "/ä/日本 [x]"
