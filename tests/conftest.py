@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
@@ -26,6 +27,10 @@ from onnxq.presets import PRESETS
 from onnxq.runtime import open_session
 from onnxq.scheme import Scheme
 from onnxq.targets import TARGETS
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Weight = tuple[int, ...] | NDArray[Any]
 Samples = list[dict[str, NDArray[Any]]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ import numpy as np
 from onnxq.judging.bounds import Energies
 from onnxq.runtime import Array
 
-# Errors of so many other samples are tried on each: of a few alone, which answers they turn over is luck.
+# Errors of so many rows are tried on each that is as sure: of its own alone, whether it turns over is luck.
+_ALIKE = 32
+# Of other samples' rows that are less sure than all, errors of so many are tried.
 _OTHERS = 7
+# Of each sample, so many rows that are the least sure; the others were seen not to turn over.
+_UNSURE = 128
+# Outcomes of a row that are told apart, the likeliest; all others count as one.
+_OUTCOMES = 16
 # Rows of probabilities add up to one, as far as float16 tells.
 _ROUNDING = 2e-3
 # Errors of the logarithms of less are no matter, and elsewhere they would be; float16 tells no less than the second.
@@ -37,20 +44,23 @@ def expected_energies(pairs: Pairs, seen: Sequence[Energies], *, halves: bool = 
     """Return the energies of each sample of probabilities, the noise as the mean over errors that might have been.
 
     An error is the factor on each probability, before rows are made to add up to one again. Whether it turns an answer
-    over, or makes it the surer, is luck, and plans are chosen by what was seen. So each sample meets its own error, and
-    those of a few others, turned round by turns.
+    over, or makes it the surer, is luck, and plans are chosen by what was seen. So each row meets its own error and
+    those of the rows of any sample that are about as sure, on its outcomes in the order of how likely they are, with
+    either sign.
 
     Args:
         pairs: of each sample, one or more rows in the last axis.
         seen: the energies of each sample as they are.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
-    errors = _errors(pairs, _TINY_OF_HALVES if halves else _TINY)
+    tiny = _TINY_OF_HALVES if halves else _TINY
+    unsure = [_least_sure(one, other, _UNSURE) for one, other in pairs]
+    ranked = [_ranked(one, other, tiny) for one, other in unsure]
+    noises = np.split(_expected_noises(*map(np.concatenate, zip(*ranked, strict=True))), _ends(unsure))
     found = []
-    for place, (one, _) in enumerate(pairs):
-        signal, noise = seen[place]
-        noises = [noise, *(_noise(one, factor) for factor in _others(errors, place))]
-        found.append((signal, math.fsum(noises) / len(noises)))
+    for (one, other), expected, (signal, noise) in zip(unsure, noises, seen, strict=True):
+        surely = noise - float(np.vdot(other - one, other - one))
+        found.append((signal, max(surely, 0.0) + float(expected.sum())))
     return found
 
 
@@ -83,9 +93,8 @@ def unseen_noise(unsure: Pairs, rows: int, *, halves: bool = False) -> float:
 
 def least_sure(one: Array, other: Array) -> tuple[Array, Array]:
     """Return the reference's row with the least margin between the first two outcomes, and the candidate's."""
-    rows = one.reshape(-1, one.shape[-1])
-    number = int(_margins(rows).argmin())
-    return rows[number], other.reshape(rows.shape)[number]
+    [row], [found] = _least_sure(one, other, 1)
+    return row, found
 
 
 def centred_logarithms(probabilities: Array) -> Array:
@@ -95,30 +104,70 @@ def centred_logarithms(probabilities: Array) -> Array:
     return np.asarray(logarithms)
 
 
-def _errors(pairs: Pairs, tiny: np.floating[Any]) -> list[tuple[Array, Array]]:
-    """Return the error of each sample, as it was and turned round."""
-    found = []
-    for pair in pairs:
-        one, other = (np.maximum(array, tiny) for array in pair)
-        found.append((np.divide(other, one), np.divide(one, other)))
+def _least_sure(one: Array, other: Array, most: int) -> tuple[Array, Array]:
+    """Return the rows of the least margins between their first two outcomes, as many as there are or are asked for."""
+    rows, found = one.reshape(-1, one.shape[-1]), other.reshape(-1, one.shape[-1])
+    if len(rows) <= most:
+        return rows, found
+    places = np.argpartition(_margins(rows), most - 1)[:most]
+    return rows[places], found[places]
+
+
+def _ranked(rows: Array, found: Array, tiny: np.floating[Any]) -> tuple[Array, Array]:
+    """Return the probabilities of each row's likeliest outcomes in order, all others as one, and the errors on them.
+
+    Returns:
+        float64 of shape (rows, outcomes), and of the same shape the logarithms of the factors that are the errors.
+    """
+    count = min(_OUTCOMES, rows.shape[-1])
+    places = np.argpartition(rows, -count, -1)[:, -count:]
+    likely = np.take_along_axis(rows, places, -1)
+    places = np.take_along_axis(places, np.argsort(-likely, -1, kind="stable"), -1)
+    one, other = (_first_and_rest(array, places) for array in (rows, found))
+    one, other = np.maximum(one, tiny), np.maximum(other, tiny)
+    return one, np.log(other / one)
+
+
+def _first_and_rest(rows: Array, places: Array) -> Array:
+    """Return what rows hold in some places, and the sum of all else."""
+    rest = rows.copy()
+    np.put_along_axis(rest, places, 0, -1)
+    # Rows of fewer outcomes, such as those of shorter samples, have more that are impossible.
+    found = np.zeros((len(rows), _OUTCOMES + 1))
+    found[:, : places.shape[-1]] = np.take_along_axis(rows, places, -1)
+    found[:, -1] = rest.sum(-1)
     return found
 
 
-def _others(errors: Sequence[tuple[Array, Array]], place: int) -> Iterator[Array]:
-    """Yield the errors of the samples after one, turned round by turns."""
-    shape = errors[place][0].shape
-    for away in range(1, max(min(len(errors), 1 + _OTHERS), 2)):
-        factor = errors[(place + away) % len(errors)][away % 2]
-        # Of another number of rows, those there are take turns.
-        yield factor if factor.shape == shape else np.resize(factor, shape)
+def _expected_noises(rows: Array, errors: Array) -> Array:
+    """Return the noise of each ranked row in the mean over the errors of those that are as sure, with either sign."""
+    order = np.argsort(rows[:, 0] / rows[:, 1], kind="stable")
+    alike = min(_ALIKE, len(rows))
+    first = np.clip(np.arange(len(rows)) - alike // 2, 0, len(rows) - alike)
+    noises = np.zeros(len(rows))
+    for away in range(alike):
+        error = errors[order[first + away]]
+        for factor in (np.exp(error), np.exp(-error)):
+            noises[order] += _noises(rows[order], factor)
+    return np.asarray(noises / (2 * alike))
+
+
+def _ends(rows: Pairs) -> list[int]:
+    """Return where the rows of each sample but the last end, once all are joined."""
+    return list(accumulate(len(one) for one, _ in rows))[:-1]
 
 
 def _noise(one: Array, factor: Array) -> float:
     """Return the energy of what a factor changes of probabilities."""
+    return float(_noises(one, factor).sum())
+
+
+def _noises(one: Array, factor: Array) -> Array:
+    """Return the energy of what a factor changes of each row of probabilities."""
     error = one * factor
     error /= np.maximum(error.sum(-1, keepdims=True), _TINY)
     error -= one
-    return float(np.vdot(error, error))
+    return np.asarray(np.square(error).sum(-1))
 
 
 def _margins(rows: Array) -> Array:

@@ -48,8 +48,8 @@ def trust(pairs: Sequence[Pair]) -> Trust:
     """Judge a candidate by what it and the reference gave for a few samples.
 
     What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples. Of probabilities,
-    what the errors of the logarithms would have done to other samples, and to one less sure than all, counts as much as
-    what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once.
+    what the errors of the logarithms would have done to rows that are as sure, and to one less sure than all, stands
+    for what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once.
 
     Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
     is worst in truth (intersection-union test; Berger, Technometrics 1982).
@@ -107,7 +107,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
         unseen = unseen_noise([least_sure(*pair) for pair in wide], rows, halves=halves)
     if not math.isfinite(sum(_total(expected))):
         return Trust(-math.inf, math.inf)
-    bound = min(signal_to_noise(*_total(seen)), lower_bound([(signal, noise + unseen) for signal, noise in expected]))
+    bound = lower_bound([(signal, noise + unseen) for signal, noise in expected])
     return Trust(bound, 10 ** (-signal_to_noise(*_total(expected)) / 10))
 
 

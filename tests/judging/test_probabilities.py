@@ -80,15 +80,47 @@ def test_equal_probabilities_have_no_noise_that_was_not_seen() -> None:
     assert unseen([(np.float32([[1.0, 0.0]]),) * 2] * 3) < 1e-12
 
 
-def test_an_error_is_tried_on_other_samples_with_either_sign() -> None:
+def test_a_row_meets_errors_of_others_with_either_sign() -> None:
     sure, unsure = np.float32([[9.0, 0.0]]), np.float32([[0.5, 0.0]])
     error = np.float32([[1.0, -1.0]])
     pairs = [(softmax(sure), softmax(sure + error)), (softmax(unsure), softmax(unsure))]
     seen = [energies(*pair) for pair in pairs]
     found = expected_energies(pairs, seen)
     assert [signal for signal, _ in found] == [signal for signal, _ in seen]
-    turned = energies(softmax(unsure), softmax(unsure - error))[1]
-    assert found[1][1] == pytest.approx(turned / 2, rel=1e-4)
+    straight, turned = (energies(softmax(unsure), softmax(unsure + sign * error))[1] for sign in (1, -1))
+    # Its own error is none.
+    assert found[1][1] == pytest.approx((0 + 0 + straight + turned) / 4, rel=1e-4)
+
+
+def test_rows_meet_the_errors_of_those_that_are_as_sure() -> None:
+    generator = np.random.default_rng(0)
+    unsure = [np.float32([[margin, 0.0, -1.0]]) for margin in np.linspace(0, 1, 64)]
+    sure = [np.float32([[margin, 0.0, -1.0]]) for margin in np.linspace(8, 9, 64)]
+    # Logits that are far from one another err by more.
+    error = [generator.normal(0, 0.01, (1, 3)) for _ in unsure] + [generator.normal(0, 3, (1, 3)) for _ in sure]
+    pairs = [(softmax(one), softmax(one + off)) for one, off in zip(unsure + sure, error, strict=True)]
+    noises = [noise for _, noise in expected_energies(pairs, [energies(*pair) for pair in pairs])]
+    assert max(noises[:32]) < 1e-3 < max(noises[64:])
+
+
+@pytest.mark.parametrize("outcomes", [3, 16, 17, 500])
+def test_many_rows_make_the_noise_that_was_seen_where_errors_are_alike(outcomes: int) -> None:
+    generator = np.random.default_rng(outcomes)
+    logits = generator.normal(0, 3, (8, 200, outcomes))
+    pairs = list(zip(softmax(logits), softmax(logits + generator.normal(0, 0.3, logits.shape)), strict=True))
+    seen = [energies(*pair) for pair in pairs]
+    found = expected_energies(pairs, seen)
+    assert [signal for signal, _ in found] == [signal for signal, _ in seen]
+    assert sum(noise for _, noise in found) == pytest.approx(sum(noise for _, noise in seen), rel=0.1)
+
+
+def test_samples_may_have_rows_of_other_lengths() -> None:
+    generator = np.random.default_rng(0)
+    logits = [generator.normal(0, 3, (length, length)) for length in (3, 20, 40)]
+    pairs = [(softmax(one), softmax(one + generator.normal(0, 0.1, one.shape))) for one in logits]
+    noises = [noise for _, noise in expected_energies(pairs, [energies(*pair) for pair in pairs])]
+    assert np.isfinite(noises).all()
+    assert min(noises) > 0
 
 
 @pytest.mark.parametrize(
