@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import SchemeError
@@ -76,7 +76,6 @@ def as_toml(scheme: Scheme) -> str:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(rules, min_size=1, max_size=2))
 def test_a_scheme_written_as_toml_is_read_back(tmp_path_factory: pytest.TempPathFactory, written: list[Rule]) -> None:
     scheme = Scheme(tuple(written), name="mine")

@@ -132,7 +132,7 @@ RUN = (
 
 
 @pytest.mark.parametrize("op", RUN)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ends=st.lists(st.integers(-8, 8), min_size=4, max_size=4))
 def test_what_onnxruntime_computes_lies_in_the_interval(op: str, ends: list[int]) -> None:
     pairs = [sorted(ends[:2]), sorted(ends[2:])][: 2 if op in ("Add", "Div", "Mul", "Sub") else 1]

@@ -37,7 +37,7 @@ def test_ranges_of_codes(dtype: Any, expected: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize("code", INTEGERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     values=arrays(np.float32, 64, elements=st.floats(-1e9, 1e9, width=32)),
     scale=st.floats(2**-10, 2**10, width=32),

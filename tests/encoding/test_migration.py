@@ -157,7 +157,7 @@ def test_as_many_kernels_compute_with_integers(
 
 
 @given(st.integers(0, 1000), st.sampled_from([("Gemm", {"transB": 1}), ("Gemm", {}), ("MatMul", {}), ("Conv", {})]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_weight_makes_up_for_the_factors_around_it(seed: int, kind: tuple[str, dict[str, int]]) -> None:
     generator = np.random.default_rng(seed)
     op, attributes = kind

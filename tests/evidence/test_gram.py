@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from observations import one_by_one, statistic
@@ -68,7 +68,6 @@ def test_patches_are_what_a_convolution_multiplies(
     np.testing.assert_allclose(means, y.mean(others), atol=0.01)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.data())
 def test_any_order_and_split_gives_the_same_bits(seed: int, count: int, data: st.DataObject) -> None:
     generator = np.random.default_rng(seed)

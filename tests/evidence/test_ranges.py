@@ -37,7 +37,7 @@ METHODS: list[RangeMethod] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FLOATS, st.sampled_from(METHODS))
 def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float32], method: RangeMethod) -> None:
     tensor = seen(values)

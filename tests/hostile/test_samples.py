@@ -216,7 +216,7 @@ SEEDS = {
 SEEDS |= {"b.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_STORED), "c.npz": zipped(SEEDS["a.npy"], zipfile.ZIP_DEFLATED)}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(sorted(SEEDS)),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),

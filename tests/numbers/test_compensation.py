@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.encoding.encoders import encode_array as encode
@@ -82,7 +82,6 @@ def test_scales_of_any_format_and_two_levels_serve(scale: str) -> None:
     assert lost(weight, found, gram).sum() < lost(weight, plain, gram).sum()
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), columns=st.integers(1, 300), samples=st.integers(1, 40), damping=st.floats(0, 1))
 def test_few_samples_and_any_damping_never_cost_more(seed: int, columns: int, samples: int, damping: float) -> None:
     weight, gram = weight_of(seed, columns, 3), gram_of(seed + 1, columns, samples)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import onnx
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -147,7 +147,6 @@ def test_zero_is_exact(a: float, b: float, format: Format, symmetric: bool) -> N
 ranges = st.floats(2.0**-100, 2.0**100, width=32)
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(INTEGERS[:-1]), st.booleans())
 def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: Format, symmetric: bool) -> None:
     assume(not symmetric or format.signed)
@@ -160,7 +159,6 @@ def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: 
     assert error.max() <= float(parameters.scale) * (0.5 + codes * 2.0**-23)
 
 
-@settings(deadline=None)
 @given(arrays.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.sampled_from(QUANTIZED))
 def test_quantizing_keeps_order(values: NDArray[np.float32], format: Format) -> None:
     parameters = parameters_from_range(values.min(), values.max(), format, symmetric=False)
@@ -168,7 +166,6 @@ def test_quantizing_keeps_order(values: NDArray[np.float32], format: Format) -> 
     assert (np.diff(codes) >= 0).all()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(QUANTIZED), st.integers(0, 2**32 - 1))
 def test_what_was_quantized_is_quantized_to_the_same_codes(format: Format, seed: int) -> None:
     generator = np.random.default_rng(seed)

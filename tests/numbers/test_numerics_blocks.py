@@ -21,7 +21,6 @@ from onnxq.numbers.packing import pack
 from onnxq.runtime import open_session, run
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 2**32 - 1)
 )
@@ -58,7 +57,7 @@ def test_every_code_of_a_small_format_comes_back(format: Format, scale: float) -
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(shapes, st.data(), st.sampled_from(list(FORMATS.values())), st.integers(0, 2**32 - 1))
 def test_partial_blocks_equal_the_repeated_scale(
     shape: tuple[int, ...], data: st.DataObject, format: Format, seed: int

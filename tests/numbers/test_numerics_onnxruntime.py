@@ -89,7 +89,7 @@ def test_int32_biases_decode_as_in_onnxruntime() -> None:
     np.testing.assert_array_equal(dequantize(codes, Parameters(scale, None), FORMATS["int32"]), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from(QUANTIZED))
 def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Format) -> None:
     values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))

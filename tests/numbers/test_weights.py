@@ -41,7 +41,7 @@ channels = st.integers(1, 5)
 scales = st.floats(2.0**-60, 2.0**40, width=32)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     channels,
     st.integers(1, 40),
@@ -78,7 +78,6 @@ def test_bias_and_products_never_overflow_int32(
     assert bias_codes.parameters.scale.shape == ((outputs,) if per_channel and outputs > 1 else ())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([0.0, 1.0, 1e8]))
 def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_channel: bool, bias_size: float) -> None:
     generator = np.random.default_rng(seed)
@@ -95,7 +94,6 @@ def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_cha
     np.testing.assert_allclose(integer, real, rtol=1e-5, atol=1e-5 * np.abs(real).max())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_an_ordinary_bias_errs_by_half_its_scale_at_most(seed: int, per_channel: bool) -> None:
     generator = np.random.default_rng(seed)

@@ -81,7 +81,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(plan=plans)
 def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "plan.toml"

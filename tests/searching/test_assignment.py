@@ -45,7 +45,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(problems())
 def test_no_assignment_is_cheaper_and_ties_give_the_smallest(problem: Problem) -> None:
     every = {integer: cost(problem, integer) for integer in assignments(problem)}
@@ -55,7 +55,7 @@ def test_no_assignment_is_cheaper_and_ties_give_the_smallest(problem: Problem) -
     assert all(found <= integer for integer, paid in every.items() if paid == least)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_changes_nothing(problem: Problem, generator: random.Random) -> None:
     def shuffled(items):

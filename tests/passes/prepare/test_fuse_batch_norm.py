@@ -180,7 +180,7 @@ CHAIN: Any = st.lists(st.tuples(st.sampled_from(["Mul", "Div", "Add", "Sub"]), s
 
 
 @given(chain=CHAIN, groups=st.sampled_from([1, 2, 4]), seed=st.integers(0, 1000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_chain_of_scales_and_shifts_folds_into_the_conv(
     chain: list[tuple[str, bool]], groups: int, seed: int
 ) -> None:

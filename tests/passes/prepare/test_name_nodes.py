@@ -47,7 +47,7 @@ def test_nodes_whose_outputs_are_omitted_are_named_after_the_first_that_is_not()
 
 
 @given(names=st.lists(st.sampled_from(["", "n", "n.1", "Neg_t1", "t1", "/a:0;é"]), min_size=1, max_size=12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_names_become_unique_and_unique_ones_stay(names: list[str]) -> None:
     steps = " ".join(f"t{i + 1} = Neg(t{i})" for i in range(len(names)))
     made = model(f"g (float[4] t0) => (float[4] t{len(names)}) {{ {steps} }}")
