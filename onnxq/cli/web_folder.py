@@ -23,7 +23,7 @@ _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
     help="Samples; of several sessions, a folder with one for each, called after it, such as encoder_model.npz.",
 )
 @click.option(
-    "--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Write this one. Repeatable.  [default: all]"
+    "--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Write this dtype. Repeatable.  [default: all]"
 )
 @click.option("--target", metavar="NAME", default="onnxruntime-web", show_default=True, help="The runtime.")
 @click.option(

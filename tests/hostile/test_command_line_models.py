@@ -104,6 +104,15 @@ BAD_MODELS = {
     "opset 0": (imported("", 0), r"opset|version|Opset"),
     "no opset": (edit(lambda model: model.ClearField("opset_import")), r"opset|version|domain"),
     "no nodes": (edit(lambda model: model.graph.ClearField("node")), r"y"),
+    "no outputs": (edit(lambda model: model.graph.ClearField("output")), r"the model has no outputs"),
+    "a cycle": (
+        edit(lambda model: model.graph.node[0].input.__setitem__(0, model.graph.node[-1].output[0])),
+        r"has a cycle through the nodes",
+    ),
+    "a name that makes a tensor twice": (
+        edit(lambda model: model.graph.initializer.append(model.graph.initializer[0])),
+        r"declares the tensor 'w0' twice",
+    ),
     "a missing input": (edit(lambda model: model.graph.ClearField("initializer")), r"w0"),
     "quantized nodes": (
         edit(quantized_pair),
