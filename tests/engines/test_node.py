@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from model_texts import model
 from node_packages import PLACE
 from onnx import ModelProto, helper
 
@@ -63,6 +64,19 @@ def test_integer_kernels_in_both_branches_are_loaded(
     assert made.report.plan.count(Mode.STATIC) >= 2
     with started(package) as engine:
         assert engine.load(tmp_path / "model.onnx").run(samples[0])[0].shape == (1, 4, 8)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_weights_of_bodies_that_lie_outside_are_found(tmp_path: Path, package: str) -> None:
+    then = "yes () => (float[2] t) <float[2] w = {3, 4}> { t = Add(x, w) }"
+    other = "no () => (float[2] e) <float[2] v = {5, 6}> { e = Mul(x, v) }"
+    made = model(
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = If(c) <then_branch = {then}, else_branch = {other}> }}"
+    )
+    onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    sample = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
+    with started(package) as engine:
+        assert engine.load(tmp_path / "model.onnx").run(sample)[0].tolist() == [5, 12]
 
 
 @pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
