@@ -10,7 +10,7 @@ import onnx
 import pytest
 from model_texts import model
 from node_packages import PLACE
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxq import Budget, quantize
 from onnxq.engines.engine import Engine
@@ -68,15 +68,18 @@ def test_integer_kernels_in_both_branches_are_loaded(
 
 @pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
 def test_weights_of_bodies_that_lie_outside_are_found(tmp_path: Path, package: str) -> None:
-    then = "yes () => (float[2] t) <float[2] w = {3, 4}> { t = Add(x, w) }"
-    other = "no () => (float[2] e) <float[2] v = {5, 6}> { e = Mul(x, v) }"
     made = model(
-        f"g (float[2] x, bool c) => (float[2] y) {{ y = If(c) <then_branch = {then}, else_branch = {other}> }}"
+        """g (float[64] x, bool c) => (float[64] y) {
+            y = If(c) <then_branch = yes () => (float[64] t) { t = Add(x, w) },
+                       else_branch = no () => (float[64] e) { e = Mul(x, w) }>
+        }"""
     )
+    for place, branch in enumerate(made.graph.node[0].attribute, 2):
+        branch.g.initializer.append(numpy_helper.from_array(np.full(64, place, np.float32), "w"))
     onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
-    sample = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
+    sample = {"x": np.full(64, 5, np.float32), "c": np.array(False)}
     with started(package) as engine:
-        assert engine.load(tmp_path / "model.onnx").run(sample)[0].tolist() == [5, 12]
+        assert engine.load(tmp_path / "model.onnx").run(sample)[0].tolist() == [15] * 64
 
 
 @pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
