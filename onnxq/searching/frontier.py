@@ -39,6 +39,8 @@ _PROFILED = 1 / 4
 _MEASURED = 2 / 3
 # So many of the noisiest nodes, each number twice the one before, are taken out of a plan that is integer throughout.
 _NOISIEST = (1, 2, 4, 8)
+# A plan that is expected to take so many times as long as float is not tried.
+_HOPELESS = 1.5
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
 
@@ -99,7 +101,7 @@ class _Search:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
-        if not promising or not self._is_late:
+        if not promising or not (self._is_late or self._is_hopeless(prices)):
             promising = list(distinct([*promising, *filter(self._is_faithful, [self._whole(prices, noise)])]))
         timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
@@ -164,6 +166,10 @@ class _Search:
         given = promising[:1] if self._is_late else promising
         speeds = self.laboratory.speeds([one.plan for one in given])
         return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
+
+    def _is_hopeless(self, prices: Prices) -> bool:
+        """Whether the plan in which all is as the scheme wants it is so slow that no error of costs explains it."""
+        return prices.planned(self._full, SILENT).nanoseconds > _HOPELESS * prices.costs.floats.total
 
     def _whole(self, prices: Prices, noise: Noise) -> Candidate:
         """Return the plan in which all is as the scheme wants it, but for the noisiest nodes where it is too noisy."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from onnx import ModelProto
 
 from onnxq.graph import Graph
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
@@ -25,6 +28,14 @@ from onnxq.targets import target_named
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")
 BORDER = 10_000.0
+
+
+def products_of(build: Callable[..., ModelProto]) -> Graph:
+    """Return products one behind the other, called after `NODES`."""
+    names = ["x", "t0", "t1", "t2", "t3", "t4", "y"]
+    nodes = " ".join(f"[{name}] {names[i + 1]} = MatMul({names[i]}, w{i})" for i, name in enumerate(NODES))
+    weights = {f"w{i}": (64, 64) for i in range(len(NODES))}
+    return prepare(read_model(build(f"(float[4,64] x) => (float[4,64] y) {{ {nodes} }}", **weights)))
 
 
 def kind(decision: Decision) -> str:

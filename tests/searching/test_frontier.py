@@ -17,7 +17,7 @@ from onnxq.searching import frontier
 from onnxq.searching.assignment import Problem, cheapest
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.search import FINEST
-from searching.table_laboratory import NODES, Table, by_kind, search, static
+from searching.table_laboratory import NODES, Table, by_kind, products_of, search, static
 
 
 @pytest.fixture
@@ -32,10 +32,7 @@ def chain(build: Callable[..., ModelProto]) -> Graph:
 
 @pytest.fixture
 def products(build: Callable[..., ModelProto]) -> Graph:
-    names = ["x", "t0", "t1", "t2", "t3", "t4", "y"]
-    nodes = " ".join(f"[{name}] {names[i + 1]} = MatMul({names[i]}, w{i})" for i, name in enumerate(NODES))
-    weights = {f"w{i}": (64, 64) for i in range(len(NODES))}
-    return prepare(read_model(build(f"(float[4,64] x) => (float[4,64] y) {{ {nodes} }}", **weights)))
+    return products_of(build)
 
 
 def test_what_is_faster_and_quiet_is_all_taken(chain: Graph) -> None:
@@ -78,21 +75,6 @@ def test_the_noisy_node_stays_float_and_the_others_do_not(products: Graph) -> No
     assert outcome.sensitivities[0].node == "c2"
     assert outcome.sensitivities[0].sqnr == pytest.approx(3.0, abs=0.1)
     assert outcome.plan.by_node["c2"].figures.endswith("3.0 dB as integers alone")
-
-
-class Misprofiled(Table):
-    """Where models are the faster the more of their nodes are integers, whatever the profile says of single nodes."""
-
-    def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        return [1.0 + plan.count(Mode.STATIC) for plan in plans]
-
-
-def test_all_but_the_noisiest_is_tried_whatever_the_profile_says(products: Graph) -> None:
-    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
-    table = Misprofiled(
-        products, dict.fromkeys(NODES, 9e5), slow_to_integers, {**dict.fromkeys(NODES, 1e-4), "c1": 0.5}
-    )
-    assert static(search(table)) == ["c0", "c2", "c3", "c4", "c5"]
 
 
 def test_of_two_noisy_nodes_the_one_that_gains_less_time_goes(chain: Graph) -> None:

@@ -1,0 +1,35 @@
+"""The search where the profile of single nodes says little of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from onnx import ModelProto
+
+from onnxq.planning.plan import Plan
+from onnxq.scheme import Mode
+from searching.table_laboratory import NODES, Table, products_of, search, static
+
+
+class Misprofiled(Table):
+    """Where models are the faster the more of their nodes are integers, whatever the profile says of single nodes."""
+
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        return [1.0 + plan.count(Mode.STATIC) for plan in plans]
+
+
+def test_all_but_the_noisiest_is_tried_whatever_the_profile_says(build: Callable[..., ModelProto]) -> None:
+    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
+    table = Misprofiled(
+        products_of(build), dict.fromkeys(NODES, 9e5), slow_to_integers, {**dict.fromkeys(NODES, 1e-4), "c1": 0.5}
+    )
+    assert static(search(table)) == ["c0", "c2", "c3", "c4", "c5"]
+
+
+@pytest.mark.parametrize(("time", "tried"), [(12e5, True), (20e5, False)])
+def test_integers_that_take_much_longer_than_floats_throughout_are_not_tried(
+    build: Callable[..., ModelProto], time: float, tried: bool
+) -> None:
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, time), "c0": 3e5}, {})
+    assert static(search(table)) == list(NODES if tried else NODES[:1])
