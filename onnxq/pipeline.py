@@ -285,7 +285,7 @@ def explain(
         ModelError: there is no such node; the message suggests the nearest one.
     """
     with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
-        became = (name for name, origins in bench.origins.items() if node in dict(origins))
+        became = (name for name, origins in bench.making.origins.items() if node in dict(origins))
         return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))
 
 

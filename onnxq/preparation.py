@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError, SchemeError, nearest
-from onnxq.graph import Applied, Graph, Pass, Pipeline, RewriteRule, RewriteRules, constants, scopes
+from onnxq.graph import Applied, Graph, Origins, Pass, Pipeline, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
@@ -61,6 +62,27 @@ _ALWAYS_FINE = 4 * 2**20
 _MOST_ROUNDS = 16
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
 _IR_OF_PLAIN_INITIALIZERS = 4
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a prepared model was made of the user's, as far as what is built of it depends on that.
+
+    Attributes:
+        declared: names of the inner tensors whose types the user's model declares; built models declare no others.
+        applied: the passes that made it.
+        steps: those that follow the canonical form to make it one that integer kernels are known for.
+        half: ``TensorProto.DataType`` of 16-bit floats that it has in float32; 0 when it has none.
+        content: its digest before a later opset was needed; empty where none was.
+        origins: the nodes of the user's model that its nodes stand for, by the names of the latter.
+    """
+
+    declared: frozenset[str] = frozenset()
+    applied: tuple[Applied, ...] = ()
+    steps: tuple[Pass, ...] = ()
+    half: int = 0
+    content: str = ""
+    origins: Mapping[str, Origins] = field(default_factory=dict)
 
 
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:

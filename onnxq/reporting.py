@@ -103,7 +103,7 @@ def reported(
         ),
         run=Run(
             seconds=watch.seconds,
-            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.applied))),
+            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.making.applied))),
             stages=watch.stages,
             machine=Machine.this(),
         ),

@@ -22,10 +22,7 @@ from onnxq.execution.chain import ChainedSamples, with_optional
 from onnxq.execution.resume import Collection, Notice, calibrate_tensors
 from onnxq.execution.runner import collect
 from onnxq.graph import (
-    Applied,
     Graph,
-    Origins,
-    Pass,
     constants,
     inner_variables,
     origins_by_name,
@@ -44,7 +41,7 @@ from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
-from onnxq.preparation import integer_steps, prepare_for_integers, steps_named, widens
+from onnxq.preparation import Making, integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
@@ -64,46 +61,36 @@ class Workbench:
         prepared: file of the prepared model, its weights beside it, so that loading it again costs little.
         scheme: the user's rules.
         target: the runtime.
-        declared: names of the inner tensors whose types the user's model declares; built models declare no others.
         emit: what the built models may hold besides standard ONNX.
         fixed: what becomes of some nodes whatever else is wished, such as of those that calibration saw nothing of.
-        applied: the passes that made the prepared model.
-        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
-        content: digest of the prepared model as it was before a later opset was needed; empty where none was.
-        steps: what follows the canonical form to make it one that integer kernels are known for.
-        origins: the nodes of the user's model that those of the prepared one stand for, by the names of the latter.
+        making: how the prepared model was made.
         codes: what was encoded for the models built so far.
     """
 
     prepared: Path
     scheme: Scheme
     target: Target
-    declared: frozenset[str] = frozenset()
     emit: Emit = Emit.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
-    applied: tuple[Applied, ...] = ()
-    half: int = 0
-    content: str = ""
-    steps: tuple[Pass, ...] = ()
-    origins: Mapping[str, Origins] = field(default_factory=dict)
+    making: Making = field(default_factory=Making)
     codes: CodesCache = field(default_factory=CodesCache, compare=False)
 
     @cached_property
     def graph(self) -> Graph:
         """The prepared graph, for reading only."""
         graph = load(self.prepared)
-        put_back_origins(graph, self.origins)
+        put_back_origins(graph, self.making.origins)
         return graph
 
     @property
     def placing(self) -> Placing:
         """How codes are written."""
-        return Placing(self.target, self.emit, self.half)
+        return Placing(self.target, self.emit, self.making.half)
 
     @cached_property
     def declared_types(self) -> frozenset[str]:
         """Names of inner tensors whose types built models declare: the user's, and what runtimes do not find out."""
-        return self.declared | types_to_declare(self.graph)
+        return self.making.declared | types_to_declare(self.graph)
 
     @cached_property
     def is_large(self) -> bool:
@@ -113,13 +100,13 @@ class Workbench:
     @cached_property
     def digest(self) -> str:
         """Tells the prepared model apart from others, whatever opset it needs."""
-        return self.content or model_digest(self.prepared)
+        return self.making.content or model_digest(self.prepared)
 
     @property
     def preparation(self) -> Preparation:
         """What plans of this model are made for and by."""
-        steps = tuple(type(step).__name__ for step in self.steps)
-        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.half > 0)
+        steps = tuple(type(step).__name__ for step in self.making.steps)
+        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0)
 
     def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
         """Check that evidence is of this model and has what a plan and any of these range methods need.
@@ -244,7 +231,7 @@ class Workbench:
         path = self.prepared.with_name(f"prepared.{needed}.onnx")
         if not path.exists():
             graph = load(self.prepared)
-            prepare_for_integers(graph, self.steps, opset=needed)
+            prepare_for_integers(graph, self.making.steps, opset=needed)
             save(graph, path, external_data=True)
         return path
 
@@ -279,10 +266,8 @@ def open_workbench(
     with spilling(folder) if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
         applied = prepare_for_integers(graph, steps, widen=half > 0)
-        bench = Workbench(
-            folder / "prepared.onnx", scheme, target, declared, emit, applied=applied, half=half, steps=steps
-        )
-        bench = replace(bench, origins=origins_by_name(graph))
+        making = Making(declared, applied, steps, half, origins=origins_by_name(graph))
+        bench = Workbench(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:
@@ -291,7 +276,8 @@ def open_workbench(
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
-        bench = replace(bench, applied=applied, content=content, origins=origins_by_name(graph))
+        making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))
+        bench = replace(bench, making=making)
     if replay is not None:
         check_fits(replay, bench.graph)
         check_model(replay, bench.digest)
