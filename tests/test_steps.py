@@ -34,7 +34,7 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
     assert methods_tried(named, Budget()) == (MinMax(),)
 
 
-@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", 24)])
+@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", 16)])
 def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
     accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
