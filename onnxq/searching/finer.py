@@ -16,6 +16,8 @@ from onnxq.searching.search import FINER, FINEST, Demotions, small_nodes
 
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
+# Finer weights take away too little of the noise of all codes where weights make no more than this part of it.
+_QUIET_SHARE = 0.25
 # How often models are built for handing finer codes back, for each step of coarseness.
 _HANDED_BACK = 8
 # Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
@@ -47,10 +49,14 @@ class FinerWeights:
     goal: float
     is_late: Callable[[], bool] = lambda: False
 
-    @property
-    def are_needed(self) -> bool:
-        """Whether weights as codes leave little noise to integer kernels, or none."""
-        return self._sqnr({}) < self._stored_goal
+    def are_needed(self, share: float) -> bool:
+        """Return whether weights as codes leave no noise to integer kernels, or little and are much of what they make.
+
+        Args:
+            share: part of the noise of all codes that those of weights make.
+        """
+        enough = self.goal if share <= _QUIET_SHARE else self._stored_goal
+        return self._sqnr({}) < enough
 
     def found(self, noise: Mapping[str, float]) -> Demotions:
         """Return what becomes of weights whose codes are too coarse, most noise for their size first.

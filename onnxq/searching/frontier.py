@@ -90,7 +90,7 @@ class _Search:
             noise = self._noise(prices)
             tried = self._crossing(prices, noise)
             weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, lambda: self._is_late)
-            if not self._is_enough(prices, tried) and weights.are_needed:
+            if not self._is_enough(prices, tried) and weights.are_needed(noise.static.share_of_nodes):
                 prices = replace(prices, left=weights.found(noise.static.nodes))
                 tried += self._crossing(prices, noise)
         faithful = sorted(

@@ -73,6 +73,12 @@ class Noises:
         """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
         return {source.name: worst(ratio) for source, ratio in self.ratios.items() if source.is_node}
 
+    @property
+    def share_of_nodes(self) -> float:
+        """The part of the noise of all codes that those make which nodes alone have, such as of weights."""
+        total = self.of(self.ratios)
+        return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
+
     def of(self, sources: Iterable[Source]) -> float:
         """Return the ratio that is predicted for some sources together at the worst output: that of their sum."""
         known = [self.ratios[source] for source in sources if source in self.ratios]

@@ -58,7 +58,18 @@ def finer(
 
 
 def test_quiet_weights_need_nothing(build: Callable[..., ModelProto]) -> None:
-    assert not finer(build, dict.fromkeys(("c0", "c1"), 1e-3)).are_needed
+    assert not finer(build, dict.fromkeys(("c0", "c1"), 1e-3)).are_needed(1.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "share", "needed"),
+    [(0.008, 0.5, True), (0.008, 0.1, False), (0.012, 0.1, True), (0.004, 0.5, False)],
+    ids=["little is left to integers", "which hardly gain by it", "too coarse for the goal", "quiet"],
+)
+def test_weights_that_make_little_of_all_noise_stay_as_they_are(
+    build: Callable[..., ModelProto], noise: float, share: float, needed: bool
+) -> None:
+    assert finer(build, {"c3": noise}).are_needed(share) is needed
 
 
 @pytest.mark.parametrize(("share", "spec"), [(0.001, FINER), (0.5, FINEST)], ids=["scales of blocks", "sixteen bits"])
@@ -67,7 +78,7 @@ def test_the_noisiest_weights_alone_get_finer_codes(
 ) -> None:
     noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
     found = finer(build, noise, finer=share)
-    assert found.are_needed
+    assert found.are_needed(1.0)
     better = found.found(noise)
     assert {node for node, one in better.items() if one.weight == spec} == {"c3", "c5"}
     assert found.laboratory.sqnr(found.laboratory.plan({**found.stores, **better})) >= 20

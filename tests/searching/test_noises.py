@@ -127,6 +127,12 @@ def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
     assert found.tensors == {"t0": 0.5, "t1": 0.6}
 
 
+def test_weights_have_a_share_of_the_noise() -> None:
+    found = Noises({Source("t"): np.array([0.3, 0.1]), Source("n", is_node=True): np.array([0.1, 0.0])})
+    assert found.share_of_nodes == pytest.approx(0.25)
+    assert Noises().share_of_nodes == 0.0
+
+
 def test_progress_says_how_many_questions_there_are() -> None:
     told: list[tuple[int, int]] = []
     measure_noises(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: told.append((done, total)))
