@@ -19,6 +19,7 @@ from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
+from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.table import times_tell
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
@@ -201,8 +202,7 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = _doubts(model, whole, goal)
-    given = data.evidence
-    if given is not None:
+    if (given := data.evidence) is not None:
         bench.check(given, plan, methods)
     evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     if model.replay is not None:
@@ -240,8 +240,7 @@ def settled(
         refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
-            tables = "tables" in first.methods
-            found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables=tables)
+            found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
         else:
             refined = chooser.affordable(seen.plan, refined, goal)
             found = choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
@@ -263,7 +262,8 @@ def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadl
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency if times_tell(seen.bench.target, model.engine) else 0.0
     judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
-    return replace(judge, deadline=deadline, engine=model.engine, threads=budget.threads)
+    timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
+    return replace(judge, deadline=deadline, engine=model.engine, timer=timer)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:

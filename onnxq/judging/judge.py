@@ -27,7 +27,7 @@ class Judge:
         scorer: of the metric, where there is one.
         deadline: comparing latency takes half of what is left until then at most.
         engine: what models are for, where that is not onnxruntime in this process.
-        threads: threads inside an operator of models that are timed; None takes as many as the engine by itself.
+        timer: what times models; None makes what they are for do so.
     """
 
     reference: Path
@@ -36,7 +36,7 @@ class Judge:
     scorer: Scorer | None = None
     deadline: Deadline = NEVER
     engine: Engine | None = None
-    threads: int | None = None
+    timer: Engine | None = None
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
@@ -60,7 +60,7 @@ class Judge:
             candidate,
             self.samples,
             seconds=min(self.seconds, patience),
-            threads=self.threads,
+            timer=self.timer,
             risk=risk_of_look(look),
             patience=patience,
             engine=self.engine,

@@ -110,7 +110,7 @@ def verify(
     samples: SampleSource,
     *,
     seconds: float,
-    threads: int | None = None,
+    timer: Engine | None = None,
     risk: float = RISK,
     patience: float = _PATIENCE,
     engine: Engine | None = None,
@@ -122,11 +122,10 @@ def verify(
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
         seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
-        threads: threads inside an operator while that is compared; None takes as many as the engine by itself.
+        timer: what runs both while that is compared; None takes what the model is for.
         risk: how often a bound may be wrong; see `risk_of_look`.
         patience: seconds after which models are not loaded once more to be timed; 20 at most.
-        engine: what the model is for, where that is not onnxruntime in this process; it runs both models too, and tells
-            the latency.
+        engine: what the model is for, where that is not onnxruntime in this process; it runs both models too.
 
     Returns:
         Everything that was seen.
@@ -153,7 +152,7 @@ def verify(
             found = compare(views.open(reference), there, evenly(samples, COMPARED_SAMPLES), risk)
             there.loaded.close()
         elsewhere = Elsewhere(engine.version, found)
-    look = partial(measure_latencies, (reference, candidate), timed, threads=threads, engine=engine)
+    look = partial(measure_latencies, (reference, candidate), timed, engine=timer or engine)
     # A model that computes in float throughout has nothing to step back to.
     again = kernels.integer + kernels.quantize > 0
     latency = _latency(look, seconds, min(patience, _PATIENCE), again=again) if timed else None

@@ -202,13 +202,8 @@ class Chooser:
         """Return what measures plans whose codes are chosen so."""
         seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
         reference, asked = self.files.reference, self._asked
-        timing = Timing(timed, seconds, self.judge.engine or self._own_engine)
+        timing = Timing(timed, seconds, self.judge.timer or OnnxRuntime())
         return Laboratory(self.trials, recipe, reference, timing, self.costs, self.progress, asked)
-
-    @cached_property
-    def _own_engine(self) -> OnnxRuntime:
-        """What times candidates where nothing else does; it loads the float model beside each of them."""
-        return OnnxRuntime(self.bench.prepared.parent, self.judge.threads)
 
     @cached_property
     def _asked(self) -> dict[Hashable, Noises]:
