@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     __version__: str
 
     from onnxq.budget import Budget
+    from onnxq.calibrating import calibrate
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.data import Data
     from onnxq.dequantization import dequantize
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from onnxq.judging.metrics import Metric, load_metric
     from onnxq.modelfile import load, save
     from onnxq.optimization import Optimized, optimize
-    from onnxq.pipeline import Quantized, calibrate, plan, quantize, sensitivity
+    from onnxq.pipeline import Quantized, plan, quantize, sensitivity
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparation import prepare
@@ -142,6 +143,7 @@ __all__ = [
 
 _HOMES = {
     "onnxq.budget": ("Budget",),
+    "onnxq.calibrating": ("calibrate",),
     "onnxq.cli.progress_bars": ("progress_bars",),
     "onnxq.data": ("Data",),
     "onnxq.dequantization": ("dequantize",),
@@ -203,7 +205,6 @@ _HOMES = {
     ),
     "onnxq.pipeline": (
         "Quantized",
-        "calibrate",
         "plan",
         "quantize",
         "sensitivity",

@@ -11,7 +11,7 @@ from onnxq.errors import SchemeError, check_type
 from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.progress import Progress, silent
-from onnxq.searching.measures import EFFORTS, Effort, effort_named
+from onnxq.searching.efforts import EFFORTS, Effort, effort_named
 
 
 @dataclass(frozen=True)

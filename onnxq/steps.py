@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -36,7 +35,8 @@ from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.intake import refuse_overwriting
 from onnxq.modelfile.publish import check_output, data_file, publish
-from onnxq.named_passes import Step, as_passes
+from onnxq.named_passes import as_passes
+from onnxq.opening import Model, opened
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
@@ -51,11 +51,7 @@ from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
-from onnxq.workbench import Workbench, open_workbench
-
-Model = str | Path | onnx.ModelProto | Any
-"""A file, a ModelProto, or a GraphSurgeon graph."""
-
+from onnxq.workbench import Workbench
 
 # Of a large model, which takes long to build and to run, only the likeliest ranges are tried.
 _LIKELY = 4
@@ -148,14 +144,6 @@ def checked_output(output: str | Path | None, model: Model, budget: Budget) -> P
     return output
 
 
-def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
-    """Return a graph of the model after passes of the user's."""
-    passes, graph = as_passes(prepare), as_graph(model)
-    apply_to_float(graph, passes)
-    check_float_model(graph)
-    return graph
-
-
 def prepared(
     model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget, engine: Engine | None = None
 ) -> Prepared:
@@ -182,12 +170,6 @@ def prepared(
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
     return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs)
-
-
-def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
-    """Open the workbench of a model after passes of the user's, given whether a search measures time."""
-    emit = wanted.emit(measured=measured)
-    return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay, wanted.least)
 
 
 def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:

@@ -10,7 +10,7 @@ from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.errors import SchemeError
 from onnxq.judging.goal import Goal
-from onnxq.searching.measures import EFFORTS
+from onnxq.searching.efforts import EFFORTS
 
 
 @pytest.mark.parametrize("name", list(EFFORTS))

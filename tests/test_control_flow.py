@@ -12,11 +12,12 @@ from models_with_bodies import BRANCHES, IDLE, IMAGE, KERNEL, PADS, STATIC, STOR
 from onnx import parser
 
 from onnxq.budget import Budget
+from onnxq.calibrating import calibrate
 from onnxq.data import Data
 from onnxq.errors import DataError
 from onnxq.evidence.storage import load_statistics, save_statistics
 from onnxq.evidence.value_range import Range
-from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.scheme import Mode
 

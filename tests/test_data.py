@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.calibrating import calibrate
 from onnxq.data import Data
 from onnxq.errors import DataError, OnnxqError
 from onnxq.evidence.storage import save_statistics
-from onnxq.pipeline import calibrate, quantize
+from onnxq.pipeline import quantize
 from onnxq.samples.images import IMAGE_PRESETS
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -14,10 +14,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import ModelError
 from onnxq.evidence.ranges import MinMax
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.presets import PRESETS
 from onnxq.scheme import Mode
@@ -124,18 +124,6 @@ def test_a_stream_that_is_new_in_each_pass_is_read_once_for_all_steps(tmp_path: 
     assert report.agreement.worst_sqnr > 20
 
 
-def test_statistics_collected_once_serve_several_calls() -> None:
-    statistics = calibrate(MODELS / "resnet.onnx", Data(CALIB, limit=16))
-    assert len(statistics.samples) == 16
-    data, budget = Data(CALIB, limit=16, statistics=statistics), Budget(latency=0, search="off")
-    reused, again = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for _ in range(2))
-    assert reused.agreement == again.agreement
-    # The statistics are of all samples, those included that judge.
-    assert reused.samples.judged is not None
-    assert (reused.samples.judged.samples, reused.samples.judged.seen) == (4, 4)
-    assert reused.agreement.worst_sqnr > 20
-
-
 def test_the_range_method_is_the_users_when_given() -> None:
     scheme = replace(PRESETS["int8"], ranges=MinMax())
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), scheme=scheme, budget=Budget(latency=0)).report
@@ -227,29 +215,3 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
         for scheme in (named, replace(named, ranges="minmax"))
     ]
     assert found == ["HistogramSearch(levels=None)", "MinMax()"]
-
-
-def test_statistics_of_another_model_or_without_what_is_needed_are_refused() -> None:
-    resnet, options = MODELS / "resnet.onnx", {"goal": Goal(force=True), "budget": UNSEARCHED}
-    others = calibrate(MODELS / "vit.onnx", Data(CALIB, limit=2))
-    with pytest.raises(DataError, match="given statistics are of another model, expected those of this one"):
-        quantize(resnet, Data(CALIB, limit=4, statistics=others), **options)
-    scheme = replace(PRESETS["int8"], ranges="minmax")
-    extremes = Data(CALIB, limit=4, statistics=calibrate(resnet, Data(CALIB, limit=4), scheme=scheme))
-    with pytest.raises(DataError, match=r"given statistics lack the histogram of '.*', expected what this plan"):
-        quantize(resnet, extremes, **options)
-    assert quantize(resnet, extremes, scheme=scheme, **options).report.samples.calibrated == 4
-
-
-def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) -> None:
-    model = build("(float[4,64] x) => (float[4,64] y) { h = MatMul(x, w) y = Relu(h) }", opset=13, w=(64, 64))
-    samples = samples_for(model)
-    seen = calibrate(model, samples)
-    quantized = quantize(
-        model,
-        Data(samples, statistics=seen),
-        scheme="int4-block32",
-        goal=Goal(force=True),
-        budget=Budget(search="off", latency=0),
-    )
-    assert quantized.graph.opset >= 21

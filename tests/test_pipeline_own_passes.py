@@ -11,11 +11,12 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.budget import Budget
+from onnxq.calibrating import calibrate
 from onnxq.data import Data
 from onnxq.evidence.value_range import Range
 from onnxq.graph import Changes, Graph, Pass
 from onnxq.judging.goal import Goal
-from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.pipeline import plan, quantize
 from onnxq.report import FidelityError
 
 UNSEARCHED = Budget(search="off", latency=0)

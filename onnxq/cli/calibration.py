@@ -66,7 +66,7 @@ def calibrate(
 
     Interrupted at any moment and started again, it goes on where it was. Prints the name of the written file on stdout.
     """
-    from onnxq import pipeline
+    from onnxq import calibrating
     from onnxq.budget import Budget
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.data import Data
@@ -79,7 +79,7 @@ def calibrate(
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:
-        statistics = pipeline.calibrate(
+        statistics = calibrating.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source),
             scheme=replace(scheme, ranges=range_text) if range_text is not None else scheme,

@@ -12,7 +12,7 @@ from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Verification
 from onnxq.planning.plan import Plan
 from onnxq.searching.choosing import HIGHEST_AIM, SEARCH_RUNS, Chooser, Chosen, aim_of
-from onnxq.searching.measures import Effort
+from onnxq.searching.efforts import Effort
 from onnxq.searching.search import Outcome, as_stored, slower, without_integers
 from onnxq.trials import Trials
 

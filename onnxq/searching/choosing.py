@@ -28,10 +28,10 @@ from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.affording import affordable
 from onnxq.searching.coarser import coarser_weights
 from onnxq.searching.cost_cache import CostCache
+from onnxq.searching.efforts import Effort
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
 from onnxq.searching.layer_groups import node_noises
-from onnxq.searching.measures import Effort
 from onnxq.searching.noises import SILENT, Noises
 from onnxq.searching.search import NodeNoises, Outcome, Planner, leave_what_hurts
 from onnxq.searching.whole import fastest_whole

@@ -17,8 +17,9 @@ from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
 from onnxq.searching.assignment import cheapest
 from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
+from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
-from onnxq.searching.measures import Effort, Measures
+from onnxq.searching.measures import Measures
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
 from onnxq.searching.regions import find_regions, node_times

@@ -1,14 +1,10 @@
-"""What a search can ask to be measured, and how much of it."""
+"""What a search can ask to be measured."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Sequence, Set
 from typing import Protocol
 
-from onnxq.errors import check_name
 from onnxq.planning.plan import Plan
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import Noises
@@ -56,48 +52,3 @@ class Measures(Protocol):
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return how many times as fast as the float model the models of plans run, all by turns."""
         ...
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured.
-
-    Attributes:
-        noise: runs for measuring what codes add in noise: as many as the float model makes in so many times the time in
-            which a process runs it over the samples; shared by what nodes can be.
-        tried: plans whose models are built to find the fastest that is faithful.
-        grown: of these, how many may be tried to let more nodes be integers after all.
-        timed: plans of the frontier that are timed beside the float model.
-        refinements: how often the profile of the winner corrects the costs.
-        seconds: after which nothing more is tried.
-        measurements: models that are built and run after which nothing more is tried; unlike seconds they end a search
-            where the same one ended before.
-    """
-
-    noise: float
-    tried: int
-    grown: int
-    timed: int
-    refinements: int
-    seconds: float
-    measurements: float = math.inf
-
-
-EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
-    {
-        "off": None,
-        "fast": Effort(noise=1.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
-        "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
-    }
-)
-"""How much each kind of search measures."""
-
-
-def effort_named(name: str) -> Effort | None:
-    """Return the row of EFFORTS called ``name``.
-
-    Raises:
-        SchemeError: no such search; the message suggests the nearest one.
-    """
-    check_name("search", name, EFFORTS)
-    return EFFORTS[name]

@@ -18,9 +18,9 @@ from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
+from onnxq.searching.efforts import EFFORTS
 from onnxq.searching.frontier import find_fastest
 from onnxq.searching.kernel_times import NodeTimes
-from onnxq.searching.measures import EFFORTS
 from onnxq.searching.noises import Noises
 from onnxq.searching.search import FINEST, Outcome
 from onnxq.switchboard import Source

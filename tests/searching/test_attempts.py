@@ -21,7 +21,7 @@ from onnxq.report import FidelityError
 from onnxq.runtime import open_session
 from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen
-from onnxq.searching.measures import Effort
+from onnxq.searching.efforts import Effort
 from onnxq.searching.search import Outcome
 from onnxq.trials import Trials
 
