@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.judging.agreement import agreement_of
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.judging.views import Views
 from onnxq.modelfile.publish import data_file, stored_bytes
@@ -64,6 +65,37 @@ class Candidate:
 
     path: Path
     coded: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _OfLast:
+    """Tells the SQNR of the worst output over the last samples."""
+
+    names: tuple[str, ...]
+    count: int
+
+    def __call__(self, pairs: Sequence[Pair]) -> float:
+        return agreement_of(self.names, pairs[-self.count :]).worst_sqnr
+
+
+@dataclass(frozen=True)
+class Hard:
+    """Samples that a plan was not faithful enough to, though it was trusted to be: the last that others are tried on.
+
+    Attributes:
+        names: of the outputs that are compared.
+        count: how many they are.
+        shift: decibels by which the aim of plans is above the SQNR that is enough on these samples.
+    """
+
+    names: tuple[str, ...]
+    count: int
+    shift: float
+
+    def __call__(self, pairs: Sequence[Pair]) -> Trust:
+        """Judge a candidate: what it is trusted with, and no more than what it has on these samples, shifted."""
+        found = trust(pairs)
+        return replace(found, sqnr=min(found.sqnr, _OfLast(self.names, self.count)(pairs) + self.shift))
 
 
 class Built:
@@ -120,6 +152,7 @@ class Trials:
         measured: what was found of models so far, by what judged it.
         built: the models of plans.
         earlier: how many models were tried before, on fewer samples.
+        hard: samples that plans have to be faithful to besides.
     """
 
     bench: Workbench
@@ -131,6 +164,7 @@ class Trials:
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: Built = field(default_factory=Built)
     earlier: int = 0
+    hard: Hard | None = None
 
     @property
     def count(self) -> int:
@@ -168,9 +202,16 @@ class Trials:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
         return self.trust(plan, recipe).sqnr
 
+    def sqnr_of_last(self, plan: Plan, recipe: Recipe, count: int) -> float:
+        """Return the SQNR in decibels that a plan's model has on the last samples, at its worst output."""
+        return self._judged(_OfLast(tuple(self.views.names), count), plan, recipe)
+
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
-        """Build and run a plan's model; what was measured before is remembered."""
-        return self._judged(trust, plan, recipe)
+        """Build and run a plan's model; what was measured before is remembered.
+
+        It is trusted with less where it is not faithful enough to the hard samples.
+        """
+        return self._judged(trust if self.hard is None else self.hard, plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
         """Return what each sample adds to the noise at each output, see `noise_by_sample`."""

@@ -18,7 +18,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.trials import Built, Candidate, Trials
+from onnxq.trials import Built, Candidate, Hard, Trials
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -43,6 +43,20 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert trials.count == len(trials.measured) == 3
     more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.samples)) == (3, 0, 10)
+
+
+def test_a_plan_is_trusted_with_no_more_than_it_has_on_hard_samples(tmp_path: Path) -> None:
+    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    plan = bench.plan({})
+    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
+    trusted, last = trials.sqnr(plan, Recipe()), trials.sqnr_of_last(plan, Recipe(), 2)
+    alone = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[-2:], trials.evidence)
+    assert last == pytest.approx(alone.sqnr_of_last(plan, Recipe(), 2))
+    for shift, expected in ((100.0, trusted), (-30.0, last - 30)):
+        hard = replace(trials, hard=Hard(tuple(trials.views.names), 2, shift), measured={})
+        assert hard.sqnr(plan, Recipe()) == expected
+        assert hard.trust(plan, Recipe()).noise == trials.trust(plan, Recipe()).noise
 
 
 def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:

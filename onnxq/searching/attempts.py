@@ -11,10 +11,10 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Verification
 from onnxq.planning.plan import Plan
-from onnxq.searching.choosing import HIGHEST_AIM, SEARCH_RUNS, Chooser, Chosen, aim_of
+from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen, aim_of
 from onnxq.searching.efforts import Effort
 from onnxq.searching.search import Outcome, as_stored, slower, without_integers
-from onnxq.trials import Trials
+from onnxq.trials import Hard, Trials
 
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
 _MORE_SEARCHES = 2
@@ -75,8 +75,8 @@ class _Choice:
     def faithful(self) -> Chosen:
         """Return a plan that is faithful to the samples that judge it, or the last that was tried.
 
-        Where it is not, those of them join the trials that it is least faithful to, and the search goes on; in the end
-        weights are only stored.
+        Where it is not, those of them join the trials that it is least faithful to, on which the next plan is to have
+        as many decibels more as this one lacked of all; in the end weights are only stored.
         """
         trials, aim = self.chooser.trials, aim_of(self.goal.min_sqnr)
         found = self._attempted(trials, aim)
@@ -86,24 +86,24 @@ class _Choice:
                 break
             spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
             last = number == _MORE_SEARCHES or spent
-            trials = self._with_hardest(trials)
-            aim = self._aim_behind(found, trials, self.goal.min_sqnr - lacking)
+            trials = self._with_hardest(trials, found, aim, lacking)
             found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
             if last:
                 break
         return found
 
-    def _with_hardest(self, trials: Trials) -> Trials:
+    def _with_hardest(self, trials: Trials, found: Chosen, aim: float, lacking: float) -> Trials:
+        """Return trials on the samples too that a model is least faithful to, in which plans have what it lacked."""
         chooser = self.chooser
-        return trials.joined(chooser.files.reference, chooser.judge.hardest(chooser.files.staged, _JOINING))
-
-    def _aim_behind(self, found: Chosen, trials: Trials, judged: float) -> float:
-        """Return what to aim at where trials still trust a model with more decibels than it was judged to have."""
-        if trials.count >= self.effort.measurements:
-            return aim_of(self.goal.min_sqnr)
-        shown = trials.sqnr(found.outcome.plan, found.recipe)
-        return min(aim_of(self.goal.min_sqnr) + max(shown - judged, 0.0), HIGHEST_AIM)
+        hardest = chooser.judge.hardest(chooser.files.staged, _JOINING)
+        count = len(hardest) + (trials.hard.count if trials.hard is not None else 0)
+        trials = trials.joined(chooser.files.reference, hardest)
+        if not count or trials.count >= self.effort.measurements:
+            return trials
+        enough = trials.sqnr_of_last(found.outcome.plan, found.recipe, count) + lacking
+        shift = aim - enough if math.isfinite(enough) else 0.0
+        return replace(trials, hard=Hard(tuple(trials.views.names), count, shift), measured={}, earlier=trials.count)
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""

@@ -13,6 +13,7 @@ from onnxq.data import Data
 from onnxq.encoding.recipe import Recipe
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import Kernels, Verification
@@ -23,7 +24,7 @@ from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen
 from onnxq.searching.efforts import Effort
 from onnxq.searching.search import Outcome
-from onnxq.trials import Trials
+from onnxq.trials import Hard, Trials
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -75,22 +76,26 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     assert found.scores == lost
 
 
-@pytest.mark.parametrize(("trusted", "aim"), [(24.0, 27.5), (16.0, 21.5)])
-def test_the_next_plan_is_aimed_as_much_higher_as_trials_with_the_hardest_samples_still_promise_too_much(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, trusted: float, aim: float
+def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lacked_of_all(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, aims, judged = chooser.bench.plan({}), [], iter([18.0, 20.0])
+    plan, tried, judged = chooser.bench.plan({}), [], iter([18.0, 19.5, 20.0])
+    had = {2: 15.0, 4: 17.0}
 
     def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
-        aims.append(aim)
+        tried.append((aim, len(trials.samples), trials.hard))
         agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
         return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
     monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr("onnxq.searching.attempts._Choice._with_hardest", lambda self, trials: trials)
-    monkeypatch.setattr(Trials, "sqnr", lambda self, plan, recipe: trusted)
+    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
+    monkeypatch.setattr(Trials, "sqnr_of_last", lambda self, plan, recipe, count: had[count])
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
-    assert (aims, found.rounds) == ([21.5, aim], 2)
+    names, count = tuple(chooser.trials.views.names), len(chooser.trials.samples)
+    # Of 15 dB it lacked 2 more, and 21.5 are aimed at.
+    first, second = Hard(names, 2, 21.5 - 17.0), Hard(names, 4, 21.5 - 17.5)
+    assert tried == [(21.5, count, None), (21.5, count + 2, first), (21.5, count + 4, second)]
+    assert found.rounds == 3
 
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
