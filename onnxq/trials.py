@@ -190,13 +190,13 @@ class Trials:
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
-        return replace(self, samples=self.samples[places], expected=self.expected[places], measured={})
+        return replace(self, samples=self.samples[places], expected=self.expected[places], measured={}, hard=None)
 
     def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
         more = Trials.of(self.bench, reference, samples, self.evidence)
         samples, expected = self.samples + more.samples, self.expected + more.expected
-        return replace(self, samples=samples, expected=expected, measured={}, earlier=self.count)
+        return replace(self, samples=samples, expected=expected, measured={}, earlier=self.count, hard=None)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""

@@ -97,8 +97,10 @@ class _Choice:
         """Return trials on the samples too that a model is least faithful to, in which plans have what it lacked."""
         chooser = self.chooser
         hardest = chooser.judge.hardest(chooser.files.staged, _JOINING)
-        count = len(hardest) + (trials.hard.count if trials.hard is not None else 0)
+        easy = len(trials.samples) - (trials.hard.count if trials.hard is not None else 0)
         trials = trials.joined(chooser.files.reference, hardest)
+        # Where outputs are large, not all of them join.
+        count = len(trials.samples) - easy
         if not count or trials.count >= self.effort.measurements:
             return trials
         enough = trials.sqnr_of_last(found.outcome.plan, found.recipe, count) + lacking
