@@ -41,7 +41,7 @@ from onnxq.workbench import Workbench
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
-HIGHEST_AIM = 150.0
+_HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
 # With so many decibels more than are aimed at, more faithful codes make no difference.
 _PLENTY = 10.0
@@ -275,7 +275,7 @@ class Chooser:
 
 def aim_of(min_sqnr: float) -> float:
     """Return the decibels to aim at, which noise can be weighed against."""
-    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), HIGHEST_AIM)
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
 
 
 def plenty_of(goal: Goal) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto
@@ -17,6 +18,8 @@ from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.pipeline import quantize
 from onnxq.runtime import open_session, run
+from onnxq.training.lessons import Lessons, read_lessons
+from onnxq.training.losses import Distillation, Task
 from onnxq.training.preparing import Prepared, prepare
 from onnxq.training.program import Program
 
@@ -45,6 +48,14 @@ def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], sc
     budget = Budget("off", "off", latency=0)
     done = quantize(model, list(samples), scheme=scheme, goal=Goal(force=True), budget=budget)
     return prepare(model, done.report.plan)
+
+
+def task_of(model: ModelProto, path: Path) -> Task:
+    """Write a float model, and return what a module learns of it from 24 images, compared by 8 others."""
+    onnx.save(model, path)
+    lessons = read_lessons(path, images(32))
+    noise = Distillation.of(lessons)
+    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
 
 
 def difference(model: ModelProto, sample: Mapping[str, NDArray[Any]]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from conftest import Build
@@ -14,12 +13,12 @@ from onnxq.progress import silent
 from onnxq.training import learning
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.learning import learn
-from onnxq.training.lessons import Batch, Lessons, read_lessons
+from onnxq.training.lessons import Batch
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
 from onnxq.training.settings import Training
-from training.modules import NETWORK, WEIGHTS, images, module_of
+from training.modules import NETWORK, WEIGHTS, images, module_of, task_of
 
 SHORT = Training(epochs=3, batch=8, rate=1e-3)
 
@@ -31,10 +30,7 @@ def module(build: Build) -> FakeQuantized:
 
 @pytest.fixture
 def task(build: Build, tmp_path: Path) -> Task:
-    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
-    lessons = read_lessons(tmp_path / "m.onnx", images(32))
-    noise = Distillation.of(lessons)
-    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
+    return task_of(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
 
 
 def state_of(module: FakeQuantized) -> list[bytes]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import onnx
 import pytest
 from conftest import Build
 
 from onnxq.training import rates
-from onnxq.training.lessons import Lessons, read_lessons
-from onnxq.training.losses import Distillation, Task
+from onnxq.training.losses import Task
 from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import first_share
 from onnxq.training.settings import Training
-from training.modules import NETWORK, WEIGHTS, images, module_of
+from training.modules import NETWORK, WEIGHTS, images, module_of, task_of
 
 
 @pytest.fixture
@@ -25,10 +23,7 @@ def module(build: Build) -> FakeQuantized:
 
 @pytest.fixture
 def task(build: Build, tmp_path: Path) -> Task:
-    onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
-    lessons = read_lessons(tmp_path / "m.onnx", images(32))
-    noise = Distillation.of(lessons)
-    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
+    return task_of(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(
