@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
+from onnxq.remembering import remembered
+
 _LARGE = 1 << 30
 # A model whose weights are external is no larger than this itself.
 _LARGEST_GRAPH = 1 << 28
@@ -15,6 +17,10 @@ _LARGEST_GRAPH = 1 << 28
 
 def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
+    return _is_large_file(model) if isinstance(model, Path) else _is_large(model)
+
+
+def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     lengths = (
         int(entry.value)
         for tensor in _tensors(_without_weights(model).graph)
@@ -22,6 +28,9 @@ def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
         if entry.key == "length" and entry.value.isdecimal()
     )
     return sum(lengths) > _LARGE
+
+
+_is_large_file = remembered(_is_large)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

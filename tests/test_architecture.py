@@ -30,7 +30,8 @@ INNER = {
 }
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
-    ("cores", "deadline", "errors", "html_tables", "large_models", "option_values", "progress", "version"),
+    ("cores", "deadline", "errors", "html_tables", "option_values", "progress", "remembering", "version"),
+    ("large_models",),
     ("records",),
     ("extensions", "numbers"),
     ("graph",),

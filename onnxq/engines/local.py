@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxq.cores import available_cores
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, profile_kernels
 from onnxq.errors import ModelError
@@ -47,6 +49,11 @@ class OnnxRuntime(Engine):
         session = open_session(model, threads=threads, optimized_copy=None if copy is not None else made)
         self._optimized.setdefault(key, _Copy(made, _inputs(session)))
         return _Loaded(session)
+
+    def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
+        """Load model files at once, on as many cores as there are."""
+        with ThreadPoolExecutor(available_cores()) as pool:
+            return list(pool.map(lambda model: self.load(model, threads), models))
 
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int

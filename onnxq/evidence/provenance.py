@@ -106,6 +106,18 @@ def model_digest(model: onnx.ModelProto | Path) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return a digest of the bytes of a file, which takes a fraction of the time of that of a model.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for block in _blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
 def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
     """Yield what decides what a model computes, piece by piece, so that weights are not copied at once."""
     graph = model.graph

@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.turns import Turn
+from onnxq.judging.bounds import student
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array
 
 _CONFIDENCE = 0.95
+# Fewer rounds than these say something of their distribution only where it is taken to be normal, and two nothing.
+_FREE_OF_DISTRIBUTION, _FEWEST_ROUNDS = 6, 3
+# A model that is so much faster, or whose speed is known as closely, is not looked at any longer.
+_PLAIN, _CLOSE = 1.1, 0.02
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,11 @@ def measure_latencies(
         samples: run round robin; at least one.
         seconds: time to spend, loading each model in each round and one or two runs to warm it up aside.
         threads: threads inside an operator; None takes as many as the engine by itself, mostly all cores.
-        rounds: how often all models are loaded; below 6 there is no interval.
+        rounds: how often all models are loaded; below 3 there is no interval.
         patience: seconds after which no further round begins, for models that take long to load.
-        enough: runs of a model in a round after which the next one begins, unless they took hardly any time; None
-            leaves that to the seconds.
+        enough: runs of a model in a round after which the next one begins, unless they took hardly any time, and no
+            other where all candidates are plainly faster or their speeds are known to 2 %; None leaves that to the
+            seconds and rounds.
         engine: what runs all; None stands for onnxruntime in this process.
 
     Returns:
@@ -121,8 +127,8 @@ def measure_latencies(
         if number and time.perf_counter() - start > patience:
             break
         # Nor is one of them always loaded first.
-        order = range(len(models)) if number % 2 else reversed(range(len(models)))
-        loaded = {index: engine.load(models[index], threads) for index in order}
+        order = list(range(len(models)) if number % 2 else reversed(range(len(models))))
+        loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
         running = [loaded[index] for index in range(len(models))]
         found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
         for model in running:
@@ -130,10 +136,11 @@ def measure_latencies(
         for all_turns, turns in zip(times, found, strict=True):
             all_turns.extend(turns)
         typical.append(_typical(found))
+        if enough is not None and all(map(_is_plain, _intervals(typical))):
+            break
     whole, runs = _typical(times), sum(map(len, times))
     latencies = []
-    for place in range(1, len(models)):
-        low, high = median_interval([float(one[0] / one[place]) for one in typical])
+    for place, (low, high) in enumerate(_intervals(typical), 1):
         speed = float(whole[0] / whole[place])
         # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
         interval = min(low, speed), max(high, speed)
@@ -143,22 +150,39 @@ def measure_latencies(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval that holds the median of what the values are drawn from with a probability of at least 95 %.
+    """Return an interval that holds the median of what ratios are drawn from with a probability of at least 95 %.
 
     Inverts the sign test, which asks nothing of the distribution (Conover, Practical Nonparametric Statistics, 3.2):
-    as many values lie below the median as a fair coin falls on heads.
+    as many values lie below the median as a fair coin falls on heads. Of fewer than 6, which that says nothing of, the
+    logarithms are taken to be normal (Student's t).
 
     Returns:
-        Two of the values; zero and infinity when there are fewer than 6, which prove nothing.
+        Two ratios; zero and infinity when there are fewer than 3, which prove nothing.
 
     >>> median_interval([1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), median_interval([1.1, 1.2])
     ((1.1, 1.6), (0.0, inf))
     """
+    if len(values) < _FEWEST_ROUNDS:
+        return 0.0, math.inf
+    if len(values) < _FREE_OF_DISTRIBUTION:
+        logs = np.log(values)
+        margin = student(len(values) - 1, (1 - _CONFIDENCE) / 2) * logs.std(ddof=1) / math.sqrt(len(values))
+        return math.exp(logs.mean() - margin), math.exp(logs.mean() + margin)
     count, tail, left_out = len(values), 0.0, -1
     while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= (1 - _CONFIDENCE) / 2:
         left_out += 1
     ordered = sorted(values)
-    return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else (0.0, math.inf)
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+def _intervals(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, float]]:
+    """Return what interval each candidate's speed has by the rounds so far."""
+    return [median_interval([float(one[0] / one[place]) for one in typical]) for place in range(1, len(typical[0]))]
+
+
+def _is_plain(interval: tuple[float, float]) -> bool:
+    low, high = interval
+    return low > _PLAIN or (low > 0 and high / low < (1 + _CLOSE) ** 2)
 
 
 def _typical(times: Sequence[Sequence[Turn]]) -> NDArray[np.float64]:

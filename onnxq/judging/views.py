@@ -23,6 +23,7 @@ from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 from onnxq.onnx_tools.functions import all_nodes, check_functions
 from onnxq.operators import OPERATORS
+from onnxq.remembering import remembered
 from onnxq.runtime import Session, open_session, output_names, run, serialized
 from onnxq.samples.inputs import Sample
 
@@ -65,6 +66,21 @@ class EngineView:
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """What is seen of a float model at once: its outputs, whether it draws random numbers, or counts or orders data."""
+
+    outputs: tuple[str, ...]
+    random: bool
+    may_decide: bool
+
+
+@remembered
+def _seen(reference: Path) -> _Seen:
+    model = _inlined(read_without_data(reference))
+    return _Seen(tuple(_output_names(model)), draws(model), _may_decide(model))
+
+
+@dataclass(frozen=True)
 class Views:
     """By what models are compared with a float model.
 
@@ -97,11 +113,10 @@ class Views:
         Raises:
             ModelError: A file cannot be read.
         """
-        model = _inlined(read_without_data(reference))
-        names = _output_names(model)
-        if not _may_decide(model):
+        seen = _seen(reference)
+        if not seen.may_decide:
             return cls.whole(reference)
-        found = Decided(_graph(model, reference))
+        found = Decided(_graph(_inlined(read_without_data(reference)), reference))
         if not found.entering:
             return cls.whole(reference)
         there = Decided(_graph(read_without_data(candidate), candidate)).entering
@@ -112,18 +127,18 @@ class Views:
         }
         entering = dict.fromkeys(tensor for tensors in decided.values() for tensor in tensors)
         return cls(
-            tuple(name for name in names if name not in decided),
+            tuple(name for name in seen.outputs if name not in decided),
             {one: tuple(output for output, tensors in decided.items() if one in tensors) for one in entering},
             decided,
             found.weighted if decided else (),
-            draws(model),
+            seen.random,
         )
 
     @classmethod
     def whole(cls, reference: Path) -> Views:
         """Return views of all outputs as they are, for which the same random numbers are drawn."""
-        model = _inlined(read_without_data(reference))
-        return cls(tuple(_output_names(model)), random=draws(model))
+        seen = _seen(reference)
+        return cls(seen.outputs, random=seen.random)
 
     @property
     def plain(self) -> bool:

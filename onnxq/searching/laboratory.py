@@ -13,7 +13,7 @@ import numpy as np
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
-from onnxq.evidence.provenance import model_digest, sample_digest
+from onnxq.evidence.provenance import file_digest, model_digest, sample_digest
 from onnxq.graph import scopes
 from onnxq.judging.latency import Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
@@ -132,7 +132,7 @@ class Laboratory:
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
-        keys = [self._key(model_digest(model), "speed") for model in models]
+        keys = [self._key(file_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
         found = self._latencies(asked) if asked else []
         measured = {model: latency.speed for model, latency in zip(asked, found, strict=True)}

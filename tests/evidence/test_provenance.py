@@ -10,7 +10,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evidence.provenance import Provenance, external_files, instruction_set, model_digest, sample_digest
+from onnxq.evidence.provenance import (
+    Provenance,
+    external_files,
+    file_digest,
+    instruction_set,
+    model_digest,
+    sample_digest,
+)
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -78,6 +85,16 @@ def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.data").unlink()
     with pytest.raises(ModelError, match=r"w.data cannot be read: No such file"):
         model_digest(path)
+
+
+def test_a_file_is_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"1")
+    assert file_digest(tmp_path / "a") == file_digest(tmp_path / "b")
+    (tmp_path / "b").write_bytes(b"2")
+    assert file_digest(tmp_path / "a") != file_digest(tmp_path / "b")
+    with pytest.raises(ModelError, match="c cannot be read: No such file"):
+        file_digest(tmp_path / "c")
 
 
 def test_nothing_known_is_taken_from_the_other() -> None:

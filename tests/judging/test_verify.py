@@ -98,12 +98,12 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "first", "then", "rounds", "slower"),
+    ("scheme", "first", "then", "looks", "slower"),
     [
-        ("int8", 1.1, 0.5, 6, False),
-        ("int8", 0.9, 1.1, 12, False),
-        ("int8", 0.99, 0.98, 12, True),
-        ("int8-storage", 0.99, 0.98, 6, True),
+        ("int8", 1.1, 0.5, 1, False),
+        ("int8", 0.9, 1.1, 2, False),
+        ("int8", 0.99, 0.98, 2, True),
+        ("int8-storage", 0.99, 0.98, 1, True),
     ],
 )
 def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_throughout(
@@ -115,7 +115,7 @@ def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_through
     scheme: str,
     first: float,
     then: float,
-    rounds: int,
+    looks: int,
     slower: bool,
 ) -> None:
     onnx.save(perceptron, tmp_path / "float.onnx")
@@ -123,11 +123,12 @@ def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_through
     number = count()
 
     def times(engine: OnnxRuntime, models: object, samples: Sequence[object], *given: object) -> list[list[Turn]]:
-        speed = first if next(number) < 6 else then
+        # Rounds that agree are enough when there are three.
+        speed = first if next(number) < 3 else then
         return [[(1.0, 1 / speed)] for _ in samples]
 
     monkeypatch.setattr(OnnxRuntime, "time", times)
     found = verify(tmp_path / "float.onnx", tmp_path / "q.onnx", samples_for(perceptron, 2), seconds=0.1)
     assert found.latency is not None
-    assert found.latency.rounds == rounds
+    assert next(number) == 3 * looks
     assert found.slower is slower

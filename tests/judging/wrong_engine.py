@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import onnx
@@ -9,6 +10,8 @@ import onnx
 from onnxq.engines.engine import LoadedModel
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import EngineError
+
+_NUMBERS = count()
 
 
 class Wrong(OnnxRuntime):
@@ -25,8 +28,10 @@ class Wrong(OnnxRuntime):
             if node.op_type == "Tan":
                 raise EngineError("engine wrong cannot load Tan")
             node.op_type = "Cos" if node.op_type == "Sin" else node.op_type
-        onnx.save(proto, model.with_name("wrong.onnx"))
-        return super().load(model.with_name("wrong.onnx"), threads)
+        # Several are loaded at once.
+        wrong = model.with_name(f"wrong {next(_NUMBERS)}.onnx")
+        onnx.save(proto, wrong)
+        return super().load(wrong, threads)
 
     def close(self) -> None:
         self.closed = True
