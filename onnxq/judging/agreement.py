@@ -14,7 +14,7 @@ from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
-from onnxq.judging.bounds import RISK, Energies, lower_bound
+from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
@@ -214,12 +214,12 @@ class _Tally:
     def __init__(self, name: str) -> None:
         self.name = name
         self.signal = self.noise = self.largest = 0.0
-        self.equal = self.compared = 0
-        self.is_float = False
+        self.rows = self.equal = self.compared = 0
+        self.is_float = self.halves = False
         self.same_shapes = self.finite = True
         self.energies: list[Energies] = []
+        self.spreads: list[float | None] = []
         self.places: list[list[Place]] = []
-        self.rows, self.halves = 0, False
         self.unsure: list[tuple[Array, Array]] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
@@ -268,6 +268,7 @@ class _Tally:
         difference = found[usable] - expected[usable]
         self.signal += float(np.square(expected[usable]).sum())
         self.noise += float(np.square(difference).sum())
+        self.spreads.append(spread_of_parts(expected, found))
         self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))
         if are_probabilities(expected):
             self.rows += expected.size // expected.shape[-1]
@@ -296,4 +297,4 @@ class _Tally:
         # Where some samples are no probabilities, others are so by chance.
         told = len(self.unsure) == len(self.energies)
         unseen = unseen_noise(self.unsure, self.rows, halves=self.halves) if told else 0.0
-        return lower_bound([(signal, noise + unseen) for signal, noise in self.energies], risk)
+        return lower_bound([(signal, noise + unseen) for signal, noise in self.energies], risk, self.spreads)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.bounds import Energies, lower_bound
+from onnxq.judging.bounds import Energies, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import (
     are_probabilities,
     centred_logarithms,
@@ -107,7 +107,8 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
         unseen = unseen_noise([least_sure(*pair) for pair in wide], rows, halves=halves)
     if not math.isfinite(sum(_total(expected))):
         return Trust(-math.inf, math.inf)
-    bound = lower_bound([(signal, noise + unseen) for signal, noise in expected])
+    spreads = [spread_of_parts(*pair) for pair in wide]
+    bound = lower_bound([(signal, noise + unseen) for signal, noise in expected], spreads=spreads)
     return Trust(bound, 10 ** (-signal_to_noise(*_total(expected)) / 10))
 
 

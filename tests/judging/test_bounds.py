@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.judging.bounds import highest_mean, lower_bound, risk_of_look
+from onnxq.judging.bounds import highest_mean, lower_bound, risk_of_look, spread_of_parts
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
@@ -114,3 +114,38 @@ def test_the_first_of_several_candidates_that_pass_is_trusted_rightly(tried: int
         bounds = [lower_bound([(1.0, one) for one in row], risk_of_look(look)) for look, row in enumerate(noises, 1)]
         wrong += max(bounds) > 0.0
     assert wrong / DRAWN <= 0.08
+
+
+def of_parts(generator: np.random.Generator, count: int, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Draw outputs of samples that differ in noise by as much as their neighbouring rows do, and what is found."""
+    between = generator.lognormal(0, 0.5, (count, 1, 1))
+    within = np.repeat(generator.lognormal(0, 0.5, (count, 8, 1)), rows // 8, axis=1)
+    expected = generator.normal(0, 1, (count, rows, 8))
+    return expected, expected + 0.1 * np.sqrt(between * within) * generator.normal(0, 1, expected.shape)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_parts_of_few_samples_tell_how_samples_differ(count: int) -> None:
+    generator = np.random.default_rng(count)
+    true = -10 * math.log10(0.01 * math.exp(0.25))
+    told, untold = [], []
+    for _ in range(DRAWN):
+        expected, found = of_parts(generator, count)
+        energies = [(float((x**2).sum()), float(((y - x) ** 2).sum())) for x, y in zip(expected, found, strict=True)]
+        spreads = [spread_of_parts(*pair) for pair in zip(expected, found, strict=True)]
+        told.append(lower_bound(energies, spreads=spreads))
+        untold.append(lower_bound(energies))
+    assert np.mean(np.array(told) <= true) >= 0.92
+    # A single sample is trusted with more than without parts, and few that are alike by chance with less.
+    assert (np.median(told) > np.median(untold)) == (count == 1)
+
+
+def test_parts_are_told_of_outputs_with_rows_enough_that_are_finite_and_noisy() -> None:
+    one = np.ones((16, 4))
+    uneven = one + np.repeat([0.1, 0.3], 8)[:, None]
+    assert spread_of_parts(one, uneven) == pytest.approx(0.8 * math.sqrt(8 / 7))
+    assert spread_of_parts(3 * one, 3 * uneven) == pytest.approx(spread_of_parts(one, uneven))
+    # What is as noisy for its signal everywhere has parts that are alike.
+    assert spread_of_parts(uneven, 1.1 * uneven) == pytest.approx(0, abs=1e-9)
+    for expected, found in ((one[:15], uneven[:15]), (one, one), (one, one * np.nan), (one.ravel(), uneven.ravel())):
+        assert spread_of_parts(expected, found) is None
