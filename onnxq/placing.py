@@ -80,7 +80,9 @@ class Placing:
             (
                 *((DivideChannels(codes),) if codes.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
-                *((FuseBiases(), IsolateProducts(plan), IsolateFloats(plan)) if workarounds else ()),
+                *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
+                # What an engine of its own runs is judged on onnxruntime as well.
+                *((IsolateFloats(plan),) if workarounds or self.target.engine else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
                 StoreOnce(),

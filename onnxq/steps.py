@@ -156,6 +156,9 @@ def prepared(
         output: the file to write; None writes nothing.
         budget: the file of node times, and whether time is measured.
         engine: what runs and times models, where that is not onnxruntime in this process.
+
+    Raises:
+        EngineError: the engine does not load the float model, which others are timed beside.
     """
     costs = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
@@ -167,6 +170,9 @@ def prepared(
     check_float_model(graph)
     staged = folder / (output.name if output is not None else "model.onnx")
     bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
+    if engine is not None and budget.measures and not bench.is_large:
+        # What it refuses is told of the file that users know, and before samples are run.
+        engine.load(reference).close()
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
     return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs)

@@ -120,9 +120,14 @@ class Prices:
         return self._assigned(static, taken, noise)
 
     def planned(self, plan: Plan, noise: Noise) -> Assignment:
-        """Return what it means that every node is static or dynamic that is so in a plan."""
+        """Return what it means that every node is static or dynamic that is so in a plan.
+
+        One that has to be so together with another, as with its clamp, counts as float where that is.
+        """
         modes = {one.node: one.mode for one in plan.decisions}
         static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
+        while alone := {node for node, other in self.costs.followers if node in static and other not in static}:
+            static -= alone
         dynamic = Alternative(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)

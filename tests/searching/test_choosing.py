@@ -22,9 +22,9 @@ from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines import kernels, local
-from onnxq.engines.engine import Engine
+from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.local import OnnxRuntime
-from onnxq.errors import SchemeError
+from onnxq.errors import EngineError, SchemeError
 from onnxq.evidence.range_table import parse_range
 from onnxq.judging import latency
 from onnxq.judging.gate import Judged
@@ -60,6 +60,18 @@ def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPat
     assert bool(report.search.frontier) == profiles
     assert report.performance.latency is not None
     assert report.performance.latency.engine == "elsewhere 1"
+
+
+def test_a_model_that_an_engine_does_not_load_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(engine: Elsewhere, model: Path, threads: int | None = None) -> LoadedModel:
+        raise EngineError(f"engine elsewhere cannot load {model}")
+
+    offer_elsewhere(monkeypatch)
+    monkeypatch.setattr(Elsewhere, "load", load)
+    budget = Budget(accuracy="off", latency=0.2, engine="elsewhere")
+    with pytest.raises(EngineError, match=f"^engine elsewhere cannot load {MODELS / 'vit.onnx'}$"):
+        quantize(MODELS / "vit.onnx", Data(CALIB, limit=8), target="openvino", budget=budget)
+    assert "profile" not in Elsewhere.asked
 
 
 @pytest.mark.parametrize(("speed", "mode", "told"), [(0.98, Mode.STORAGE, 1.0), (1.02, Mode.STATIC, 1.02)])
@@ -141,6 +153,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(tmp_path: Path) -> None:
 
 
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Laboratory, "speeds", lambda self, plans: [2.0] * len(plans))
     monkeypatch.setattr(latency.Latency, "slower", True)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import Build
 from onnx import ModelProto
 
 from onnxq.planning.plan import Demotion
@@ -129,6 +130,21 @@ def test_a_plan_means_the_modes_that_it_names(perceptron: ModelProto) -> None:
     one = found.planned(found.costs.full, SILENT)
     assert one.alternatives == {"first": DYNAMIC, "second": DYNAMIC}
     assert found.demotions(one, SILENT) == {}
+
+
+def test_a_node_whose_clamp_a_plan_leaves_out_counts_as_float(build: Build, plan_of) -> None:
+    clamped = build(
+        """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+            [first] a = Conv(x, w0) [clamp] b = Relu(a) [second] y = Conv(b, w1)
+        }""",
+        w0=(8, 8, 1, 1),
+        w1=(8, 8, 1, 1),
+    )
+    nodes = times(dict.fromkeys(("first", "clamp", "second"), 1.0))
+    found = Prices(timed(clamped, nodes, nodes))
+    without = plan_of(clamped, demotions={"clamp": Demotion(Mode.STORAGE, "it is noisy")})
+    assert without.by_node["first"].mode is Mode.STATIC
+    assert found.planned(without, SILENT).static == {"second"}
 
 
 def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: ModelProto) -> None:
