@@ -30,6 +30,8 @@ _FIRST_LOOK = 4 / 5
 _FIRST_PART = 0.6
 # Questions without which nothing is known, however few runs are to be made.
 _FEWEST = 16
+# Less noise is none.
+_LEAST = 1e-30
 # Groups that hold less of the noise are not split.
 _QUIET = 0.0125
 
@@ -80,15 +82,29 @@ class Noises:
         return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
 
     def of(self, sources: Iterable[Source]) -> float:
-        """Return the ratio that is predicted for some sources together at the worst output: that of their sum."""
+        """Return the ratio of the sum of some sources at the worst output."""
         known = [self.ratios[source] for source in sources if source in self.ratios]
         return worst(np.sum(known, axis=0)) if known else 0.0
+
+    def together(self, sources: Iterable[Source]) -> Ratios:
+        """Return the ratio of each output that is predicted for some sources together.
+
+        What all make together is measured, and is more than their sum where they err alike, and less where codes hide
+        the errors of others before them. The fewer they are, the nearer to their sum: signal-to-noise ratios, which
+        are the inverse, are by the same more or less than those of the sums.
+        """
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        summed, everything = (np.atleast_1d(np.sum(some, axis=0)) for some in (known, list(self.ratios.values())))
+        if not (known and self.joint.size):
+            return summed
+        one, whole, joint = (np.maximum(ratio, _LEAST) for ratio in (summed, everything, self.joint))
+        return np.where(summed > 0, 1 / (1 / one + 1 / joint - 1 / whole), 0.0)
 
     def of_plan(self, plan: Plan) -> float:
         """Return the ratio that is predicted for a plan whose codes are those that were measured."""
         tensors = (Source(one.tensor) for one in plan.activations)
         nodes = (Source(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
-        return self.of((*tensors, *nodes))
+        return worst(self.together((*tensors, *nodes)))
 
 
 SILENT = Noises()

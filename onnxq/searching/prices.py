@@ -59,7 +59,7 @@ class Assignment:
         static: nodes that run as integer kernels with fixed scales.
         alternatives: nodes that take an alternative, with that.
         nanoseconds: expected time of a run.
-        noise: predicted noise-to-signal ratio at the worst output: what its codes add alone, together.
+        noise: predicted noise-to-signal ratio at the worst output: what its codes add together.
     """
 
     static: frozenset[str]
@@ -138,15 +138,15 @@ class Prices:
         return Assignment(static, taken, spent, self._predicted(static, taken, noise))
 
     def _predicted(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> float:
-        """Return the noise-to-signal ratio at the worst output that the codes of an assignment add, as a sum."""
+        """Return the noise-to-signal ratio at the worst output that the codes of an assignment add."""
         coded = [Source(border.tensor) for border in self.costs.borders if is_coded(border, static)]
         weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
         coded += [Source(name, is_node=True) for name in weighed]
-        found = [noise.static.ratios[source] for source in coded if source in noise.static.ratios]
+        found = [noise.static.together(coded)]
         for name, alternative in taken.items():
             known = noise.alternatives.get(alternative, SILENT_CODES).ratios.get(Source(name, is_node=True))
             found += [] if known is None else [known]
-        return worst(np.sum(found, axis=0)) if found else 0.0
+        return worst(np.atleast_1d(sum(found)))
 
     def sensitivities(self, noise: Noise) -> Iterator[NodeNoise]:
         """Yield what each node adds in noise with everything else in float, in each way that was asked about."""

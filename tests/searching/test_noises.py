@@ -127,6 +127,26 @@ def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
     assert found.tensors == {"t0": 0.5, "t1": 0.6}
 
 
+@pytest.mark.parametrize("joint", [0.5, 1.6, 6.4])
+def test_many_codes_make_what_was_measured_of_all_and_few_make_their_sum(joint: float) -> None:
+    sources = tuple(Source(f"t{index}") for index in range(16))
+    found = Noises(dict.fromkeys(sources, np.array([0.1, 0.0])), joint=np.array([joint, 0.0]))
+    assert found.together(sources) == pytest.approx([joint, 0.0])
+    parts = [worst(found.together(sources[:count])) for count in range(17)]
+    assert parts == sorted(parts)
+    assert parts[0] == 0.0
+    assert parts[1] == pytest.approx(0.1, rel=0.15)
+    # All the way, they are on the side of the sum on which the joint is.
+    sums = [worst(np.array([0.1 * count])) for count in range(17)]
+    assert all((one - summed) * (joint - 1.6) >= -1e-12 for one, summed in zip(parts, sums, strict=True))
+
+
+def test_without_a_joint_measurement_codes_make_their_sum_together() -> None:
+    found = Noises({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
+    assert found.together(UNITS) == pytest.approx([0.6, 0.7])
+    assert Noises().together(UNITS) == pytest.approx([0.0])
+
+
 def test_weights_have_a_share_of_the_noise() -> None:
     found = Noises({Source("t"): np.array([0.3, 0.1]), Source("n", is_node=True): np.array([0.1, 0.0])})
     assert found.share_of_nodes == pytest.approx(0.25)
