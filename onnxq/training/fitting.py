@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 
 from onnxq.accuracy.refining import Gain
 from onnxq.encoding.codes import Codes
-from onnxq.errors import ModelError, SchemeError
+from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.graph import Graph
 from onnxq.modelfile import load
 from onnxq.numbers.ratios import decibels
@@ -75,7 +76,7 @@ def fitted(
     Raises:
         ModelError: nothing of the model can learn.
         SchemeError: there is no such device.
-        DataError: samples or labels are none to learn from.
+        DataError: samples or labels are none to learn from, or the loss is no number from the first step on.
         OutputError: the disk has no room for samples, or for where training stands.
     """
     frozen = training.batch_norm == "frozen"
@@ -128,6 +129,8 @@ def _fitted(
         )
     )
     score, before = task.measured(module)
+    if math.isnan(score):
+        raise _no_number(training)
     kept, undone = _learned(module, task, training, (state, key), progress)
     better, after = task.measured(module)
     worth = bool(kept) and better < score
@@ -157,9 +160,24 @@ def _learned(
         kept += [f"{blocks.better} of {blocks.done} blocks"] if blocks.better else []
     if training.blocks != "only":
         found = learn(module, task, training, Checkpoint.of("whole", *keep), progress)
+        if found.undone and not found.epochs:
+            raise _no_number(training)
         undone += found.undone
         kept += [f"epoch {found.best} of {found.epochs}"] if found.best else []
     return kept, undone
+
+
+def _no_number(training: Training) -> DataError:
+    """Return what is said of a loss, or of its gradient, that no step can be taken by."""
+    what = "the noise beside the float model"
+    if training.labels is not None:
+        what = f"the cross entropy of the labels {training.labels}"
+    elif training.loss:
+        what = f"loss {training.loss!r}"
+    return DataError(
+        f"{what} or its gradient is no finite number from the first step on, so nothing can be learned; look for a "
+        "logarithm, a root or a division of zero there or in the model"
+    )
 
 
 def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training, held: ExitStack) -> Task:

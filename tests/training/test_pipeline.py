@@ -11,7 +11,7 @@ import pytest
 from conftest import Build
 
 from onnxq.budget import Budget
-from onnxq.errors import OnnxqError
+from onnxq.errors import DataError, OnnxqError
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
@@ -27,6 +27,9 @@ PRODUCT = "(float[N,32] x) => (float[N,32] y) { y = MatMul(x, w) }"
 LOSSES = """
 def nothing(outputs, expected, inputs):
     return outputs["y"].sum() * float("nan")
+
+def steep(outputs, expected, inputs):
+    return (0 * outputs["y"]).sqrt().sum()
 
 def wrong(outputs, expected, inputs):
     return (outputs["y"].argmax(-1) != expected["y"].argmax(-1)).float().mean()
@@ -115,12 +118,13 @@ def training_of(more: dict[str, Any], folder: Path) -> Training:
     return Training(loss=f"{folder / 'losses.py'}:{more['loss']}" if more else "", epochs=1)
 
 
-def test_a_loss_that_is_no_number_leaves_what_was_and_is_told_once(build: Build, tmp_path: Path) -> None:
-    training = training_of({"loss": "nothing"}, tmp_path)
+@pytest.mark.parametrize("loss", ["nothing", "steep"])
+def test_a_loss_that_is_never_a_number_is_named_and_nothing_written(loss: str, build: Build, tmp_path: Path) -> None:
+    training, output = training_of({"loss": loss}, tmp_path), tmp_path / "q.onnx"
     model, force = build(PRODUCT, **SQUARE), Goal(force=True)
-    done = train(model, SAMPLES, scheme="int4-block32", goal=force, budget=QUICK, training=training)
-    assert done.report.encoding.gains[-1].left == "no less noise"
-    assert done.report.samples.doubts == ("step 1 of epoch 1 had a loss or gradient of nan and was undone",)
+    with pytest.raises(DataError, match=f"losses.py:{loss}' or its gradient is no finite number from the first step"):
+        train(model, SAMPLES, output, scheme="int4-block32", goal=force, budget=QUICK, training=training)
+    assert not output.exists()
 
 
 def test_where_no_gradient_passes_what_is_behind_learns(build: Build) -> None:
