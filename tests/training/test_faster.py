@@ -100,6 +100,34 @@ def test_what_was_there_is_built_again_otherwise(
     assert steps.ready.files.staged.read_bytes() == staged
 
 
+@pytest.mark.parametrize(
+    ("gained", "aims"),
+    [(1.5, [16.0, 18.5]), (0.2, [16.0]), (5.0, [16.0])],
+    ids=["some", "hardly anything", "too little all the same"],
+)
+def test_the_next_plan_lacks_no_more_than_training_gave_back(
+    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
+    other = Steps.of(build, tmp_path / "other", "int2-block16", 2.0)
+    asked, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
+
+    def searched(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget) -> Settled:
+        asked.append(goal.min_sqnr)
+        return other.first
+
+    def learned(model: Prepared, seen: Evidenced, less: Settled, *others: object) -> Settled:
+        return as_fast(less, 2.0)
+
+    monkeypatch.setattr(module, "settled", searched)
+    monkeypatch.setattr(module, "trained", learned)
+    monkeypatch.setattr(module, "_is_faithful", lambda *arguments: False)
+    monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
+    best = faster(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT)
+    assert asked == aims
+    assert best.chosen is steps.first.chosen
+
+
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     model, samples, output = MODELS / "mobilenet.onnx", MODELS / "data" / "calib.npz", tmp_path / "q.onnx"
     data, budget = Data(samples, limit=24), Budget("fast", "off", latency=0.1, measurements=3)
