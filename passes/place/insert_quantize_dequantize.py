@@ -159,9 +159,9 @@ def _copy(values: Variable, consumers: set[Node], activation: Activation, names:
 class Pair:
     """The nodes that make codes of one tensor and decode them.
 
-    Its factors cost nothing in scales of their own for each channel, but where channels lie last each element has a
-    scale of its own, for which onnxruntime takes thirty times as long as for a multiplication and one scale. It makes
-    codes in front of a Transpose, where channels may lie last that do not behind it.
+    Its factors are a multiplication beside one scale, unless nobody knows how many axes the tensor has. Scales of their
+    own for each channel would do as much, but onnxruntime takes thirty times as long for them where channels lie last,
+    as it lets them in front of integer convolutions, and with them OpenVINO is slower too.
     """
 
     def __init__(self, activation: Activation, tensor: Variable, codes: Codes, names: Names) -> None:
@@ -177,7 +177,7 @@ class Pair:
     def quantizer(self) -> list[Node]:
         """Return the nodes that make codes, the last of which gives them."""
         factors, data, new = None if self.divided else self.factors, self.tensor, list[Node]()
-        if factors is not None and self._lies_last(factors):
+        if factors is not None and self.tensor.shape is not None:
             new.append(self._scaled(data, 1 / self._along(factors), "divided"))
             factors, data = None, new[0].outputs[0]
         attributes, parameters = self._parameters(factors)
@@ -191,18 +191,10 @@ class Pair:
     def multiplied(self) -> list[Node]:
         """Return the nodes that decode the codes for all others, the last of which gives the values."""
         factors = self.factors
-        if factors is None or not self._lies_last(factors):
+        if factors is None or self.tensor.shape is None:
             return [self._decoder(factors)]
         decoder = self._decoder(None)
         return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
-
-    def _lies_last(self, factors: Factors) -> bool:
-        if self.tensor.shape is None:
-            return False
-        maker, axis = producer(self.tensor), factors.axis
-        if maker is not None and maker.op == "Transpose" and "perm" in maker.attrs:
-            axis = maker.attrs["perm"][axis]
-        return int(axis) == len(self.tensor.shape) - 1
 
     def _decoder(self, factors: Factors | None) -> Node:
         values = Variable(self.names.fresh(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
