@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.candidates import Answers, Candidate, Candidates, held_bytes
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.agreement import agreement_of
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.judging.views import Views
-from onnxq.modelfile.publish import data_file, stored_bytes
 from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.runtime import return_memory
@@ -30,13 +31,13 @@ from onnxq.workbench import Workbench
 TRIED_SAMPLES = 16
 """By how many samples candidates are judged: each costs time in every trial; the confidence bound allows for it."""
 
-# Bytes of candidates' files that are kept.
-_ROOM = 1 << 29
 # Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
 _HELD = 1 << 29
 _FEWEST_SAMPLES = 2
-# No two models of a process are built in the same place.
+# No two samples of a process have the same.
 _NUMBERS = itertools.count()
+# Models of which nobody has asked for the noise while others are built.
+_AHEAD = 1
 
 Judgement = TypeVar("Judgement")
 
@@ -52,19 +53,6 @@ class _ThisEvidence:
 
     def __hash__(self) -> int:
         return id(self.evidence)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The model of a plan.
-
-    Attributes:
-        path: its file.
-        coded: the tensor of the prepared model that nodes around codes stand for, see `coded_tensors`.
-    """
-
-    path: Path
-    coded: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -98,46 +86,6 @@ class Hard:
         return replace(found, sqnr=min(found.sqnr, _OfLast(self.names, self.count)(pairs) + self.shift))
 
 
-class Built:
-    """Models that were built, so that one that is tried, profiled and timed is built once.
-
-    What was longest not asked for is removed when there is no room for more.
-
-    Args:
-        room: bytes that are kept.
-    """
-
-    def __init__(self, room: int = _ROOM) -> None:
-        self._room = room
-        self._models: OrderedDict[Hashable, Candidate] = OrderedDict()
-
-    def model(self, key: Hashable, folder: Path, build: Callable[[Path], Candidate]) -> Candidate:
-        """Return a model, built now or before; its file stays until others are asked for.
-
-        Args:
-            key: what tells it from other models.
-            folder: where it is built.
-            build: writes it to a path.
-        """
-        if key not in self._models:
-            self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
-        self._models.move_to_end(key)
-        while len(self._models) > 1 and sum(_bytes(one.path) for one in self._models.values()) > self._room:
-            gone = self._models.popitem(last=False)[1].path
-            for path in (gone, data_file(gone)):
-                path.unlink(missing_ok=True)
-        return self._models[key]
-
-
-def _held_bytes(output: Any) -> int:
-    """Return the bytes of an output; sequences and maps are small."""
-    return output.nbytes if isinstance(output, np.ndarray) else 0
-
-
-def _bytes(model: Path) -> int:
-    return stored_bytes(model, (data_file(model),))
-
-
 @dataclass(frozen=True, eq=False)
 class Trials:
     """What is needed to build a plan's model and see how far it is from the float model.
@@ -150,6 +98,7 @@ class Trials:
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
         measured: what was found of models so far, by what judged it.
+        numbers: of the samples, which no others have.
         built: the models of plans.
         earlier: how many models were tried before, on fewer samples.
         hard: samples that plans have to be faithful to besides.
@@ -162,7 +111,8 @@ class Trials:
     expected: tuple[tuple[Any, ...], ...]
     seconds: float = 0.0
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
-    built: Built = field(default_factory=Built)
+    numbers: tuple[int, ...] = ()
+    built: Candidates = field(default_factory=Candidates)
     earlier: int = 0
     hard: Hard | None = None
 
@@ -182,21 +132,24 @@ class Trials:
         view = views.open(reference)
         start = time.perf_counter()
         expected = [tuple(view.run(sample)) for sample in kept[:1]]
-        held = sum(_held_bytes(output) for outputs in expected for output in outputs)
+        held = sum(map(held_bytes, expected))
         kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
         expected += [tuple(view.run(sample)) for sample in kept[1:]]
         seconds = (time.perf_counter() - start) / max(len(kept), 1)
-        return cls(bench, evidence, kept, views, tuple(expected), seconds)
+        numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
+        return cls(bench, evidence, kept, views, tuple(expected), seconds, numbers=numbers)
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
-        return replace(self, samples=self.samples[places], expected=self.expected[places], measured={}, hard=None)
+        samples, expected, numbers = self.samples[places], self.expected[places], self.numbers[places]
+        return replace(self, samples=samples, expected=expected, numbers=numbers, measured={}, hard=None)
 
     def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
         more = Trials.of(self.bench, reference, samples, self.evidence)
         samples, expected = self.samples + more.samples, self.expected + more.expected
-        return replace(self, samples=samples, expected=expected, measured={}, earlier=self.count, hard=None)
+        joined = replace(self, samples=samples, expected=expected, numbers=self.numbers + more.numbers)
+        return replace(joined, measured={}, earlier=self.count, hard=None)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
@@ -207,7 +160,7 @@ class Trials:
         return self._judged(_OfLast(tuple(self.views.names), count), plan, recipe)
 
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
-        """Build and run a plan's model; what was measured before is remembered.
+        """Judge a plan by its model; what was measured before is remembered.
 
         It is trusted with less where it is not faithful enough to the hard samples.
         """
@@ -217,29 +170,38 @@ class Trials:
         """Return what each sample adds to the noise at each output, see `noise_by_sample`."""
         return self._judged(noise_by_sample, plan, recipe)
 
+    def begin(self, plan: Plan, recipe: Recipe) -> None:
+        """Build a model that is going to be asked about, and run it in the background, where it is not too large."""
+        if not self.bench.is_large:
+            self.built.begin(self._key(plan, recipe), self.numbers, partial(self._runner, plan, recipe))
+
     def _key(self, plan: Plan, recipe: Recipe) -> Hashable:
         """Return what tells the model of a plan from others that are built here."""
         return plan.effect, recipe.key, _ThisEvidence(self.evidence)
 
     def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: Recipe) -> Judgement:
-        known = self.measured.setdefault(self._key(plan, recipe), {})
+        key = self._key(plan, recipe)
+        known = self.measured.setdefault(key, {})
         if judge not in known:
-            known[judge] = judge(self._outputs(plan, recipe))
+            given = self.built.answers(key, self.numbers, partial(self._runner, plan, recipe))
+            known[judge] = judge(list(zip(self.expected, given, strict=True)))
         found: Judgement = known[judge]
         return found
 
-    def _outputs(self, plan: Plan, recipe: Recipe) -> list[Pair]:
-        """Build a plan's model and return the float model's outputs and its own for each sample."""
+    def _runner(self, plan: Plan, recipe: Recipe) -> Callable[[Sequence[int]], Answers]:
+        """Build a plan's model and return what runs it on the samples of some numbers."""
+        return partial(self._run, plan, self.candidate(plan, recipe).path)
+
+    def _run(self, plan: Plan, model: Path, numbers: Sequence[int]) -> Answers:
         # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
         optimize = not large or any(plan.count(mode) for mode in (Mode.STATIC, Mode.DYNAMIC))
-        view = self.views.open(self.candidate(plan, recipe).path, optimize=optimize, mapped=large)
-        pairs = zip(self.samples, self.expected, strict=True)
-        outputs: list[Pair] = [(expected, view.run(sample)) for sample, expected in pairs]
+        view = self.views.open(model, optimize=optimize, mapped=large)
+        found = {number: view.run(self.samples[self.numbers.index(number)]) for number in numbers}
         if large:
             del view
             return_memory()
-        return outputs
+        return found
 
     def candidate(self, plan: Plan, recipe: Recipe) -> Candidate:
         """Return a plan's model, built now or before; its file stays until others are asked for."""
@@ -250,3 +212,23 @@ class Trials:
             return Candidate(path, coded_tensors(graph, bench.graph))
 
         return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
+
+
+def noises(asked: Iterable[tuple[Trials, Plan, Recipe]]) -> Iterator[NDArray[np.float64]]:
+    """Yield the noise of models in order, see `Trials.noise`; each runs while the next is built.
+
+    Args:
+        asked: by what a model is tried, and what it is built from.
+    """
+    begun: deque[tuple[Trials, Plan, Recipe]] = deque()
+    for trials, plan, recipe in asked:
+        trials.begin(plan, recipe)
+        begun.append((trials, plan, recipe))
+        if len(begun) > _AHEAD:
+            yield _noise_of(begun.popleft())
+    yield from map(_noise_of, begun)
+
+
+def _noise_of(asked: tuple[Trials, Plan, Recipe]) -> NDArray[np.float64]:
+    trials, plan, recipe = asked
+    return trials.noise(plan, recipe)

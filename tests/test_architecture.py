@@ -47,7 +47,7 @@ ROOMS = (
     ("equivalence", "encoding", "judging", "inspection"),
     ("passes",),
     ("named_passes", "placing", "preparation"),
-    ("dequantization", "rewriting", "workbench"),
+    ("candidates", "dequantization", "rewriting", "workbench"),
     ("optimization", "trials"),
     ("accuracy", "switchboard"),
     ("searching",),

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from onnxq import trials as trials_module
+from onnxq.candidates import Candidates
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import Percentile
 from onnxq.modelfile import load, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
@@ -18,7 +20,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
-from onnxq.trials import Built, Candidate, Hard, Trials
+from onnxq.trials import Hard, Trials, noises
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -43,6 +45,23 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert trials.count == len(trials.measured) == 3
     more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.samples)) == (3, 0, 10)
+
+
+def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
+    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    plan = bench.plan({})
+    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
+    asked = [
+        (trials, plan, Recipe()),
+        (trials, plan, Recipe(Percentile(90.0))),
+        (trials.part(slice(2)), plan, Recipe()),
+    ]
+    found = list(noises(asked))
+    alone = replace(trials, built=Candidates())
+    for (own, *what), noise in zip(asked, found, strict=True):
+        again = replace(alone, samples=own.samples, expected=own.expected, numbers=own.numbers, measured={})
+        assert np.array_equal(again.noise(*what), noise)
 
 
 def test_a_plan_is_trusted_with_no_more_than_it_has_on_hard_samples(tmp_path: Path) -> None:
@@ -72,23 +91,6 @@ def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
     assert found == alone.sqnr(plan, Recipe()) != first
     assert trials.sqnr(plan, Recipe()) == first
     assert len(trials.measured) == 2
-
-
-def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
-    built = Built(room=25)
-    asked = []
-
-    def build(path: Path) -> Candidate:
-        asked.append(path.name)
-        path.write_bytes(bytes(10))
-        return Candidate(path, {})
-
-    first, second = (built.model(name, tmp_path, build) for name in "ab")
-    assert built.model("a", tmp_path, build) is first
-    built.model("c", tmp_path, build)
-    assert len(asked) == 3
-    assert (first.path.exists(), second.path.exists()) == (True, False)
-    assert built.model("b", tmp_path, build).path.exists()
 
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from onnxq.progress import silent
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places
-from onnxq.trials import Trials
+from onnxq.trials import Trials, noises
 
 Groups = tuple[int, ...]
 """Which of the groups of samples something is found on."""
@@ -97,11 +97,14 @@ class Folds:
         places = sorted(place for group in groups for place in self.groups[group].places)
         return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
 
-    def quietest(self, plan: Plan, findings: Iterable[Found], *, folds: int = 1) -> Found:
-        """Return the finding with which the first fold, or both folds together, have the least noise."""
-        return min(findings, key=lambda finding: sum(self._noise_of(fold, plan, finding) for fold in range(folds)))
+    def quietest(self, plan: Plan, findings: Sequence[Found]) -> Found:
+        """Return the finding with which the first fold has the least noise."""
+        if len(findings) == 1:
+            return findings[0]
+        seen = [pooled(noise) for noise in self._seen(plan, ((0, one) for one in findings))]
+        return findings[seen.index(min(seen))]
 
-    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = WORTH) -> Basis:
+    def kept(self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = WORTH) -> Basis:
         """Return what the best of some findings makes of all samples, or the basis where none is worth it.
 
         Args:
@@ -126,8 +129,8 @@ class Folds:
         """
         found = before = 0.0
         for fold, at_most in enumerate((_HOPELESS * worth, worth)):
-            found += self._noise_of(fold, plan, finding)
-            before += self._noise_of(fold, plan, other)
+            was, now = map(pooled, self._seen(plan, ((fold, other), (fold, finding))))
+            found, before = found + now, before + was
             if not found < at_most * before:
                 return False
         return True
@@ -143,11 +146,14 @@ class Folds:
             finding: the one.
             other: the other.
         """
-        before = [self._noises_of(fold, plan, other) for fold in range(2)]
-        found = [self._noises_of(0, plan, finding)]
-        if not pooled(found[0]) < _HOPELESS * pooled(before[0]):
-            return False
-        found.append(self._noises_of(1, plan, finding))
+        before: list[Noise] = []
+        found: list[Noise] = []
+        for fold in range(2):
+            was, now = self._seen(plan, ((fold, other), (fold, finding)))
+            if not pooled(now) < _HOPELESS * pooled(was) and not fold:
+                return False
+            before.append(was)
+            found.append(now)
         freedom = max(sum(map(len, found)) - 1, 1)
         return takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
 
@@ -164,9 +170,12 @@ class Folds:
         none = replace(self.trials.part(slice(0)), evidence=evidence)
         return none.joined(bench.prepared, self.of(judging, _MOST_HELD_OUT))
 
-    def _noise_of(self, fold: int, plan: Plan, finding: Finding) -> float:
-        return pooled(self._noises_of(fold, plan, finding))
+    def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+        """Yield the noise that a fold sees of a finding, one after the other."""
 
-    def _noises_of(self, fold: int, plan: Plan, finding: Finding) -> Noise:
-        basis = finding(self.found_on[fold])
-        return replace(self._judges[fold], evidence=basis.evidence).noise(plan, basis.recipe)
+        def each() -> Iterator[tuple[Trials, Plan, Recipe]]:
+            for fold, finding in asked:
+                basis = finding(self.found_on[fold])
+                yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
+
+        return noises(each())

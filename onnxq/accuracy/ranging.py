@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import WORTH, Basis, Folds
 from onnxq.encoding.flat_ends import Within, flat_ends
 from onnxq.encoding.parameters import found_range
-from onnxq.encoding.range_choice import Range, RangeChoice, choose_ranges, pooled
+from onnxq.encoding.range_choice import Noise, Range, RangeChoice, choose_ranges, pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -21,7 +20,7 @@ from onnxq.evidence.squared_error import Grid, expected_errors
 from onnxq.evidence.value_range import Range as Seen
 from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
-from onnxq.trials import Trials
+from onnxq.trials import Trials, noises
 
 
 def with_ranges(
@@ -42,8 +41,8 @@ def with_ranges(
         return basis
     trials, recipe = replace(folds.trials, evidence=basis.evidence), basis.recipe
 
-    def measure(choice: RangeChoice[RangeMethod]) -> NDArray[np.float64]:
-        return trials.noise(plan, recipe.with_choice(choice))
+    def measure(choices: Iterable[RangeChoice[RangeMethod]]) -> Iterator[Noise]:
+        return noises((trials, plan, recipe.with_choice(choice)) for choice in choices)
 
     # Tensors are looked at one by one only where models are left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
@@ -71,7 +70,8 @@ def _holds(folds: Folds, plan: Plan, found: Recipe, before: Recipe) -> bool:
     Ranges that clip fit the samples that they are made of, the more so the fewer these are.
     """
     held_out = folds.held_out(plan)
-    return pooled(held_out.noise(plan, found)) < WORTH * pooled(held_out.noise(plan, before))
+    was, now = map(pooled, noises((held_out, plan, recipe) for recipe in (before, found)))
+    return now < WORTH * was
 
 
 def ranges_by_tensor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.accuracy.biasing import with_biases
@@ -45,6 +45,6 @@ def with_decided_biases(folds: Folds, plan: Plan, basis: Basis) -> Basis:
 class _Decided(Folds):
     """Folds that take what is found without judging it: that was done when the plan was made."""
 
-    def kept(self, plan: Plan, basis: Basis, findings: Iterable[Finding], worth: float = 1.0) -> Basis:
+    def kept(self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = 1.0) -> Basis:
         """Return what the first finding makes of all samples."""
-        return next(iter(findings))(ALL)
+        return findings[0](ALL)

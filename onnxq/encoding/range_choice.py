@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -51,7 +51,7 @@ class RangeChoice(Generic[Method]):
 
 def choose_ranges(
     ranges: Mapping[str, Mapping[Method, Range]],
-    measure: Callable[[RangeChoice[Method]], Noise],
+    measure: Callable[[Iterable[RangeChoice[Method]]], Iterator[Noise]],
     *,
     most: int,
     methods: Sequence[Method],
@@ -66,20 +66,21 @@ def choose_ranges(
 
     Args:
         ranges: of each method by tensor, tensors with the largest part in the noise first.
-        measure: a choice to the noise of its model.
+        measure: choices to the noises of their models; it is asked for no more than are needed, or one.
         most: measurements to make at most, those of single methods included.
         methods: to choose from, those that clip more behind others; the first is taken where nothing is better.
 
+    >>> from functools import partial
     >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
     >>> def measure(choice):
     ...     return np.full((2, 1), (choice.of("a") == "wide") + 3 * (choice.of("b") == "narrow"), float)
-    >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
+    >>> choose_ranges(ranges, partial(map, measure), most=9, methods=["wide", "narrow"])
     RangeChoice(default='wide', own={'a': 'narrow'})
     """
-    first = measure(RangeChoice(methods[0]))
+    singles = measure(map(RangeChoice, methods[: max(most, 1)]))
+    first = next(singles)
     best, noise, measured, no_better = RangeChoice(methods[0]), first, 1, 0
-    for method in methods[1:most]:
-        found = measure(RangeChoice(method))
+    for method, found in zip(methods[1:], singles, strict=False):
         measured, no_better = measured + 1, no_better + 1
         if pooled(found) < pooled(noise):
             no_better = 0
@@ -92,7 +93,7 @@ def choose_ranges(
             if measured >= most:
                 return best
             other = best.with_own(tensor, method)
-            found = measure(other)
+            (found,) = measure([other])
             measured += 1
             if takes_off(noise, found, _CERTAIN_OF_MANY):
                 best, noise = other, found

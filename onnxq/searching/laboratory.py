@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxq.candidates import Candidate
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
@@ -24,7 +25,7 @@ from onnxq.searching.kernel_times import NodeTimes, trace_kernels
 from onnxq.searching.layer_groups import ByKind
 from onnxq.searching.noises import Noises, measure_noises
 from onnxq.switchboard import Switchboard
-from onnxq.trials import Candidate, Trials
+from onnxq.trials import Trials
 
 TIMED_SAMPLES = 4
 """On how many samples models are timed."""

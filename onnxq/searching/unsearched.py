@@ -17,7 +17,7 @@ from onnxq.numbers.ratios import decibels
 from onnxq.operators import operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Spec
-from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen, aim_of
+from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen, aim_of, plenty_of
 from onnxq.searching.search import FINER, Demotions
 from onnxq.trials import Trials
 
@@ -40,7 +40,7 @@ def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: A
     gains: tuple[Gain, ...] = ()
     if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
         plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
-    refined = chooser.refined(plan, recipe, last)
+    refined = chooser.refined(plan, recipe, last, plenty_of(goal))
     return replace(chooser.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
 
 

@@ -116,7 +116,7 @@ def test_what_pays_for_sure_does_so_on_most_samples(
 ) -> None:
     other, finding = always(folds, PLAIN), always(folds, FINE)
     noises = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
-    monkeypatch.setattr(Folds, "_noises_of", lambda self, fold, plan, one: noises[one][fold::2])
+    monkeypatch.setattr(Folds, "_seen", lambda self, plan, asked: (noises[one][fold::2] for fold, one in asked))
     assert folds.surely_pays(plan, finding, other) is pays
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from onnxq.accuracy.folds import Basis
 from onnxq.accuracy.refining import Refined
+from onnxq.candidates import Candidate
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.searching import affording
 from onnxq.searching.laboratory import Laboratory
-from onnxq.trials import Candidate
 
 ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
 EVERY, SOME, NONE = (Recipe(migration=Migration(one)) for one in (ONE | {"b": Factors(1, np.array([0.25]))}, ONE, {}))

@@ -18,6 +18,7 @@ from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import Basis
 from onnxq.accuracy.refining import Gain, Refined
 from onnxq.budget import Budget
+from onnxq.candidates import Candidate
 from onnxq.data import Data
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
@@ -36,7 +37,7 @@ from onnxq.runtime import open_session
 from onnxq.scheme import Mode
 from onnxq.searching.choosing import Chooser
 from onnxq.searching.laboratory import Laboratory
-from onnxq.trials import Candidate, Trials
+from onnxq.trials import Trials
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
