@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from onnxq.graph import Constant, Payload
 from onnxq.graph.payload import KEEP
+from onnxq.graph.stored import ProtoPayload
 from onnxq.numbers.numerics import QTensor
 
 LARGEST = 1 << 29
@@ -38,9 +40,14 @@ class CodesCache:
         self._made: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._digests: WeakKeyDictionary[Payload, bytes] = WeakKeyDictionary()
 
-    def digest(self, tensor: Constant) -> bytes:
-        """Return what tells the values of a constant from all others, read once as long as these are in memory."""
+    def digest(self, tensor: Constant) -> Hashable:
+        """Return what tells the values of a constant from all others, read once as long as these are in memory.
+
+        Of values in a file beside the model it is where they lie.
+        """
         payload = tensor.payload
+        if isinstance(payload, ProtoPayload) and payload.external:
+            return payload.onnx_dtype, payload.shape, replace(payload.data_range(), tensor="")
         if payload not in self._digests:
             digest = hashlib.blake2b(repr((payload.onnx_dtype, payload.shape)).encode(), digest_size=20)
             for chunk in payload.chunks():

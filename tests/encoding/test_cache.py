@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from onnxq.encoding.cache import CodesCache
 from onnxq.graph import constant
+from onnxq.modelfile import load
 from onnxq.modelfile.spill import spilling
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import Parameters, QTensor
@@ -60,3 +63,16 @@ def test_equal_values_of_one_type_and_shape_have_one_digest() -> None:
     others = [values.reshape(2, 3), values.view(np.int32), values + 1]
     assert len(set(same)) == 1
     assert len({*same, *(cache.digest(constant("c", other)) for other in others)}) == 4
+
+
+def test_values_in_a_file_are_told_by_where_they_lie(tmp_path: Path) -> None:
+    values = {"a": np.zeros(300, np.float32), "b": np.zeros(300, np.float32), "c": np.ones(300, np.float32)}
+    nodes = [helper.make_node("Add", ["x", name], [f"y{name}"]) for name in values]
+    infos = [helper.make_tensor_value_info(name, 1, [300]) for name in ("x", "ya", "yb", "yc")]
+    weights = [numpy_helper.from_array(array, name) for name, array in values.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", infos[:1], infos[1:], weights))
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    cache = CodesCache()
+    first, again = ([cache.digest(node.inputs[1]) for node in load(tmp_path / "model.onnx").nodes] for _ in range(2))
+    assert first == again
+    assert len(set(first)) == 3
