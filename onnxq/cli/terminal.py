@@ -23,6 +23,7 @@ from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
+from onnxq.training.settings import METHOD as TRAINING
 
 _SHOWN_REASONS = 5
 # What an output is called has so much of the terminal beside its figures, and no less than this.
@@ -123,6 +124,10 @@ def _summary(report: Report, columns: int) -> Table:
         table.add_row("accuracy", f"{spared:.1f} dB without any method are plenty; --accuracy full tries all the same")
     if report.encoding.corrected_biases:
         table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")
+    for gain in report.encoding.gains:
+        if gain.method == TRAINING:
+            change = f"{decibels(gain.before)} -> {decibels(gain.after)} on samples that nothing was learned from"
+            table.add_row(gain.method, f"{change}; {gain.kept or f'not kept: {gain.left}'}")
     if files.metadata_bytes >= _WORTH_STRIPPING * files.bytes:
         share = f"{files.metadata_bytes / files.bytes:.1%}"
         table.add_row(

@@ -28,10 +28,8 @@ from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, user_l
 from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
 from onnxq.training.sequence import learn_blocks
-from onnxq.training.settings import Training
+from onnxq.training.settings import METHOD, Training
 from onnxq.training.variations import varied
-
-_METHOD = "training"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +133,7 @@ def _fitted(
     better, after = task.measured(module)
     worth = bool(kept) and better < score
     gain = Gain(
-        _METHOD,
+        METHOD,
         decibels(before),
         decibels(after if worth else before),
         ", ".join(kept) if worth else "",

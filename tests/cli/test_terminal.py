@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from reports import FULL, REPORT, changed
 
+from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.cli import terminal
 from onnxq.data import Data
@@ -120,6 +121,25 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
     terminal.print_report(report)
     assert (report.encoding.corrected_biases > 5) == shown
     assert ("corrected for the mean error" in capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize(
+    ("gain", "told"),
+    [
+        (
+            Gain("training", 20.0, 24.5, "epoch 3 of 8", 9.0),
+            ["20.0 dB -> 24.5 dB", "nothing was learned from; epoch 3 of 8"],
+        ),
+        (Gain("training", 20.0, 20.0, "", 9.0, "no less noise"), ["20.0 dB -> 20.0 dB", "not kept: no less noise"]),
+        (Gain("bias", 20.0, 24.5, "9 biases", 9.0), []),
+    ],
+    ids=["better", "no better", "another method"],
+)
+def test_what_training_bought_is_told(gain: Gain, told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_report(replace(REPORT, encoding=replace(REPORT.encoding, gains=(gain,))))
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert all(one in shown for one in told)
+    assert ("nothing was learned from" in shown) == bool(told)
 
 
 @pytest.mark.parametrize(("bytes_", "shown"), [(0, False), (9, False), (10, True)])
