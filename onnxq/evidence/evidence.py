@@ -116,11 +116,9 @@ class Evidence:
         Raises:
             DataError: Both are known to be of different models or runtimes.
         """
-        merged = dict(self.statistics)
-        for request, statistic in other.statistics.items():
-            merged[request] = merged[request].merge(statistic) if request in merged else statistic
-        samples = tuple(sorted((*self.samples, *other.samples)))
-        return Evidence(samples, MappingProxyType(merged), self.provenance.merge(other.provenance))
+        total = EvidenceTotal(self)
+        total.add(other)
+        return total.evidence
 
     def select(self, requests: Iterable[Request]) -> Evidence:
         """Return the statistics of these requests only, in that order."""
@@ -134,3 +132,34 @@ class Evidence:
     def lacks(self, samples: Iterable[str]) -> int:
         """Return how many of these samples, equal ones counted as often as they are given, it does not hold."""
         return (Counter(samples) - Counter(self.samples)).total()
+
+
+class EvidenceTotal:
+    """Evidence that that of further samples is added to; what a sum takes the place of is let go at once.
+
+    So it takes no more memory than it has and what is added, where `Evidence.plus` takes that of the sum besides.
+
+    Args:
+        first: what there is to begin with.
+    """
+
+    def __init__(self, first: Evidence) -> None:
+        self._samples, self._provenance = first.samples, first.provenance
+        self._statistics = dict(first.statistics)
+
+    def add(self, other: Evidence) -> None:
+        """Add the evidence of further samples, of which some may be equal.
+
+        Raises:
+            DataError: Both are known to be of different models or runtimes.
+        """
+        self._provenance = self._provenance.merge(other.provenance)
+        self._samples = tuple(sorted((*self._samples, *other.samples)))
+        for request, statistic in other.statistics.items():
+            known = self._statistics.get(request)
+            self._statistics[request] = statistic if known is None else known.merge(statistic)
+
+    @property
+    def evidence(self) -> Evidence:
+        """All that was added so far."""
+        return Evidence(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.cores import available_cores
 from onnxq.errors import DataError, ModelError
-from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.evidence import Evidence, EvidenceTotal
 from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.requests import Request
@@ -74,11 +74,12 @@ def collect(
     for request in requests:
         kind_named(request.kind)
     tapped = replace(tap(model, requests, others), model=ledger.model if ledger else "")
-    total = ledger.earlier if ledger else Evidence()
-    left = _left(samples, total)
+    earlier = ledger.earlier if ledger else Evidence()
+    left, total = _left(samples, earlier), EvidenceTotal(earlier)
     done = len(samples) - len(left)
     for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
-        total, further = total.plus(evidence), len(evidence.samples)
+        total.add(evidence)
+        further = len(evidence.samples)
         # Before the next comes, this one is let go.
         del evidence
         for _ in range(further):
@@ -86,8 +87,9 @@ def collect(
             if progress:
                 progress(done, len(samples))
         if ledger:
-            ledger.keep(total)
-    return total.select(request for request in dict.fromkeys(requests) if request in total.statistics)
+            ledger.keep(total.evidence)
+    found = total.evidence
+    return found.select(request for request in dict.fromkeys(requests) if request in found.statistics)
 
 
 def collect_apart(

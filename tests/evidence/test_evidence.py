@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from observations import evidence
 
 from onnxq.errors import DataError
 from onnxq.evidence.channel_means import ChannelMeans
-from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.evidence import Evidence, EvidenceTotal
 from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.observing import observe
 from onnxq.evidence.requests import Request
@@ -41,6 +42,23 @@ def test_the_same_sample_is_not_merged_twice_but_may_be_run_twice() -> None:
     twice = one.plus(one)
     assert (twice.samples, twice.of("x").need(Range).count) == (("a", "a"), 2)
     assert (twice.lacks(["a", "a", "b"]), one.lacks(["a", "a", "b"])) == (1, 2)
+
+
+def test_a_total_is_the_sum_and_never_holds_more_than_it_and_what_is_added() -> None:
+    requests = [Request.of(f"t{number}", "channel-means", 0) for number in range(8)]
+
+    def seen(digest: str) -> Evidence:
+        sums = {request: ChannelMeans(1 << 14, np.full((1 << 14, 2), 0.5)) for request in requests}
+        return Evidence((digest,), sums)
+
+    tracemalloc.start()
+    total, bytes_of_one = EvidenceTotal(seen("a")), tracemalloc.get_traced_memory()[0]
+    for digest in "bcd":
+        tracemalloc.reset_peak()
+        total.add(seen(digest))
+        assert tracemalloc.get_traced_memory()[1] < 2.7 * bytes_of_one
+    tracemalloc.stop()
+    assert total.evidence == seen("d").plus(seen("c")).plus(seen("b")).plus(seen("a"))
 
 
 def test_joining_keeps_the_statistics_of_both() -> None:
