@@ -275,7 +275,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
     for scope in scopes(graph):
         for node in scope.nodes:
             for weight in plan.by_node[node.name].weights:
-                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32)).all():
+                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32, copy=False)).all():
                     raise ModelError(
                         f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
                         "export the model again from sound weights"

@@ -150,11 +150,11 @@ def stages(
             )
     fed = {value.name for value in proto.graph.input} - stored
     given = {*cuts, *observed, *(value.name for value in proto.graph.output)} - fed
+    folder, mapped = model.parent if isinstance(model, Path) else None, is_large(proto)
     found = []
     for part in segments(proto, given, cuts=frozenset(cuts), free=frozenset(free)):
         # Of old models every initializer is an input as well.
         inputs = tuple(name for name in part.inputs if name not in stored)
         part = replace(part, inputs=inputs, kept=part.kept - stored)
-        folder = model.parent if isinstance(model, Path) else None
-        found.append(Stage(part, folder, optimize=optimize, mapped=is_large(proto), threads=threads))
+        found.append(Stage(part, folder, optimize=optimize, mapped=mapped, threads=threads))
     return tuple(found)
