@@ -51,6 +51,8 @@ class ReadCodes:
         words: whether it shifts and masks uint32.
         integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
         constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
+        looks_up: whether rows of a large table had better be looked up as codes than the table decoded ahead, which
+            takes as much memory as floats, and time to load.
     """
 
     fewest_bits: int = 2
@@ -59,6 +61,7 @@ class ReadCodes:
     words: bool = True
     integer_bias: bool = True
     constants: frozenset[str] = frozenset()
+    looks_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ _ONNXRUNTIME_CPU = Target(
         # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
         in_bodies=True,
     ),
+    reads=ReadCodes(looks_up=True),
     workarounds=True,
     has_contrib=True,
 )

@@ -35,7 +35,7 @@ _WORTH_STRIPPING = 0.01
 _IN_WORDS = {
     Mode.STATIC: "static (integers)",
     Mode.DYNAMIC: "dynamic (integers, scaled anew in each run)",
-    Mode.WEIGHT_ONLY: "weight-only (float times codes)",
+    Mode.WEIGHT_ONLY: "weight-only (float times codes, or rows looked up)",
     Mode.STORAGE: "storage (float, from weights kept as codes)",
     Mode.FLOAT: "float",
 }

@@ -17,7 +17,7 @@ from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_spec
+from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_table, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
@@ -170,7 +170,9 @@ def _decide(
         if not problem:
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
-    return decide_weights(node, wish.mode, wish.weight or weight_spec(wish.rule, target), reason, emit, in_body=in_body)
+    rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
+    mode = Mode.WEIGHT_ONLY if rows else wish.mode
+    return decide_weights(node, mode, wish.weight or weight_spec(wish.rule, target), reason, emit, in_body=in_body)
 
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:

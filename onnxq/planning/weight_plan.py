@@ -8,13 +8,13 @@ from typing import Final
 from onnx import TensorProto
 
 from onnxq.errors import SchemeError
-from onnxq.graph import Node, onnx_dtype, optional
+from onnxq.graph import Constant, Node, onnx_dtype, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
 from onnxq.operators import operator_of
 from onnxq.planning.large_constants import every_weight, large_weights
-from onnxq.planning.obstacles import scales_its_terms
+from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.targets import Target, target_named
@@ -24,6 +24,8 @@ _SMALLEST_TABLE = 1024
 # The error of a row stands at every place that looks it up, and with so few rows at a large part of all places, where
 # it does not average out as the errors of a product do; it saves 48 KiB at most.
 _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
+# Decoded when it is loaded, a table takes 4 MiB and more, and 2 ms of each million values.
+_LARGE_TABLE = 1 << 20
 _MOST_BITS = 16
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
@@ -74,6 +76,13 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
             f"weights as {kind} {spec.format} per {per} have no fast integer kernel on {target.name}; "
             "use symmetric int8 per tensor or channel, or mode weight-only"
         )
+
+
+def is_large_table(node: Node) -> bool:
+    """Return whether a node looks up rows of a table that is large as floats."""
+    operator = operator_of(node)
+    table = next((node.inputs[index] for index in operator.weights), None) if operator and operator.looks_up else None
+    return isinstance(table, Constant) and volume(table.shape) >= _LARGE_TABLE
 
 
 def decide_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,28 @@ def test_a_decision_says_what_computes_with_weights_of_four_bits(
     plan = planner.make_plan(prepare(read_model(residual)), PRESETS["int4-int8-data"], TARGETS[target])
     assert plan.by_node["stem"].mode is STATIC
     assert plan.by_node["stem"].reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("target", "scheme", "rows", "mode"),
+    [
+        ("onnxruntime-cpu", "int8", 4096, Mode.WEIGHT_ONLY),
+        ("onnxruntime-web", "int8-dynamic", 4096, Mode.WEIGHT_ONLY),
+        ("onnxruntime-cpu", "int8", 64, STORAGE),
+        ("onnxruntime-cpu", "int8-storage", 4096, STORAGE),
+        ("openvino", "int8", 4096, STORAGE),
+    ],
+)
+def test_rows_of_a_large_table_are_looked_up_as_codes(
+    build: Callable[..., ModelProto], target: str, scheme: str, rows: int, mode: Mode
+) -> None:
+    model = build(
+        "(int64[3] x) => (float[3,8] y) { [rows] h = Gather(table, x) n = Tanh(h) y = MatMul(n, w) }",
+        table=(rows, 256),
+        w=(256, 8),
+    )
+    plan = planner.make_plan(prepare(read_model(model)), PRESETS[scheme], TARGETS[target])
+    assert plan.by_node["rows"].mode is mode
 
 
 def test_the_stem_reads_a_quantized_graph_input(residual: ModelProto, plan_of) -> None:
