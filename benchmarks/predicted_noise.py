@@ -28,7 +28,7 @@ from onnxq.progress import silent
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
 from onnxq.scheme import Mode
-from onnxq.searching.noises import measure_noises, worst
+from onnxq.searching.noises import likely_shares, measure_noises, worst
 from onnxq.switchboard import Switchboard
 from onnxq.targets import target_named
 from onnxq.trials import Trials
@@ -74,7 +74,8 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         trials = Trials.of(bench, path, evenly(samples, SAMPLES), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
         board = Switchboard.of(trials, full, USUAL)
-        noises = measure_noises(board, len(trials.samples), math.ceil(seconds / trials.seconds))
+        runs, shares = math.ceil(seconds / trials.seconds), likely_shares(full, trials.evidence)
+        noises = measure_noises(board, len(trials.samples), runs, shares=shares)
         took = time.perf_counter() - start
         generator = np.random.default_rng(0)
         weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]

@@ -23,7 +23,7 @@ from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, trace_kernels
 from onnxq.searching.layer_groups import ByKind
-from onnxq.searching.noises import Noises, measure_noises
+from onnxq.searching.noises import Noises, likely_shares, measure_noises
 from onnxq.switchboard import Switchboard
 from onnxq.trials import Trials
 
@@ -105,7 +105,8 @@ class Laboratory:
         if key not in self.asked:
             board, bench = Switchboard.of(self.trials, plan, self.recipe, nodes), self.trials.bench
             asked = ByKind(board, bench.graph) if bench.is_large else board
-            self.asked[key] = measure_noises(asked, len(self.trials.samples), runs, told)
+            shares = likely_shares(plan, self.trials.evidence)
+            self.asked[key] = measure_noises(asked, len(self.trials.samples), runs, told, shares=shares)
         return self.asked[key]
 
     @property

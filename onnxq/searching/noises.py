@@ -8,12 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.accuracy.ranging import noise_share
+from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.histogram import Histogram
+from onnxq.evidence.value_range import Range
 from onnxq.numbers.ratios import largest
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
@@ -116,8 +121,24 @@ def worst(ratios: Ratios) -> float:
     return min(largest(ratios), LARGEST_NOISE)
 
 
+def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
+    """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
+
+    What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
+    together is likely divided among them.
+    """
+    seen = {tensor: evidence.of(tensor) for tensor in plan.calibrated}
+    known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
+    return {Source(tensor): noise_share(seen[tensor], plan.calibrated[tensor]) for tensor in known}
+
+
 def measure_noises(
-    board: Questions, samples: int, runs: int, told: Callable[[int, int], None] = lambda done, total: None
+    board: Questions,
+    samples: int,
+    runs: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    shares: Mapping[Source, float] = MappingProxyType({}),
 ) -> Noises:
     """Measure what each source adds in noise, the noisiest on all samples.
 
@@ -133,6 +154,7 @@ def measure_noises(
         runs: how often to run a sample: unlike seconds, they are the same the next time. 0 asks nothing but what all
             sources do together.
         told: called with how many questions were answered, and how many there may be.
+        shares: by which the noise of groups is divided, see `likely_shares`.
 
     Returns:
         The noises of all sources.
@@ -157,7 +179,7 @@ def measure_noises(
 
     most = min(max(int(_FIRST_PART * (runs - samples)), _FEWEST), len(sources)) if runs > 0 else 0
     whole = _finite(board.noise(sources, [place])).sum(0)
-    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET)
+    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
     # The outputs' signals and how noisy the sample is are not those of all.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
     found = {source: ratio * scale for source, ratio in ratios.items()}
@@ -196,12 +218,13 @@ def spread_noise(
     whole: Ratios,
     most: int,
     negligible: float,
+    shares: Mapping[Source, float] = MappingProxyType({}),
 ) -> dict[Source, Ratios]:
     """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
 
     Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
     too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
-    is divided among them. The noise of a group that is not split is spread over its units evenly.
+    is divided among them. The noise of a group that is not split is divided among its units by their likely shares.
 
     Args:
         units: in the order in which data flows, so that neighbours share borders.
@@ -209,16 +232,18 @@ def spread_noise(
         whole: the ratios of all units together.
         most: measurements to make at most.
         negligible: the part of the whole's noise below which a group is not split.
+        shares: in any unit; units of which none is known have the median.
 
     Returns:
         Noise-to-signal ratios by unit.
     """
     if most >= len(units):
         return {unit: measure([unit]) for unit in units}
+    usual = median(shares.values()) if shares else 1.0
     count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
     bounds = [round(index * len(units) / count) for index in range(count + 1)]
-    parts = list(pairwise(bounds))
-    groups = [(units[start:stop], measure(units[start:stop]) if count > 1 else whole) for start, stop in parts]
+    spans = list(pairwise(bounds))
+    groups = [(units[start:stop], measure(units[start:stop]) if count > 1 else whole) for start, stop in spans]
     measured = count if count > 1 else 0
     heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(groups)]
     heapq.heapify(heap)
@@ -227,7 +252,8 @@ def spread_noise(
     while heap:
         share, _, group, ratio = heapq.heappop(heap)
         if len(group) <= 1 or -share <= negligible or measured + 2 > most:
-            found.update({unit: ratio / len(group) for unit in group})
+            parts = np.array([shares.get(unit, usual) for unit in group]) + _LEAST
+            found.update({unit: ratio * part for unit, part in zip(group, parts / parts.sum(), strict=True)})
             continue
         middle = len(group) // 2
         halves = [(half, measure(half)) for half in (group[:middle], group[middle:])]

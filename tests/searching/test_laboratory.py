@@ -20,6 +20,7 @@ from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
 from onnxq.searching.laboratory import Laboratory, Timing, _of_other_shapes
+from onnxq.searching.noises import likely_shares
 from onnxq.switchboard import Source
 from onnxq.targets import target_named
 from onnxq.trials import Trials
@@ -75,3 +76,13 @@ def test_noise_is_told_of_every_tensor_and_weight(laboratory: Laboratory) -> Non
     assert 0 < max(found.nodes.values()) < found.joint.max() < 1
     assert laboratory.noises(plan, {"stem"}, runs=0).ratios.keys() == {Source("stem", is_node=True)}
     assert 0.4 < laboratory.process < 60
+
+
+def test_noise_of_groups_is_likely_shared_as_histograms_tell(laboratory: Laboratory) -> None:
+    plan, evidence = laboratory.plan({}), laboratory.trials.evidence
+    shares = likely_shares(plan, evidence)
+    assert shares.keys() == {Source(tensor) for tensor in plan.calibrated}
+    assert all(0 < share < 0.01 for share in shares.values())
+    # A range has no histogram.
+    ranges = {one: found for one, found in evidence.statistics.items() if one.kind == "range"}
+    assert likely_shares(plan, replace(evidence, statistics=ranges)) == {}

@@ -71,6 +71,13 @@ def test_the_parts_make_the_whole_even_where_errors_point_the_same_way(most: int
     assert sum(map(worst, found.values())) == pytest.approx(1.0)
 
 
+def test_the_noise_of_a_group_is_divided_by_likely_shares() -> None:
+    shares = {UNITS[1]: 3.0, UNITS[2]: 0.0, UNITS[3]: 1.0}
+    found = spread_noise(UNITS[:4], lambda group: np.ones(1), whole=np.ones(1), most=1, negligible=0.0, shares=shares)
+    # Of the first none is known.
+    assert [worst(found[unit]) for unit in UNITS[:4]] == pytest.approx([0.2, 0.6, 0.0, 0.2])
+
+
 def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None:
     board = Board({"t3": 1.0})
     found = spread(board, 10)
