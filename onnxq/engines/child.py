@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, read_profile
+from onnxq.engines.programs import Program
 from onnxq.engines.turns import Turn
 from onnxq.engines.wire import PROTOCOL, receive, send
 from onnxq.errors import EngineError, ModelError
@@ -28,51 +26,6 @@ from onnxq.runtime import Array
 _LONGEST_REASON = 300
 # Seconds for an answer; a model of many weights takes minutes to load.
 _PATIENCE = 600.0
-_SENT = ("wire", "turns", "serving")
-# Reads the modules that it is sent on standard input, exactly, and runs them; the last one serves.
-_BOOT = """
-import json, sys, types
-pipe, data, size = open(0, "rb", 0, closefd=False), b"", int(sys.argv[1])
-while len(data) < size:
-    data += pipe.read(size - len(data)) or sys.exit(1)
-for name, text in json.loads(data):
-    sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, name, "exec"), vars(sys.modules[name]))
-"""
-
-
-@dataclass(frozen=True)
-class Program:
-    """What to start, and what to send it before the first message.
-
-    Attributes:
-        command: the words of the command.
-        sent: bytes.
-        remote: whether it sees no files of this machine, so that models are sent too.
-    """
-
-    command: tuple[str, ...]
-    sent: bytes = b""
-    remote: bool = False
-
-
-def python_program(python: str, backend: str, *arguments: str) -> Program:
-    """Return how a Python, which need not have onnxq, serves with a backend.
-
-    Args:
-        python: its path.
-        backend: source of a module that ends with a call of `onnxq.engines.serving.serve`.
-        arguments: what the module finds behind the second of `sys.argv`.
-    """
-    here = files("onnxq.engines")
-    modules = [(f"onnxq.engines.{name}", (here / f"{name}.py").read_text(encoding="utf-8")) for name in _SENT]
-    sent = json.dumps([("onnxq", ""), ("onnxq.engines", ""), *modules, ("onnxq.engines.backend", backend)]).encode()
-    return Program((python, "-c", _BOOT, str(len(sent)), *arguments), sent)
-
-
-def backend_source(name: str) -> str:
-    """Return the source of one of the backends beside this module."""
-    return (files("onnxq.engines") / f"{name}.py").read_text(encoding="utf-8")
 
 
 class ChildEngine(Engine):
@@ -122,9 +75,14 @@ class ChildEngine(Engine):
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model; it is sent where the engine does not see it."""
-        asked = {"ask": "load", "model": self._place(model), "threads": threads or self.threads}
-        header, _ = self.ask(asked, doing=f"load {model}")
-        return _ChildModel(self, header["session"], tuple(header["outputs"]))
+        [loaded] = self.load_all([model], threads)
+        return loaded
+
+    def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
+        """Load models at once, as far as the engine can."""
+        asked = {"ask": "load", "models": [self._place(model) for model in models], "threads": threads or self.threads}
+        header, _ = self.ask(asked, doing=f"load {' and '.join(map(str, models))}")
+        return [_ChildModel(self, one["session"], tuple(one["outputs"])) for one in header["loaded"]]
 
     def time(
         self,

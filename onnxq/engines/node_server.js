@@ -4,7 +4,7 @@ const fs = require("node:fs");
 const os = require("node:os");
 const path = require("node:path");
 
-const PROTOCOL = 1;
+const PROTOCOL = 2;
 // WebAssembly is compiled again, better, by other threads while it runs, which takes them seconds on a busy machine.
 // The first model needs most of it; what runs most comes first. All in milliseconds.
 const RUNNING = 100;
@@ -79,9 +79,13 @@ function identity(model) {
 }
 
 async function load(header) {
-  const session = await opened(header.model, header.threads);
-  sessions.set(++loads, { session, model: identity(header.model) });
-  return [{ session: loads, outputs: session.outputNames }, []];
+  const loaded = [];
+  for (const model of header.models) {
+    const session = await opened(model, header.threads);
+    sessions.set(++loads, { session, model: identity(model) });
+    loaded.push({ session: loads, outputs: session.outputNames });
+  }
+  return [{ loaded }, []];
 }
 
 // A model is warm once running it makes no other thread compile any more.

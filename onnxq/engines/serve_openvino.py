@@ -31,12 +31,23 @@ class OpenVino:
         self.core, self.precision = openvino.Core(), precision
         self.compiled_before = tempfile.TemporaryDirectory()
         self.first_with: dict[bytes, tuple[str, Path]] = {}
+        self.made_of: dict[Path, dict[str, tuple[list[str], list[str]]]] = {}
         self.version = f"openvino {openvino.__version__.split('-')[0]}" + (f" in {precision}" if precision else "")
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; one that is loaded again, as each round of timing does, takes a quarter of the time."""
-        same = self._same(model)
-        return _Session(self._compiled(same, threads, CACHE_DIR=str(self._place(same))))
+        return _Session(self._kept(self._same(model), threads))
+
+    def _kept(self, model: str, threads: int | None, **options: Any) -> Any:
+        """Compile a model, or take what it was compiled to, which has lost some names of what its nodes are made of."""
+        place = self._place(model)
+        compiled = self._compiled(model, threads, CACHE_DIR=str(place), **options)
+        if place not in self.made_of:
+            self.made_of[place] = {
+                node.friendly_name: ([one.get_node().friendly_name for one in node.input_values()], _fused(node))
+                for node in compiled.get_runtime_model().get_ops()
+            }
+        return compiled
 
     def _same(self, model: str) -> str:
         """Return the first file that was loaded with a model's bytes: what is chosen is written once more."""
@@ -58,11 +69,8 @@ class OpenVino:
         Its inputs are the kernels that made them.
         """
         same = self._same(model)
-        place = self._place(same)
-        # What was compiled before has lost some names of what it was made of.
-        kept = {} if place.exists() else {"CACHE_DIR": str(place)}
-        compiled = self._compiled(same, threads, PERF_COUNT=True, **kept)
-        ran = {node.friendly_name: node for node in compiled.get_runtime_model().get_ops()}
+        compiled = self._kept(same, threads, PERF_COUNT=True)
+        made_of = self.made_of[self._place(same)]
         sizes = self._sizes(model, samples)
         request = compiled.create_infer_request()
         # It gets faster over its first runs, of the float model as of any other.
@@ -80,17 +88,19 @@ class OpenVino:
                         kinds[found.node_name] = found.node_type
             for name, one in runs.items():
                 times.setdefault(name, []).append(min(one))
-        kernels = [
-            {
-                "name": name,
-                "op_type": kinds[name],
-                "inputs": [one.get_node().friendly_name for one in ran[name].input_values()] if name in ran else [],
-                "outputs": (fused := [name, *_fused(ran[name])] if name in ran else [name]),
-                "nanoseconds": sum(found) / len(samples),
-                "elements": max(sizes.get(one, 0.0) for one in fused),
-            }
-            for name, found in times.items()
-        ]
+        kernels = []
+        for name, found in times.items():
+            inputs, fused = made_of.get(name, ([], []))
+            kernels.append(
+                {
+                    "name": name,
+                    "op_type": kinds[name],
+                    "inputs": inputs,
+                    "outputs": [name, *fused],
+                    "nanoseconds": sum(found) / len(samples),
+                    "elements": max(sizes.get(one, 0.0) for one in (name, *fused)),
+                }
+            )
         return {"kernels": kernels}, ()
 
     def _sizes(self, model: str, samples: Sequence[Mapping[str, Array]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import queue
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -46,7 +47,7 @@ class Backend(Protocol):
     profiles: bool
 
     def load(self, model: str, threads: int | None) -> Loaded:
-        """Load a model file."""
+        """Load a model file; several threads may ask at once."""
         ...
 
     def profile(
@@ -105,9 +106,9 @@ class _Answering:
         if asked == "keep":
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
         if asked == "load":
-            self.loads += 1
-            session = self.sessions[self.loads] = self.backend.load(header["model"], header["threads"])
-            return {"session": self.loads, "outputs": list(session.outputs)}, ()
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                found = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
+            return {"loaded": [self._opened(session) for session in found]}, ()
         if asked == "close":
             del self.sessions[header["session"]]
             return {}, ()
@@ -121,6 +122,11 @@ class _Answering:
         if asked == "profile":
             return self.backend.profile(header["model"], samples, header["repeats"], header["threads"])
         raise ValueError(f"{asked!r} is not known")
+
+    def _opened(self, session: Loaded) -> Mapping[str, Any]:
+        self.loads += 1
+        self.sessions[self.loads] = session
+        return {"session": self.loads, "outputs": list(session.outputs)}
 
     def _kept(self, folder: str, name: str, data: Array) -> Path:
         path = self.folder / Path(folder).name / Path(name)

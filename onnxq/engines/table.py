@@ -10,10 +10,11 @@ from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 
-from onnxq.engines.child import ChildEngine, backend_source, python_program
+from onnxq.engines.child import ChildEngine
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.node import node_engine
+from onnxq.engines.programs import backend_source, python_program
 from onnxq.errors import EngineError, unknown
 from onnxq.extensions import registered, registered_names
 from onnxq.targets import DEFAULT_TARGET, Target

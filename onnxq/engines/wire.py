@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL = 1
+PROTOCOL = 2
 """What both sides must have in common."""
 # A header names arrays and holds times; one that claims to be longer is none.
 _LONGEST_HEADER = 1 << 28

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from onnxq.engines.child import ChildEngine, python_program
+from onnxq.engines.child import ChildEngine
+from onnxq.engines.programs import python_program
 
 SOURCE = """
 import os, signal, sys, time

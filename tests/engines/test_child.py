@@ -15,8 +15,9 @@ from onnx import ModelProto
 from small_models import small
 
 from onnxq.cores import available_cores
-from onnxq.engines.child import ChildEngine, Program, python_program
+from onnxq.engines.child import ChildEngine
 from onnxq.engines.kernels import Kernel
+from onnxq.engines.programs import Program, python_program
 from onnxq.errors import EngineError, ModelError
 
 from .fake_engine import SOURCE, fake_engine
@@ -119,11 +120,11 @@ def test_what_is_no_engine_is_a_sentence(command: tuple[str, ...], sentence: str
 
 
 @pytest.mark.parametrize(
-    "answer", ['{"protocol": 2, "version": "x"}', '{"protocol": 1}', '{"protocol": 1, "version": 5}']
+    "answer", ['{"protocol": 1, "version": "x"}', '{"protocol": 2}', '{"protocol": 2, "version": 5}']
 )
 def test_an_engine_of_another_version_is_a_sentence(answer: str) -> None:
     program = f"import sys; t = b'{answer}'; sys.stdout.buffer.write(len(t).to_bytes(4, 'big') + t)"
-    with pytest.raises(EngineError, match=r"engine odd speaks version . of the protocol, expected 1"):
+    with pytest.raises(EngineError, match=r"engine odd speaks version . of the protocol, expected 2"):
         ChildEngine("odd", Program((sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()")), 20.0)
 
 
