@@ -16,7 +16,7 @@ RISK = 0.05
 # The sample that was not seen is noisier than the mean by this many times what the noisiest one is, and by the second
 # over the number of samples; found by simulation, see benchmarks/coverage_of_bounds.py.
 _UNSEEN, _UNSEEN_OF_FEW = 1.25, 5.0
-# Of samples without parts, one says nothing of how noise differs: so much, over their number.
+# Of samples without parts, one says nothing of how noise differs: so much, over the power 1.5 of their number.
 _UNKNOWN = 0.8
 # Into so many parts a sample is divided. Twice as many are needed to divide it, else a part is a single row.
 _PARTS = 8
@@ -105,7 +105,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     mean, ratio = noise.mean(), noise.sum() / signal.sum()
     furthest = (noise - ratio * signal).max()
     known = [spread for spread in spreads if spread is not None]
-    spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / count
+    spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / count**1.5
     excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / count * max(furthest, spread * mean)
     if count == 1:
         return -10 * math.log10(ratio * (mean + excess) / mean)
