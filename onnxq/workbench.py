@@ -31,7 +31,7 @@ from onnxq.graph import (
 )
 from onnxq.large_models import is_large
 from onnxq.lowering import Emit
-from onnxq.modelfile import load, save, spilling
+from onnxq.modelfile import load, save, spilling, to_model
 from onnxq.onnx_tools import skeleton
 from onnxq.passes.place.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.passes.prepare.widen_floats import half_type
@@ -43,6 +43,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
 from onnxq.preparation import Making, integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
+from onnxq.runtime import serialized
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
 from onnxq.scheme import Scheme
@@ -186,12 +187,19 @@ class Workbench:
     def build_switched(
         self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
     ) -> Switches:
-        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
+        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these.
+
+        It has to be written beside the prepared model, whose weights it shares.
+        """
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with spilling(path.parent) if self.is_large else nullcontext():
             SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
-            save(graph, path, external_data=self.is_large)
+            if self.is_large:
+                save(graph, path, external_data=True)
+            else:
+                # Its floats stay where the prepared model has them.
+                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return switches
 
     def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
