@@ -11,7 +11,6 @@ from onnxq.errors import SchemeError, nearest
 from onnxq.extensions import imported, registered, registered_names
 from onnxq.graph import Pass
 from onnxq.option_values import is_writable, text_of, value_of
-from onnxq.passes import PASSES
 
 ENTRY_POINTS = "onnxq.passes"
 """Group of entry points; each names a subclass of Pass, or a pass."""
@@ -97,11 +96,15 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _known() -> list[str]:
+    from onnxq.passes import PASSES
+
     return [*(name for name, step in PASSES.items() if not _unwritable(step)), *registered_names(ENTRY_POINTS)]
 
 
 def _found(name: str) -> type[Pass] | Pass:
     """Return what has a name: a pass, or a class of passes."""
+    from onnxq.passes import PASSES
+
     found = PASSES.get(name) or (_of_module(name) if ":" in name else registered(ENTRY_POINTS, name, "Pass"))
     if found is None:
         raise SchemeError(

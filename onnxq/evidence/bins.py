@@ -57,7 +57,7 @@ def exponent_of(minimum: float, maximum: float) -> int:
     # Halving large extremes keeps their difference finite; halving tiny ones would lose it.
     halving = -1 if magnitude > 1 else 0
     spread = math.frexp(math.ldexp(maximum, halving) - math.ldexp(minimum, halving))[1] - halving
-    exponent = max(MINIMUM_EXPONENT, finest, spread - BINS.bit_length() - 1 if maximum > minimum else finest)
+    exponent = max(MINIMUM_EXPONENT, finest, spread - BINS.bit_length() if maximum > minimum else finest)
     while bin_of(maximum, exponent) - bin_of(minimum, exponent) >= BINS:
         exponent += 1
     return exponent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,12 +35,12 @@ class Bins:
     maximum: float = -math.inf
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    @property
+    @cached_property
     def exponent(self) -> int:
         """Bins are ``2**exponent`` wide, as fine as their number allows."""
         return exponent_of(self.minimum, self.maximum) if len(self.counts) else MINIMUM_EXPONENT
 
-    @property
+    @cached_property
     def first(self) -> int:
         """Bin ``i`` of `counts` covers ``[(first + i) * 2**exponent, (first + i + 1) * 2**exponent)``."""
         return bin_of(self.minimum, self.exponent) if len(self.counts) else 0
