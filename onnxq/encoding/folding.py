@@ -19,14 +19,30 @@ def folded(graph: Graph, plan: Plan, migration: Migration) -> Migration:
         plan: made for it.
         migration: the factors.
     """
+    paid = _paid(graph, plan, migration)
+    found = sites(graph, plan).found
+    return migration.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
+
+
+def costly(graph: Graph, plan: Plan, migration: Migration) -> list[frozenset[str]]:
+    """Return the tensors whose factors need a node or scales of their own, by what has them together or not at all.
+
+    Args:
+        graph: the prepared graph.
+        plan: made for it.
+        migration: the factors.
+    """
+    paid = _paid(graph, plan, migration)
+    found = (frozenset(site.tensors) for site in sites(graph, plan).found if site.tensors.keys() & paid)
+    return [names & migration.factors.keys() for names in found]
+
+
+def _paid(graph: Graph, plan: Plan, migration: Migration) -> set[str]:
+    """Return the tensors with factors that not all of what reads them takes in."""
     divided = divided_tensors(graph, plan, migration)
     tensors = {tensor.name: tensor for _, node in nodes(graph) for tensor in node.outputs}
     free = {name for name in divided if _read_as_codes(tensors[name], plan)}
-    computed = migration.factors.keys() & tensors.keys()
-    kept = {
-        name for site in sites(graph, plan).found if free >= site.tensors.keys() & computed for name in site.tensors
-    }
-    return migration.select(kept)
+    return (migration.factors.keys() & tensors.keys()) - free
 
 
 def _read_as_codes(tensor: Variable, plan: Plan) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import Build, PlanOf
 
-from onnxq.encoding.folding import folded
+from onnxq.encoding.folding import costly, folded
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.modelfile import read_model
 from onnxq.preparation import prepare
@@ -43,4 +43,7 @@ def test_factors_without_nodes_stay(name: str, build: Build, plan_of: PlanOf) ->
     model = build(text, **weights)
     factors = Factors(1, np.array([0.5, 1.0] * 3))
     migration = Migration(dict.fromkeys(sorted(tensors), factors))
-    assert set(folded(prepare(read_model(model)), plan_of(model), migration).factors) == kept
+    graph, plan = prepare(read_model(model)), plan_of(model)
+    assert set(folded(graph, plan, migration).factors) == kept
+    # What is left needs nodes, and stays together.
+    assert costly(graph, plan, migration) == ([frozenset(tensors - kept)] if tensors - kept else [])

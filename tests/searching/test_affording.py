@@ -42,6 +42,7 @@ def test_the_first_that_costs_no_time_is_taken_where_it_is_faithful(
 ) -> None:
     names = list(NAMES.values())
     monkeypatch.setattr(affording, "folded", lambda *_: SOME.migration)
+    monkeypatch.setattr(affording, "costly", lambda *_: [frozenset({"b"})])
     trials = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
         candidate=lambda _, recipe: Candidate(Path(NAMES[recipe.key]), {}),
@@ -53,3 +54,29 @@ def test_the_first_that_costs_no_time_is_taken_where_it_is_faithful(
     refined = Refined(Basis(EVERY, Evidence()), (), NONE)
     found = affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0)
     assert found.basis.recipe.key == taken.key
+
+
+@pytest.mark.parametrize(
+    ("buys", "kept"),
+    [
+        ({"b": 3.0, "g": 10.0}, "bg"),
+        ({"b": 30.0}, "b"),
+        ({"b": 30.0, "g": 30.0}, "g"),
+        ({}, ""),
+        ({"a": 1.0, "b": 4.0, "c": -5.0, "d": 1.0, "e": 2.0}, "abe"),
+        (dict.fromkeys("abcdefgh", 1.0), "abcdefgh"),
+    ],
+)
+def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float], kept: str) -> None:
+    names = "abcdefgh"
+    every = Recipe(migration=Migration({name: Factors(1, np.array([0.5, 1.0])) for name in names}))
+    tried = set()
+
+    def sqnr(_: Plan, recipe: Recipe) -> float:
+        tried.add(recipe.key)
+        return 5.0 + sum(buys.get(name, 0.0) for name in recipe.migration.factors)
+
+    trials: Any = SimpleNamespace(sqnr=sqnr)
+    found = affording._needed(trials, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
+    assert "".join(sorted(found.migration.factors)) == kept
+    assert len(tried) <= 13
