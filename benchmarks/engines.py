@@ -47,7 +47,7 @@ ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": "onnxruntime-node", "
 ALLOWED, AGREEING = 3.0, 50.0
 SLOWEST = 0.97
 COMPARED, TIMED = 24, 4
-FEWEST_RUNS, LONGEST = 90, 60.0
+FEWEST_RUNS, LONGEST = 90, 30.0
 PLAIN = Budget(search="off", accuracy="off", latency=0.0)
 Row = dict[str, Any]
 
