@@ -73,7 +73,7 @@ def _needed(trials: Trials, plan: Plan, every: Recipe, groups: Sequence[frozense
         groups: tensors whose factors cost time, those together that have them together or not at all.
         aim: how faithful the model has to be, in decibels.
     """
-    kept, pending = every, deque([groups])
+    kept, pending = every, deque([groups] if groups else [])
     for _ in range(_TRIED):
         if not pending:
             break
