@@ -19,7 +19,7 @@ from onnxq.trials import Trials
 
 # Less than 5 % is not seen in so short a time.
 _NO_SLOWER = 0.95
-# Models that tell which of the factors fidelity needs.
+# Models that tell which of the factors fidelity needs; of more groups so few tell little.
 _TRIED = 12
 
 
@@ -70,10 +70,11 @@ def _needed(trials: Trials, plan: Plan, every: Recipe, groups: Sequence[frozense
         trials: build and judge.
         plan: what becomes of each node.
         every: with all factors.
-        groups: tensors whose factors cost time, those together that have them together or not at all.
+        groups: tensors whose factors cost time, those together that have them together or not at all; where there are
+            many, all are kept.
         aim: how faithful the model has to be, in decibels.
     """
-    kept, pending = every, deque([groups] if groups else [])
+    kept, pending = every, deque([groups] if 0 < len(groups) <= _TRIED else [])
     for _ in range(_TRIED):
         if not pending:
             break

@@ -80,3 +80,12 @@ def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float]
     found = affording._needed(trials, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
     assert "".join(sorted(found.migration.factors)) == kept
     assert len(tried) <= 13
+
+
+def test_of_many_groups_a_few_models_tell_nothing() -> None:
+    trials: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
+    groups = [frozenset({str(number)}) for number in range(13)]
+    every = Recipe(migration=Migration({str(number): Factors(1, np.array([0.5, 1.0])) for number in range(13)}))
+    assert affording._needed(trials, Plan((), (), "s", "t"), every, groups, 20.0) is every
+    fewer = affording._needed(trials, Plan((), (), "s", "t"), every, groups[:12], 20.0)
+    assert fewer.migration.factors.keys() == {"12"}
