@@ -11,7 +11,7 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.judging.goal import Goal
 from onnxq.judging.verify import Verification
 from onnxq.planning.plan import Plan
-from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen, aim_of
+from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen
 from onnxq.searching.efforts import Effort
 from onnxq.searching.search import Outcome, as_stored, slower, without_integers
 from onnxq.trials import Hard, Trials
@@ -78,7 +78,7 @@ class _Choice:
         Where it is not, those of them join the trials that it is least faithful to, on which the next plan is to have
         as many decibels more as this one lacked of all; in the end weights are only stored.
         """
-        trials, aim = self.chooser.trials, aim_of(self.goal.min_sqnr)
+        trials, aim = self.chooser.trials, self.chooser.aim(self.goal)
         found = self._attempted(trials, aim)
         for number in range(_MORE_SEARCHES + 1):
             lacking = found.lacks(self.goal)

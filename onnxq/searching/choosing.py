@@ -40,6 +40,8 @@ from onnxq.workbench import Workbench
 
 # The samples that are to come are not those that were measured, so the search aims a little higher than the gate.
 _HEADROOM = 1.5
+# And higher by so much where none could be spared to judge by: codes and plan fit those that are seen.
+_UNSPARED = 3.0
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
 _HIGHEST_AIM = 150.0
 _LOWEST_AIM = -100.0
@@ -157,7 +159,16 @@ class Chooser:
         """
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        return affordable(self.laboratory(refined.basis.recipe), plan, refined, aim_of(goal.min_sqnr))
+        return affordable(self.laboratory(refined.basis.recipe), plan, refined, self.aim(goal))
+
+    def aim(self, goal: Goal) -> float:
+        """Return the decibels to aim at, which are more where the samples that judge have chosen as well."""
+        return aim_of(goal.min_sqnr + (0.0 if self._is_judged_apart else _UNSPARED))
+
+    @property
+    def _is_judged_apart(self) -> bool:
+        """Whether other samples judge than choose."""
+        return self.judge.samples is not self.samples
 
     def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
@@ -269,8 +280,8 @@ class Chooser:
         """
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
-        apart = self.judge.samples is not self.samples
-        return self.judge.verified(self.files.staged, number if apart else number + outcome.measured)
+        looks = number if self._is_judged_apart else number + outcome.measured
+        return self.judge.verified(self.files.staged, looks)
 
 
 def aim_of(min_sqnr: float) -> float:

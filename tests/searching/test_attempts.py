@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,9 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
     monkeypatch.setattr(Trials, "sqnr_of_last", lambda self, plan, recipe, count: had[count])
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     names, count = tuple(chooser.trials.views.names), len(chooser.trials.samples)
-    # Of 15 dB it lacked 2 more, and 21.5 are aimed at.
-    first, second = Hard(names, 2, 21.5 - 17.0), Hard(names, 4, 21.5 - 17.5)
-    assert tried == [(21.5, count, None), (21.5, count + 2, first), (21.5, count + 4, second)]
+    # Of 15 dB it lacked 2 more, and 24.5 are aimed at, as none is spared to judge by.
+    first, second = Hard(names, 2, 24.5 - 17.0), Hard(names, 4, 24.5 - 17.5)
+    assert tried == [(24.5, count, None), (24.5, count + 2, first), (24.5, count + 4, second)]
     assert found.rounds == 3
 
 
@@ -137,3 +138,8 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
             budget=Budget(latency=0),
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(chooser: Chooser) -> None:
+    apart = replace(chooser, judge=replace(chooser.judge, samples=list(chooser.samples)))
+    assert (apart.aim(Goal(20.0)), chooser.aim(Goal(20.0))) == (21.5, 24.5)
