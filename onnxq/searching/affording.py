@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 
 from onnxq.accuracy.refining import Refined
 from onnxq.encoding.folding import costly, folded
@@ -24,12 +23,12 @@ _TRIED = 12
 
 
 def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float) -> Refined:
-    """Return what was refined with all factors of channels, with those that cost no node or fidelity needs, or none.
+    """Return what was refined with all factors of channels, or without those that cost time and fidelity does not need.
 
-    Where floats become codes or codes floats, factors keep kernels from being the fastest there are. With all of them,
-    with those that cost no node, and with none: the first of the three that costs no time is taken; where that misses
-    the aim, the first that does not; then all but those that fidelity does not need. Where that misses the aim too, it
-    is the most faithful of those with which the model is faster than in float.
+    Where floats become codes or codes floats, factors keep kernels from being the fastest there are; those that cost no
+    node cost no time. All are kept where the model is as fast with them as with the latter alone; else the latter are
+    taken, where these miss the aim all but those that fidelity does not need, and where that misses it too, the more
+    faithful of both with which the model is faster than in float.
 
     Args:
         laboratory: builds, times and judges.
@@ -39,25 +38,26 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     """
     if refined.unmigrated is None:
         return refined
-    trials, every, none = laboratory.trials, refined.basis.recipe, refined.unmigrated
+    trials, every = laboratory.trials, refined.basis.recipe
     graph = trials.bench.graph
-    some = replace(every, migration=folded(graph, plan, every.migration))
-    recipes = list({recipe.migration.key: recipe for recipe in (every, some, none)}.values())
-    speeds = laboratory.speeds_of([trials.candidate(plan, recipe).path for recipe in recipes])
-    quick = [speed >= _NO_SLOWER * speeds[-1] for speed in speeds]
-    if quick[0]:
+    free = folded(graph, plan, every.migration)
+    if free.key == every.migration.key:
         return refined
-    taken = next((one for one in compress(recipes, quick) if trials.sqnr(plan, one) >= aim), None)
-    if taken is None:
-        taken = recipes[0] = _needed(trials, plan, every, costly(graph, plan, every.migration), aim)
+    fewer = replace(every, migration=free) if free.factors else refined.unmigrated
+    speeds = laboratory.speeds_of([trials.candidate(plan, recipe).path for recipe in (every, fewer)])
+    if speeds[0] >= _NO_SLOWER * speeds[1]:
+        return refined
+    taken = fewer
+    if trials.sqnr(plan, fewer) < aim:
+        taken = _needed(trials, plan, every, costly(graph, plan, every.migration), aim)
     if trials.sqnr(plan, taken) < aim:
         # The less there is to be left in float until the aim is reached, the more time is there to be paid with.
-        paying = [recipe for recipe, speed in zip(recipes, speeds, strict=True) if speed > 1]
-        taken = max(paying or compress(recipes, quick), key=lambda one: trials.sqnr(plan, one))
+        paying = [recipe for recipe, speed in zip((taken, fewer), speeds, strict=True) if speed > 1]
+        taken = max(paying or [fewer], key=lambda one: trials.sqnr(plan, one))
     if taken is every:
         return refined
     reached = decibels(pooled(trials.noise(plan, taken))) if taken.migration.factors else math.nan
-    return refined.with_factors_of(taken, reached, f"the model is {max(speeds) / speeds[0]:.2f}x as fast without")
+    return refined.with_factors_of(taken, reached, f"the model is {speeds[1] / speeds[0]:.2f}x as fast without")
 
 
 def _needed(trials: Trials, plan: Plan, every: Recipe, groups: Sequence[frozenset[str]], aim: float) -> Recipe:

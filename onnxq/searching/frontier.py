@@ -42,6 +42,9 @@ _MEASURED = 2 / 3
 _NOISIEST = (1, 2, 4, 8)
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
+# A plan that has so many of the nodes as integers that the scheme wants to be takes about as long as one with all.
+_NEARLY = 0.9
+_INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
 
@@ -102,7 +105,7 @@ class _Search:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
-        if not promising or not (self._is_late or self._is_hopeless(prices)):
+        if not promising or not (self._is_late or self._is_hopeless(prices) or self._is_nearly_whole(promising[0])):
             promising = list(distinct([*promising, *filter(self._is_faithful, [self._whole(prices, noise)])]))
         timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
@@ -142,8 +145,7 @@ class _Search:
     def _stores(self) -> Mapping[str, Demotion]:
         """Demotions that leave no node an integer kernel."""
         reason = "with integers the model is hardly faster than in float on this machine"
-        integers = (Mode.STATIC, Mode.DYNAMIC)
-        return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in integers}
+        return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in _INTEGERS}
 
     def _prices(self) -> Prices:
         latest = self.deadline - (1 - _PROFILED) * self.effort.seconds
@@ -171,6 +173,11 @@ class _Search:
     def _is_hopeless(self, prices: Prices) -> bool:
         """Whether the plan in which all is as the scheme wants it is so slow that no error of costs explains it."""
         return prices.planned(self._full, SILENT).nanoseconds > _HOPELESS * prices.costs.floats.total
+
+    def _is_nearly_whole(self, one: Candidate) -> bool:
+        """Whether hardly a node is left otherwise than the scheme wants it."""
+        wanted = [node for node in self._full.decisions if node.mode in _INTEGERS]
+        return sum(one.plan.by_node[node.node].mode is node.mode for node in wanted) >= _NEARLY * len(wanted)
 
     def _whole(self, prices: Prices, noise: Noise) -> Candidate:
         """Return the plan in which all is as the scheme wants it, but for the noisiest nodes where it is too noisy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,45 +16,63 @@ from onnxq.candidates import Candidate
 from onnxq.encoding.migration import Factors, Migration
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.ranges import Percentile
 from onnxq.planning.plan import Plan
 from onnxq.searching import affording
 from onnxq.searching.laboratory import Laboratory
 
 ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
-EVERY, SOME, NONE = (Recipe(migration=Migration(one)) for one in (ONE | {"b": Factors(1, np.array([0.25]))}, ONE, {}))
-NAMES = {recipe.key: name for recipe, name in ((EVERY, "every"), (SOME, "some"), (NONE, "none"))}
+BOTH = ONE | {"b": Factors(1, np.array([0.25]))}
+RECIPE, UNMIGRATED = Recipe(migration=Migration(BOTH)), Recipe(ranges=Percentile(99.9))
+EVERY, FEWER = "every", "fewer"
+
+
+def _name(recipe: Recipe) -> str:
+    return EVERY if recipe.migration.factors.keys() == BOTH.keys() else FEWER
 
 
 @pytest.mark.parametrize(
     ("speeds", "decibels", "taken"),
     [
-        ((2.0, 2.0, 2.0), (10.0, 10.0, 10.0), EVERY),
-        ((1.0, 2.0, 2.0), (30.0, 30.0, 25.0), SOME),
-        ((1.0, 2.0, 2.0), (30.0, 10.0, 10.0), EVERY),
-        ((1.0, 2.0, 2.0), (30.0, 10.0, 25.0), NONE),
-        ((1.0, 1.0, 2.0), (30.0, 30.0, 25.0), NONE),
-        ((1.0, 2.0, 2.0), (15.0, 12.0, 10.0), SOME),
-        ((1.3, 2.0, 2.0), (15.0, 12.0, 10.0), EVERY),
-        ((0.5, 0.9, 1.0), (10.0, 12.0, 15.0), NONE),
+        ((2.0, 2.0), (10.0, 10.0), EVERY),
+        ((1.0, 2.0), (30.0, 30.0), FEWER),
+        ((1.0, 2.0), (30.0, 10.0), EVERY),
+        ((1.0, 2.0), (15.0, 12.0), FEWER),
+        ((1.3, 2.0), (15.0, 12.0), EVERY),
+        ((0.5, 0.9), (15.0, 12.0), FEWER),
     ],
 )
-def test_the_first_that_costs_no_time_is_taken_where_it_is_faithful(
-    speeds: tuple[float, ...], decibels: tuple[float, ...], taken: Recipe, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("free", [ONE, {}])
+def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
+    speeds: tuple[float, ...],
+    decibels: tuple[float, ...],
+    taken: str,
+    free: Mapping[str, Factors],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = list(NAMES.values())
-    monkeypatch.setattr(affording, "folded", lambda *_: SOME.migration)
+    places = {EVERY: 0, FEWER: 1}
+    monkeypatch.setattr(affording, "folded", lambda *_: Migration(free))
     monkeypatch.setattr(affording, "costly", lambda *_: [frozenset({"b"})])
     trials = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
-        candidate=lambda _, recipe: Candidate(Path(NAMES[recipe.key]), {}),
-        sqnr=lambda _, recipe: decibels[names.index(NAMES[recipe.key])],
+        candidate=lambda _, recipe: Candidate(Path(_name(recipe)), {}),
+        sqnr=lambda _, recipe: decibels[places[_name(recipe)]],
         noise=lambda *_: np.array([[0.01]]),
     )
-    timed = SimpleNamespace(trials=trials, speeds_of=lambda models: [speeds[names.index(one.name)] for one in models])
+    timed = SimpleNamespace(trials=trials, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
     laboratory: Any = cast(Laboratory, timed)
-    refined = Refined(Basis(EVERY, Evidence()), (), NONE)
-    found = affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0)
-    assert found.basis.recipe.key == taken.key
+    refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
+    found = affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
+    assert _name(found) == taken
+    # Without factors ranges are those that were found best without.
+    assert (found.ranges == UNMIGRATED.ranges) == (not found.migration.factors)
+
+
+def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affording, "folded", lambda graph, plan, migration: migration)
+    laboratory: Any = SimpleNamespace(trials=SimpleNamespace(bench=SimpleNamespace(graph=None)))
+    refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
+    assert affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0) is refined
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
+from onnxq.searching import frontier
 from searching.table_laboratory import NODES, Table, products_of, search, static
 
 
@@ -33,3 +34,12 @@ def test_integers_that_take_much_longer_than_floats_throughout_are_not_tried(
 ) -> None:
     table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, time), "c0": 3e5}, {})
     assert static(search(table)) == list(NODES if tried else NODES[:1])
+
+
+@pytest.mark.parametrize(("nearly", "tried"), [(0.9, True), (0.8, False)])
+def test_all_is_not_tried_beside_a_plan_with_nearly_all(
+    build: Callable[..., ModelProto], nearly: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontier, "_NEARLY", nearly)
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, 3e5), "c4": 2e6}, {})
+    assert ("c4" in static(search(table))) == tried
