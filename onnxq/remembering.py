@@ -1,11 +1,14 @@
-"""What was found in a file, remembered until the file changes."""
+"""What was found in a file or an array, remembered until the file changes or the array is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import ref
+
+from numpy.typing import NDArray
 
 Found = TypeVar("Found")
 
@@ -35,5 +38,30 @@ def remembered(find: Callable[[Path], Found]) -> Callable[[Path], Found]:
         except OSError:
             return find(path)
         return found(path, state.st_size, state.st_mtime_ns)
+
+    return ask
+
+
+def remembered_of_array(find: Callable[[NDArray[Any]], Found]) -> Callable[[NDArray[Any]], Found]:
+    """Return a function of an array that works out but once what follows from its values, as long as it lives.
+
+    Args:
+        find: of an array, which nobody may change; what it returns is shared by all who ask, and must not be a view.
+
+    >>> import numpy as np
+    >>> total = remembered_of_array(lambda array: [array.sum()])
+    >>> ones = np.ones(3)
+    >>> total(ones) is total(ones), total(ones) is total(ones.copy())
+    (True, False)
+    """
+    known: dict[int, tuple[ref[NDArray[Any]], Found]] = {}
+
+    @wraps(find)
+    def ask(array: NDArray[Any]) -> Found:
+        place = id(array)
+        held = known.get(place)
+        if held is None or held[0]() is not array:
+            held = known[place] = ref(array, lambda _: known.pop(place, None)), find(array)
+        return held[1]
 
     return ask

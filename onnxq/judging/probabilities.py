@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.judging.bounds import Energies
+from onnxq.remembering import remembered_of_array
 from onnxq.runtime import Array
 
 # Errors of so many rows are tried on each that is as sure: of its own alone, whether it turns over is luck.
@@ -33,6 +35,29 @@ Pairs = Sequence[tuple[Array, Array]]
 """The reference's probabilities for each sample, and the candidate's, in float32 or wider."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Unsure:
+    """The rows of a reference's probabilities of the least margins between their first two outcomes, 128 at most.
+
+    Attributes:
+        places: of these rows among all; None where there are no others.
+        least: place of the row of the least margin.
+        outcomes: places of each row's likeliest outcomes in order.
+        ranked: the probabilities of these, and of all others as one.
+    """
+
+    places: NDArray[np.intp] | None
+    least: int
+    outcomes: NDArray[np.intp]
+    ranked: NDArray[np.float64]
+
+    def of(self, array: Array) -> Array:
+        """Return the rows in these places of the reference's or the candidate's probabilities."""
+        rows = _rows(array)
+        return rows if self.places is None else rows[self.places]
+
+
+@remembered_of_array
 def are_probabilities(array: Array) -> bool:
     """Whether the last axis holds probabilities of two or more outcomes."""
     if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
@@ -54,14 +79,15 @@ def expected_energies(pairs: Pairs, seen: Sequence[Energies], *, halves: bool = 
         halves: whether the numbers were computed in float16 or bfloat16.
     """
     tiny = _TINY_OF_HALVES if halves else _TINY
-    unsure = [_least_sure(one, other, _UNSURE) for one, other in pairs]
-    ranked = [_ranked(one, other, tiny) for one, other in unsure]
-    noises = np.split(_expected_noises(*map(np.concatenate, zip(*ranked, strict=True))), _ends(unsure))
-    found = []
-    for (one, other), expected, (signal, noise) in zip(unsure, noises, seen, strict=True):
-        surely = noise - float(np.vdot(other - one, other - one))
-        found.append((signal, max(surely, 0.0) + float(expected.sum())))
-    return found
+    unsure = [_unsure(one) for one, _ in pairs]
+    rows = [np.maximum(one.ranked, tiny) for one in unsure]
+    found = [_first_and_rest(one.of(other), one.outcomes) for one, (_, other) in zip(unsure, pairs, strict=True)]
+    errors = np.log(np.maximum(np.concatenate(found), tiny) / np.concatenate(rows))
+    expected = np.split(_expected_noises(np.concatenate(rows), errors), list(accumulate(map(len, rows)))[:-1])
+    return [
+        (signal, _noise_of_others(noise, one, *pair) + float(might.sum()))
+        for (signal, noise), one, pair, might in zip(seen, unsure, pairs, expected, strict=True)
+    ]
 
 
 def unseen_noise(unsure: Pairs, rows: int, *, halves: bool = False) -> float:
@@ -93,39 +119,48 @@ def unseen_noise(unsure: Pairs, rows: int, *, halves: bool = False) -> float:
 
 def least_sure(one: Array, other: Array) -> tuple[Array, Array]:
     """Return the reference's row with the least margin between the first two outcomes, and the candidate's."""
-    [row], [found] = _least_sure(one, other, 1)
-    return row, found
+    place = _unsure(one).least
+    return _rows(one)[place].copy(), _rows(other)[place].copy()
 
 
-def centred_logarithms(probabilities: Array) -> Array:
-    """Return what entered a Softmax, less the mean of each row, from what came out of it."""
-    logarithms = np.log(np.maximum(probabilities, _LEAST, dtype=probabilities.dtype))
-    logarithms -= logarithms.mean(-1, keepdims=True)
-    return np.asarray(logarithms)
+def energies_of_logarithms(one: Array, other: Array) -> Energies:
+    """Return the energies of what entered a Softmax, less the mean of each row, by what came out of it.
 
-
-def _least_sure(one: Array, other: Array, most: int) -> tuple[Array, Array]:
-    """Return the rows of the least margins between their first two outcomes, as many as there are or are asked for."""
-    rows, found = one.reshape(-1, one.shape[-1]), other.reshape(-1, one.shape[-1])
-    if len(rows) <= most:
-        return rows, found
-    places = np.argpartition(_margins(rows), most - 1)[:most]
-    return rows[places], found[places]
-
-
-def _ranked(rows: Array, found: Array, tiny: np.floating[Any]) -> tuple[Array, Array]:
-    """Return the probabilities of each row's likeliest outcomes in order, all others as one, and the errors on them.
-
-    Returns:
-        float64 of shape (rows, outcomes), and of the same shape the logarithms of the factors that are the errors.
+    Args:
+        one: the reference's probabilities.
+        other: the candidate's.
     """
+    error = np.log(_no_less(other) / _no_less(one))
+    error -= error.mean(-1, keepdims=True)
+    return _signal_of_logarithms(one), float(np.vdot(error, error))
+
+
+@remembered_of_array
+def _signal_of_logarithms(probabilities: Array) -> float:
+    logarithms = np.log(_no_less(probabilities))
+    logarithms -= logarithms.mean(-1, keepdims=True)
+    return float(np.vdot(logarithms, logarithms))
+
+
+def _no_less(probabilities: Array) -> Array:
+    return np.maximum(probabilities, _LEAST, dtype=probabilities.dtype)
+
+
+@remembered_of_array
+def _unsure(array: Array) -> _Unsure:
+    rows = _rows(array)
+    margins = _margins(rows)
+    places = np.argpartition(margins, _UNSURE - 1)[:_UNSURE] if len(rows) > _UNSURE else None
+    unsure = rows if places is None else rows[places]
     count = min(_OUTCOMES, rows.shape[-1])
-    places = np.argpartition(rows, -count, -1)[:, -count:]
-    likely = np.take_along_axis(rows, places, -1)
-    places = np.take_along_axis(places, np.argsort(-likely, -1, kind="stable"), -1)
-    one, other = (_first_and_rest(array, places) for array in (rows, found))
-    one, other = np.maximum(one, tiny), np.maximum(other, tiny)
-    return one, np.log(other / one)
+    likeliest = np.argpartition(unsure, -count, -1)[:, -count:]
+    order = np.argsort(-np.take_along_axis(unsure, likeliest, -1), -1, kind="stable")
+    outcomes = np.take_along_axis(likeliest, order, -1)
+    return _Unsure(places, int(margins.argmin()), outcomes, _first_and_rest(unsure, outcomes))
+
+
+def _rows(array: Array) -> Array:
+    return array.reshape(-1, array.shape[-1])
 
 
 def _first_and_rest(rows: Array, places: Array) -> Array:
@@ -152,9 +187,12 @@ def _expected_noises(rows: Array, errors: Array) -> Array:
     return np.asarray(noises / (2 * alike))
 
 
-def _ends(rows: Pairs) -> list[int]:
-    """Return where the rows of each sample but the last end, once all are joined."""
-    return list(accumulate(len(one) for one, _ in rows))[:-1]
+def _noise_of_others(noise: float, unsure: _Unsure, one: Array, other: Array) -> float:
+    """Return the noise of a sample less that of its unsure rows."""
+    if unsure.places is None:
+        return 0.0
+    error = unsure.of(other) - unsure.of(one)
+    return max(noise - float(np.vdot(error, error)), 0.0)
 
 
 def _noise(one: Array, factor: Array) -> float:

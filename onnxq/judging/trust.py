@@ -14,12 +14,13 @@ from onnxq.judging.agreement import agreement_of
 from onnxq.judging.bounds import Energies, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import (
     are_probabilities,
-    centred_logarithms,
+    energies_of_logarithms,
     expected_energies,
     least_sure,
     unseen_noise,
 )
 from onnxq.numbers.numerics import signal_to_noise
+from onnxq.remembering import remembered_of_array
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating
 
@@ -82,9 +83,8 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     wide = _floats(pairs)
     if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
-    if all(are_probabilities(one) for one, _ in wide):
-        wide = [(centred_logarithms(one), centred_logarithms(other)) for one, other in wide]
-    seen = _in_range(wide)
+    probable = all(are_probabilities(one) for one, _ in wide)
+    seen = [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
     signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
         return np.where(noises > 0, np.inf, 0.0)
@@ -135,7 +135,12 @@ def _energies(expected: Array, found: Array) -> Energies:
     # What is not finite shows in the energies.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - expected
-    return float(np.vdot(expected, expected)), float(np.vdot(error, error))
+    return _signal(expected), float(np.vdot(error, error))
+
+
+@remembered_of_array
+def _signal(expected: Array) -> float:
+    return float(np.vdot(expected, expected))
 
 
 def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:

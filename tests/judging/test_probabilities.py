@@ -9,7 +9,7 @@ from onnxq.judging.agreement import agreement_of
 from onnxq.judging.bounds import lower_bound
 from onnxq.judging.probabilities import (
     are_probabilities,
-    centred_logarithms,
+    energies_of_logarithms,
     expected_energies,
     least_sure,
     unseen_noise,
@@ -131,6 +131,17 @@ def test_rows_that_add_up_to_one_are_probabilities(array: list[object], expected
     assert are_probabilities(np.float32(array)) is expected
 
 
-def test_logarithms_are_those_that_entered_the_softmax() -> None:
-    logits = np.float32([[2.0, -1.0, -1.0]])
-    assert centred_logarithms(softmax(logits)) == pytest.approx(logits, abs=1e-6)
+def test_energies_of_logarithms_are_those_of_what_entered_the_softmax() -> None:
+    logits, others = np.float32([[2.0, -1.0, -1.0]]), np.float32([[2.5, -1.5, -1.0]])
+    signal, noise = energies_of_logarithms(softmax(logits), softmax(others))
+    assert (signal, noise) == (pytest.approx(6.0), pytest.approx(0.5, rel=1e-4))
+
+
+def test_what_a_candidate_does_to_unsure_rows_is_told_beside_what_it_does_to_the_others() -> None:
+    logits = np.random.default_rng(3).normal(0, 4, (300, 5))
+    one, other = softmax(logits), softmax(logits + 0.1)
+    sure = np.argmax(np.abs(np.diff(np.sort(logits, -1)[:, -2:])).ravel())
+    other[sure] = one[sure] * np.float32(0.5)
+    [(_, noise)] = expected_energies([(one, other)], [energies(one, other)])
+    # Whatever the errors of unsure rows might have been, that of a sure one is what it is.
+    assert noise == pytest.approx(float(np.square(one[sure] / 2).sum()), rel=1e-3)
