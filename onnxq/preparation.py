@@ -19,6 +19,7 @@ from onnxq.passes import passes_of
 from onnxq.passes.canonical.use_hard_swish import UseHardSwish
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
+from onnxq.passes.prepare.flush_denormals import FlushDenormals
 from onnxq.passes.prepare.fold_constants import FoldConstants
 from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
 from onnxq.passes.prepare.fold_shapes import FoldShapes
@@ -195,7 +196,8 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
         without: names of `canonical_steps` that are left out.
 
     Returns:
-        What each pass changed and left in the first round, and in later ones those that changed something.
+        What each pass changed and left in the first round, in later ones those that changed something, and what the one
+        that is not repeated did.
     """
     repeated = _without(
         (
@@ -222,13 +224,13 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
         if not any(found):
             break
         infer_shapes(graph)
-    return tuple(applied)
+    return (*applied, *_without((FlushDenormals(),), without).apply(graph))
 
 
 def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
     rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
-    return (*_REPEATED, *rules)
+    return (*_REPEATED, FlushDenormals.__name__, *rules)
 
 
 def _rules(without: frozenset[str]) -> RewriteRules:

@@ -1,0 +1,52 @@
+"""Weights without numbers that processors are slow to multiply by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.graph import Changes, Constant, Graph, Pass, is_fixed, nodes, onnx_dtype
+from onnxq.operators import Role, operator_of
+
+_PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
+# Of a float32 the bits of the exponent, which are zero in denormals and in zero, and those but for the sign.
+_EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
+
+
+@dataclass(frozen=True)
+class FlushDenormals(Pass):
+    """Set the elements of float32 weights to zero that are denormal, below 1.2e-38.
+
+    Training with weight decay leaves such weights behind. No sum shows them, but processors take many times as long to
+    multiply by one. Leaves constants that are no weights of products, such as what keeps a divisor from zero.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Flush; ``changed`` holds the names of the weights."""
+        weights: dict[Constant, None] = {}
+        for _, node in nodes(graph):
+            operator = operator_of(node)
+            if operator is not None and operator.role in _PRODUCTS:
+                read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
+                weights.update(dict.fromkeys(tensor for tensor in read if is_fixed(tensor)))
+        changed = [tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT and _has_denormals(tensor)]
+        for tensor in changed:
+            values = np.ascontiguousarray(tensor.values)
+            tensor.values = np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values)
+        return Changes(tuple(tensor.name for tensor in changed))
+
+
+def _has_denormals(tensor: Constant) -> bool:
+    """Whether any element is denormal, read in pieces."""
+    return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.payload.chunks())
+
+
+def _are_denormal(bits: NDArray[np.uint32]) -> NDArray[Any]:
+    small: NDArray[Any] = (bits & _EXPONENT) == 0
+    if small.any():
+        small &= (bits & _UNSIGNED) != 0
+    return small
