@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
@@ -106,7 +106,8 @@ class _Search:
         promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
         if not promising or not (self._is_late or self._is_hopeless(prices) or self._is_nearly_whole(promising[0])):
-            promising = list(distinct([*promising, *filter(self._is_faithful, [self._whole(prices, noise)])]))
+            whole = filter(self._is_faithful, self._whole(prices, noise, correction(tried, self.goal)))
+            promising = list(distinct([*promising, *whole]))
         timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
@@ -179,19 +180,31 @@ class _Search:
         wanted = [node for node in self._full.decisions if node.mode in _INTEGERS]
         return sum(one.plan.by_node[node.node].mode is node.mode for node in wanted) >= _NEARLY * len(wanted)
 
-    def _whole(self, prices: Prices, noise: Noise) -> Candidate:
-        """Return the plan in which all is as the scheme wants it, but for the noisiest nodes where it is too noisy."""
-        full = prices.planned(self._full, noise)
-        one = self._measured(Candidate(full, self._full, 0.0, frozenset()))
+    def _whole(self, prices: Prices, noise: Noise, gain: float) -> Iterator[Candidate]:
+        """Yield the plan in which all is as the scheme wants it, but for as few of the noisiest nodes as it takes.
+
+        What is known of their noise says which are not worth a try.
+
+        Args:
+            prices: the costs.
+            noise: what is known of it.
+            gain: decibels by which plans are better than what is expected of them, see `correction`.
+        """
         ways = prices.ways(noise)
+        full = prices.planned(self._full, noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
-        for count in _NOISIEST:
-            if self._is_faithful(one) or noise is SILENT or count >= len(noisiest) or self._is_late:
+        stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
+        for count in (0, *_NOISIEST):
+            if count and (noise is SILENT or count >= len(noisiest) or self._is_late):
                 break
-            stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
             plan = self.laboratory.plan({name: prices.left.get(name, stored) for name in noisiest[:count]})
-            one = self._measured(Candidate(prices.planned(plan, noise), plan, 0.0, frozenset()))
-        return one
+            one = Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
+            expected = decibels(one.assignment.noise) + gain
+            if noise is SILENT or expected >= self.goal - _DOUBT:
+                one = self._measured(one if noise is SILENT else replace(one, predicted=expected))
+                yield one
+                if self._is_faithful(one):
+                    break
 
     def _stored(self, prices: Prices) -> Candidate:
         """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
