@@ -8,6 +8,11 @@ from pathlib import Path
 from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
+from onnxq.judging.judge import Judge
+from onnxq.judging.trust import noise_by_sample
+from onnxq.judging.verify import COMPARED_SAMPLES
+from onnxq.judging.views import Views
+from onnxq.samples.data import evenly
 from onnxq.searching.choosing import Chosen
 from onnxq.steps import Evidenced, Prepared, Settled, judge_of
 from onnxq.training.fitting import fitted
@@ -46,13 +51,13 @@ def trained(
     done = fitted(bench.graph_for(plan), plan, before, files.reference, seen.samples, training, state, budget.progress)
     if done.codes is before:
         return _with_gain(settled, found, done.gain, done.doubts)
+    judge = judge_of(model, seen, goal, budget)
+    noise = _noise(judge, files.staged)
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
-    judge = judge_of(model, seen, goal, budget)
     verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
     after = replace(found, verification=verification, scores=scores, codes=done.codes)
-    by_score = scores is not None and found.scores is not None
-    if _worth(after, by_score=by_score) < _worth(found, by_score=by_score):
+    if _is_worse(after, found, goal, louder=not _noise(judge, files.staged) <= noise):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the samples that judge"
         return _with_gain(settled, found, replace(done.gain, after=done.gain.before, kept="", left=left), done.doubts)
@@ -64,6 +69,16 @@ def _with_gain(settled: Settled, taken: Chosen, gain: Gain, doubts: tuple[str, .
     return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
 
 
-def _worth(found: Chosen, *, by_score: bool) -> float:
-    """Return what the goal counts, the more the better."""
-    return found.scores.candidate if by_score and found.scores else found.verification.agreement.worst_sqnr
+def _noise(judge: Judge, candidate: Path) -> float:
+    """Return the noise of the worst output on the samples that judge, where few answers that turn over say little."""
+    views = Views.of(judge.reference, candidate)
+    one, other = views.open(judge.reference), views.open(candidate)
+    pairs = [(one.run(sample), other.run(sample)) for sample in evenly(judge.samples, COMPARED_SAMPLES)]
+    return float(noise_by_sample(pairs).sum(0).max(initial=0.0))
+
+
+def _is_worse(after: Chosen, before: Chosen, goal: Goal, *, louder: bool) -> bool:
+    """Whether training cost what the goal counts, or the goal itself."""
+    if after.scores is not None and before.scores is not None:
+        return after.scores.candidate < before.scores.candidate
+    return louder or after.lacks(goal) > before.lacks(goal) == 0

@@ -19,6 +19,8 @@ from onnxq.judging.verify import Verification
 from onnxq.pipeline import Quantized
 from onnxq.presets import PRESETS
 from onnxq.runtime import open_session, run
+from onnxq.searching.choosing import Chosen
+from onnxq.training import step as module
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
 from onnxq.wanted import Wanted
@@ -47,6 +49,27 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
     assert done.report.encoding.gains[-1].left == "worse on the samples that judge"
     assert done.report.fidelity.scores is not None
     assert done.report.fidelity.scores.candidate == -2
+
+
+@pytest.mark.parametrize(
+    ("noises", "lacking", "taken"),
+    [
+        ([2.0, 1.0], [0.0, 0.0], True),
+        ([1.0, 2.0], [0.0, 0.0], False),
+        ([2.0, 1.0], [0.5, 0.0], False),
+        ([2.0, 1.0], [0.5, 0.2], True),
+    ],
+    ids=["quieter", "louder", "quieter, and below the goal for it", "quieter, below the goal before too"],
+)
+def test_the_noise_of_the_samples_that_judge_decides_and_the_goal_stays_reached(
+    noises: list[float], lacking: list[float], taken: bool, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, lacks = iter(noises), iter(lacking)
+    monkeypatch.setattr(module, "_noise", lambda judge, candidate: next(heard))
+    monkeypatch.setattr(Chosen, "lacks", lambda found, goal: next(lacks, 0.0))
+    gain = trained(build, None, Training(epochs=2)).report.encoding.gains[-1]
+    assert (gain.left == "") == taken
+    assert bool(gain.kept) == taken
 
 
 def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
