@@ -27,6 +27,7 @@ class Kernels:
         in_bodies: whether integer kernels are known to be made in bodies of control flow too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
         whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
+        either_output: op types of ``fused`` whose kernels give floats as fast as codes where not all want codes.
     """
 
     fused: frozenset[str]
@@ -38,6 +39,7 @@ class Kernels:
     in_bodies: bool = False
     half: bool = False
     whole: frozenset[str] = frozenset()
+    either_output: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,8 @@ _OPENVINO = replace(
         multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
         # HardSigmoid times its data are two kernels, and as many changes of layout: ppocr-cls took 1.7 times as long.
         whole=frozenset({"HardSwish"}),
+        # What is made of its floats, as by Gelu, a convolution computes before it makes codes.
+        either_output=frozenset({"Conv"}),
     ),
     reads=ReadCodes(
         # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.

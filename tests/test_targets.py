@@ -24,7 +24,8 @@ every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARG
 @every_target
 def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
-    assert target.kernels.float_output <= target.kernels.fused
+    assert target.kernels.float_output | target.kernels.either_output <= target.kernels.fused
+    assert not target.kernels.float_output & target.kernels.either_output
     assert not target.kernels.clamps & target.kernels.fused
     assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.kernels.fused)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]

@@ -15,6 +15,7 @@ from onnxq.engines.serving import Array, Loaded, serve
 
 # Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
 _SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:")
+_CONVERTER = "openvino.tools.ovc"
 # How a model file begins to say that values lie in another.
 _ELSEWHERE = b"\n\x08location"
 
@@ -26,6 +27,8 @@ class OpenVino:
 
     def __init__(self, precision: str = "") -> None:
         """Take what to compute in; left to OpenVINO it is bfloat16 where the processor multiplies that."""
+        # Its converters of other formats, which serving does without, take as long to import as the rest.
+        sys.modules.setdefault(_CONVERTER, None)  # type: ignore[arg-type]
         import openvino
 
         self.core, self.precision = openvino.Core(), precision

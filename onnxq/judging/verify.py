@@ -43,6 +43,8 @@ _PATIENCE = 20.0
 _ENOUGH = 8
 # So many in each round of a second look.
 _MANY = 4 * _ENOUGH
+# Runtimes round otherwise: where a few probabilities that turn over decide, 12 dB were seen between two.
+_DISPUTED = 15.0
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
@@ -97,6 +99,12 @@ class Verification:
     def agreements(self) -> tuple[Agreement, ...]:
         """Of the outputs on each engine that the model ran on."""
         return (self.agreement,) if self.elsewhere is None else (self.agreement, self.elsewhere.agreement)
+
+    @property
+    def disputed(self) -> bool:
+        """Whether the engine that the model is for computes something else than onnxruntime in this process."""
+        here, *there = (one.worst_sqnr for one in self.agreements)
+        return any(one < here - _DISPUTED for one in there)
 
     @property
     def slower(self) -> bool:

@@ -36,6 +36,8 @@ def plan_activations(
         spec = specs[node]
         inputs = data_inputs(node)
         outputs = [] if node.op in target.kernels.float_output else quantized_outputs(node, absorbed)
+        if node.op in target.kernels.either_output:
+            outputs = [tensor for tensor in outputs if _all_want_codes(tensor, integer)]
         for tensor in inputs:
             if isinstance(tensor, Constant):
                 found.setdefault(tensor, _stored(tensor, spec))
@@ -51,6 +53,10 @@ def plan_activations(
             moved = (tensor for tensor in inputs if isinstance(tensor, Variable))
             _share_one_scale(tuple(moved), outputs, limits, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _all_want_codes(tensor: Variable, integer: set[Node]) -> bool:
+    return not tensor.returned_by and all(reader in integer for reader in tensor.outputs)
 
 
 def _limits(tensor: Variable, absorbed: Mapping[Node, Node]) -> Limits | None:

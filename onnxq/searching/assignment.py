@@ -22,7 +22,7 @@ class Border:
         dequantize: paid once when the producer is integer and any consumer is float.
         coded: paid once when the producer or any consumer is integer, whatever the others are: the tensor then is what
             its codes stand for, whose noise is its own and nobody else's.
-        tensor: its name.
+        tensor: its name; empty where another border tells of its codes.
     """
 
     producer: str | None

@@ -85,7 +85,8 @@ class _Choice:
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
             spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
-            last = number == _MORE_SEARCHES or spent
+            # Plans are tried on onnxruntime, so another search would not know what is wrong elsewhere.
+            last = number == _MORE_SEARCHES or spent or found.verification.disputed
             trials = self._with_hardest(trials, found, aim, lacking)
             found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)

@@ -26,8 +26,16 @@ OUTSIDE = ""
 
 def gives_codes(node: Node, target: Target) -> bool:
     """Whether a node gives codes as an integer kernel, rather than floats."""
-    behind = node.inputs[0].inputs if node.op in target.kernels.clamps else []
-    return not any(one.op in target.kernels.float_output for one in (node, *behind))
+    return not any(one.op in target.kernels.float_output for one in _with_clamped(node, target))
+
+
+def gives_either(node: Node, target: Target) -> bool:
+    """Whether a node gives floats as fast as codes, where those that read it do not all want codes."""
+    return any(one.op in target.kernels.either_output for one in _with_clamped(node, target))
+
+
+def _with_clamped(node: Node, target: Target) -> list[Node]:
+    return [node, *(node.inputs[0].inputs if node.op in target.kernels.clamps else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +138,10 @@ class Costs:
             size = self.floats.elements.get(source.name, 0.0) if source is not None else 0.0
             into = round(quantized.get(tensor.name, _BORDER + quantize * size))
             back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
+            if source is not None and maker is not None and gives_either(source, self.target):
+                # Floats are had for nothing, and nobody's codes make no noise.
+                found.append(Border(maker, readers, into, round(dequantized.get(tensor.name, 0.0))))
+                maker, into, back = None, 0, 0
             found.append(Border(maker, readers, into, back, tensor=tensor.name))
         return tuple(found)
 

@@ -139,7 +139,7 @@ class Prices:
 
     def _predicted(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> float:
         """Return the noise-to-signal ratio at the worst output that the codes of an assignment add."""
-        coded = [Source(border.tensor) for border in self.costs.borders if is_coded(border, static)]
+        coded = [Source(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
         weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
         coded += [Source(name, is_node=True) for name in weighed]
         found = [noise.static.together(coded)]
@@ -164,7 +164,7 @@ class Prices:
     def _touched(self) -> Mapping[str, tuple[Source, ...]]:
         """What becomes codes when a node and nothing else is static."""
         found: dict[str, list[Source]] = {name: [Source(name, is_node=True)] for name in self.costs.static_nodes}
-        for border in self.costs.borders:
+        for border in (one for one in self.costs.borders if one.tensor):
             for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
                 found[name].append(Source(border.tensor))
         return {name: tuple(sources) for name, sources in found.items()}

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 
+from onnxq.modelfile import read_model
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.scheme import Mode
+from onnxq.targets import target_named
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 
@@ -132,3 +136,21 @@ def test_what_ends_at_one_shares_no_scale_with_what_goes_on(build, plan_of) -> N
     plan = plan_of(between_convolutions(build, middle))
     assert groups(plan)["p"] == "p"
     assert groups(plan)["a"] == groups(plan)["b"]
+
+
+@pytest.mark.parametrize(
+    ("target", "middle", "coded"),
+    [
+        ("openvino", "[n] b = Tanh(a)", {"x": False, "b": False}),
+        ("openvino", "[n] b = Add(a, a)", {"x": False, "a": True, "b": True}),
+        ("openvino", f"[n] n = Tanh(a) [m] m = Conv {PADS} (a, w0) [o] b = Sub(m, n)", dict.fromkeys("xab", False)),
+        ("onnxruntime-cpu", "[n] b = Tanh(a)", {"x": False, "a": True, "b": False, "y": True}),
+    ],
+)
+def test_a_convolution_gives_floats_to_what_computes_with_them_where_that_costs_nothing(
+    target: str, middle: str, coded: dict[str, bool], build
+) -> None:
+    graph = prepare(read_model(between_convolutions(build, middle)))
+    plan = make_plan(graph, PRESETS["int8"], target_named(target))
+    assert {one.tensor: one.every_consumer for one in plan.activations} == coded
+    assert modes(plan)["first"] is modes(plan)["last"] is STATIC

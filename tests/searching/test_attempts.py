@@ -17,7 +17,7 @@ from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.metrics import Metric, load_metric
 from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Kernels, Verification
+from onnxq.judging.verify import Elsewhere, Kernels, Verification
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime import open_session
@@ -97,6 +97,27 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
     first, second = Hard(names, 2, 24.5 - 17.0), Hard(names, 4, 24.5 - 17.5)
     assert tried == [(24.5, count, None), (24.5, count + 2, first), (24.5, count + 4, second)]
     assert found.rounds == 3
+
+
+@pytest.mark.parametrize(("there", "stored"), [(16.0, [False, False, False, True]), (1.0, [False, True])])
+def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_computes_in_float(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, there: float, stored: list[bool]
+) -> None:
+    plan, steps = chooser.bench.plan({}), []
+
+    def agreement(sqnr: float) -> Agreement:
+        return Agreement(1, (OutputAgreement("y", sqnr, None, 0.1, True, True, 0),))
+
+    def attempted(self: object, *given: object, stored: bool = False) -> Chosen:
+        steps.append(stored)
+        seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, Elsewhere("elsewhere 1", agreement(there)))
+        return Chosen(Recipe(), Outcome(plan, (), 1), seen, None)
+
+    monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
+    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
+    monkeypatch.setattr(Trials, "sqnr_of_last", lambda *given: 25.0)
+    choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    assert steps == stored
 
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
