@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.candidates import Answers, Candidate, Candidates, held_bytes
+from onnxq.candidates import Answers, Candidate, Candidates
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.judging.agreement import agreement_of
+from onnxq.judging.reference import Reference
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.judging.views import Views
 from onnxq.placing import coded_tensors
@@ -129,15 +129,14 @@ class Trials:
         """
         kept = tuple(samples)
         views = Views.of(reference, bench.prepared)
-        view = views.open(reference)
-        start = time.perf_counter()
-        expected = [tuple(view.run(sample)) for sample in kept[:1]]
-        held = sum(map(held_bytes, expected))
+        model = Reference(reference, views)
+        held = sum(model.answer(sample).nbytes for sample in kept[:1])
         kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
-        expected += [tuple(view.run(sample)) for sample in kept[1:]]
-        seconds = (time.perf_counter() - start) / max(len(kept), 1)
+        answers = [model.answer(sample) for sample in kept]
+        expected = tuple(tuple(answer.outputs) for answer in answers)
+        seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
         numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
-        return cls(bench, evidence, kept, views, tuple(expected), seconds, numbers=numbers)
+        return cls(bench, evidence, kept, views, expected, seconds, numbers=numbers)
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""

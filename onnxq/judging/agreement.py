@@ -16,6 +16,7 @@ from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
+from onnxq.judging.reference import FloatView
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
 from onnxq.modelfile.publish import staging
@@ -144,12 +145,12 @@ class Agreement:
         return all(output.same_shapes and output.finite for output in self.outputs)
 
 
-def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sample], risk: float = RISK) -> Agreement:
+def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample], risk: float = RISK) -> Agreement:
     """Run both models on every sample and compare them, holding one sample at a time.
 
     Args:
-        reference: the float model.
-        candidate: a model made from it, open for the same.
+        one: the float model.
+        other: a model made from it, open for the same.
         samples: the data.
         risk: how often a bound may be wrong; see `risk_of_look`.
 
@@ -159,10 +160,9 @@ def compare(reference: View, candidate: View | EngineView, samples: Iterable[Sam
     Raises:
         DataError: there is no sample, or a run fails.
     """
-    views = reference.views
-    pairs = ((reference.run(sample), candidate.run(sample)) for sample in samples)
-    found = agreement_of(views.names, pairs, risk)
-    outputs = tuple(replace(one, stands_for=views.stand_ins.get(one.name, ())) for one in found.outputs)
+    stand_ins = one.views.stand_ins
+    found = agreement_of(one.views.names, ((one.run(sample), other.run(sample)) for sample in samples), risk)
+    outputs = tuple(replace(output, stands_for=stand_ins.get(output.name, ())) for output in found.outputs)
     return replace(found, outputs=outputs)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.probabilities import are_probabilities
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 from onnxq.large_models import is_large
-from onnxq.runtime import Array, open_session, output_names, run
+from onnxq.runtime import Array
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource, is_floating
 
@@ -70,9 +71,9 @@ def _is_silent(sample: Sample) -> bool:
 
 
 def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
-    session = open_session(model)
-    names = output_names(session)
-    answers = [run(session, sample, names) for sample in samples]
+    reference = Reference(model, Views.whole(model))
+    names = reference.views.names
+    answers = [reference.run(sample) for sample in samples]
     if answers and all(_is_nan(array) for answer in answers for array in answer):
         raise ModelError(
             f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN, in "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.judging.agreement import OutputAgreement, agreement_of
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 from onnxq.samples.inputs import Sample, is_floating
 
@@ -27,7 +28,7 @@ def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: i
         Rising places.
     """
     views = Views.of(reference, candidate)
-    one, other = views.open(reference), views.open(candidate)
+    one, other = Reference(reference, views), views.open(candidate)
     rows = []
     for sample in samples:
         expected, found = one.run(sample), other.run(sample)

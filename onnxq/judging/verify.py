@@ -15,6 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.bounds import RISK
 from onnxq.judging.latency import Latency, measure_latencies, measure_latency
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import View, Views
 from onnxq.large_models import is_large
 from onnxq.modelfile.publish import staging
@@ -151,13 +152,13 @@ def verify(
         kernels = _kernels(copy)
     views = Views.of(reference, candidate)
     view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
-    agreement = compare(views.open(reference), view, evenly(samples, COMPARED_SAMPLES), risk)
+    agreement = compare(Reference(reference, views), view, evenly(samples, COMPARED_SAMPLES), risk)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
         with staging(None) as folder:
             there = views.open_on(engine, candidate, folder)
-            found = compare(views.open(reference), there, evenly(samples, COMPARED_SAMPLES), risk)
+            found = compare(Reference(reference, views), there, evenly(samples, COMPARED_SAMPLES), risk)
             there.loaded.close()
         elsewhere = Elsewhere(engine.version, found)
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer or engine)

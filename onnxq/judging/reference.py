@@ -1,0 +1,118 @@
+"""The float model that others are judged beside: it runs once on a sample, whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxq.evidence.provenance import sample_digest
+from onnxq.judging.views import View, Views
+from onnxq.samples.inputs import Sample
+
+# Bytes of outputs that are kept of all float models.
+_HELD = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a model gave for a sample.
+
+    Attributes:
+        outputs: what is compared, in the order of the views; nobody may change it.
+        seconds: that the run took.
+    """
+
+    outputs: Sequence[Any]
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays; sequences and maps are small."""
+        return sum(output.nbytes for output in self.outputs if isinstance(output, np.ndarray))
+
+
+class Answers:
+    """Answers that were given before; those that were longest not asked for go where there are too many.
+
+    Args:
+        held: bytes of outputs that are kept.
+    """
+
+    def __init__(self, held: int = _HELD) -> None:
+        self._held, self._bytes = held, 0
+        self._given: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, key: Hashable, give: Callable[[], Answer]) -> Answer:
+        """Return the answer that a key stands for, given now or before."""
+        with self._lock:
+            if key in self._given:
+                self._given.move_to_end(key)
+                return self._given[key]
+        answer = give()
+        with self._lock:
+            before = self._given.pop(key, None)
+            self._given[key] = answer
+            self._bytes += answer.nbytes - (before.nbytes if before is not None else 0)
+            while self._bytes > self._held:
+                self._bytes -= self._given.popitem(last=False)[1].nbytes
+        return answer
+
+
+_ANSWERS = Answers()
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A float model for comparing, which is opened when it is asked for what it has not been asked for before.
+
+    Attributes:
+        model: its file.
+        views: by what models are compared.
+        answers: what float models gave before.
+    """
+
+    model: Path
+    views: Views
+    answers: Answers = _ANSWERS
+
+    def answer(self, sample: Sample) -> Answer:
+        """Return what is compared of one sample.
+
+        Raises:
+            ModelError: the file cannot be loaded.
+            DataError: the run fails, or the model has other outputs than the views.
+        """
+        return self.answers.find((*self._key, sample_digest(sample)), lambda: self._given(sample))
+
+    def run(self, sample: Sample) -> Sequence[Any]:
+        """Return the outputs of `answer`."""
+        return self.answer(sample).outputs
+
+    def _given(self, sample: Sample) -> Answer:
+        view = self._view
+        start = time.perf_counter()
+        outputs = view.run(sample)
+        return Answer(outputs, time.perf_counter() - start)
+
+    @cached_property
+    def _view(self) -> View:
+        return self.views.open(self.model)
+
+    @cached_property
+    def _key(self) -> tuple[Hashable, ...]:
+        """What tells the file as it is now, and what is seen of it."""
+        state = self.model.stat()
+        return self.model.resolve(), state.st_size, state.st_mtime_ns, self.views.names, self.views.random
+
+
+FloatView: TypeAlias = View | Reference
+"""A float model for comparing, which runs whenever it is asked or once on a sample."""
