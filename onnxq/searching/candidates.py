@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
@@ -15,8 +17,16 @@ from onnxq.searching.search import Point
 
 # Of short timings, a difference of so little says nothing.
 _SAME_SPEED = 0.98
+# A plan that is expected to take less than a faithful one, but more than this part of it, is not worth a model.
+_HARDLY_FASTER = 0.99
 # What is trusted of a plan may lie below every number.
 _LOWEST_SQNR = -100.0
+# A plan that is so many decibels from the goal counts half of one that has just reached it.
+_NEAR = 3.0
+# How spread in decibels, squared, plans have to be to say half of how much more is trusted for each that is predicted.
+_PRIOR = 2.0
+# Between these: luck must not turn the line around.
+_FLATTEST, _STEEPEST = 0.25, 4.0
 
 
 @dataclass(frozen=True)
@@ -43,23 +53,38 @@ class Candidate:
     speed: float | None = None
 
 
-def correction(measured: Iterable[Candidate], goal: float) -> float:
-    """Return by how many decibels plans near a goal are better than the sums of what their codes make alone.
+def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float], float]:
+    """Return what tells the SQNR that a plan can be expected to be trusted with from what is predicted of it.
 
-    Codes that err alike make more noise together, and what an output is trusted with is less than what was seen of it.
-    The plan counts that came closest to the goal.
+    Codes that err alike make more noise together than alone, what an output is trusted with is less than what was seen
+    of it, and behind a Softmax or Sigmoid noise grows slower than in front. A line through the measured plans tells all
+    of these, and is less misled by the luck of one of them: least squares, plans far from the goal counting less, and
+    with few of them, or none that differ, a decibel more for each that is predicted (ridge regression).
 
     Args:
         measured: plans whose models were run.
         goal: SQNR in decibels.
     """
     known = [
-        (max(one.sqnr, _LOWEST_SQNR), decibels(one.assignment.noise))
+        (decibels(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR))
         for one in measured
         if one.sqnr is not None and one.sqnr < math.inf and one.assignment.noise > 0
     ]
-    seen, alone = min(known, key=lambda pair: abs(pair[0] - goal), default=(0.0, 0.0))
-    return seen - alone
+    if not known:
+        return lambda predicted: predicted
+    alone, seen = np.array(known).T
+    weights = 1 / (1 + np.square((seen - goal) / _NEAR))
+    weights /= weights.sum()
+    centre, height = float(weights @ alone), float(weights @ seen)
+    off = alone - centre
+    steepness = float(weights @ (off * (seen - height)) + _PRIOR) / float(weights @ np.square(off) + _PRIOR)
+    steepness = min(max(steepness, _FLATTEST), _STEEPEST)
+    return lambda predicted: height + steepness * (predicted - centre)
+
+
+def is_worth_trying(one: Candidate, faithful: Candidate) -> bool:
+    """Whether a plan is expected to be so much faster than a faithful one that it is seen."""
+    return one.assignment.nanoseconds < _HARDLY_FASTER * faithful.assignment.nanoseconds
 
 
 def fastest(timed: Sequence[Candidate]) -> Candidate:

@@ -16,7 +16,7 @@ from onnxq.progress import Progress
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
 from onnxq.searching.assignment import cheapest
-from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
+from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, is_worth_trying, points
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.measures import Measures
@@ -106,7 +106,7 @@ class _Search:
         promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
         if not promising or not (self._is_late or self._is_hopeless(prices) or self._is_nearly_whole(promising[0])):
-            whole = filter(self._is_faithful, self._whole(prices, noise, correction(tried, self.goal)))
+            whole = filter(self._is_faithful, self._whole(prices, noise, expectation(tried, self.goal)))
             promising = list(distinct([*promising, *whole]))
         timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
@@ -180,7 +180,7 @@ class _Search:
         wanted = [node for node in self._full.decisions if node.mode in _INTEGERS]
         return sum(one.plan.by_node[node.node].mode is node.mode for node in wanted) >= _NEARLY * len(wanted)
 
-    def _whole(self, prices: Prices, noise: Noise, gain: float) -> Iterator[Candidate]:
+    def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float]) -> Iterator[Candidate]:
         """Yield the plan in which all is as the scheme wants it, but for as few of the noisiest nodes as it takes.
 
         What is known of their noise says which are not worth a try.
@@ -188,7 +188,7 @@ class _Search:
         Args:
             prices: the costs.
             noise: what is known of it.
-            gain: decibels by which plans are better than what is expected of them, see `correction`.
+            trusted: tells what plans are expected to be trusted with, see `expectation`.
         """
         ways = prices.ways(noise)
         full = prices.planned(self._full, noise)
@@ -199,7 +199,7 @@ class _Search:
                 break
             plan = self.laboratory.plan({name: prices.left.get(name, stored) for name in noisiest[:count]})
             one = Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
-            expected = decibels(one.assignment.noise) + gain
+            expected = trusted(decibels(one.assignment.noise))
             if noise is SILENT or expected >= self.goal - _DOUBT:
                 one = self._measured(one if noise is SILENT else replace(one, predicted=expected))
                 yield one
@@ -243,9 +243,9 @@ class _Search:
         tried = [self._measured(solved(-1))]
         low, high = -1, _WEIGHTS
         while high - low > 1 and len(tried) <= self.effort.tried:
-            if self._is_late and high < _WEIGHTS:
+            if high < _WEIGHTS and (self._is_late or not is_worth_trying(solved(low), solved(high))):
                 break
-            expected = partial(_expected, solved, correction(tried, self.goal))
+            expected = partial(_expected, solved, expectation(tried, self.goal))
             index = high - 1
             if len(tried) > _GUESSES:
                 index = (low + high) // 2
@@ -266,14 +266,14 @@ class _Search:
         groups = [sorted(out, key=lambda way: ways[way])]
         best, tried = start, 0
         kept_out = frozenset(out)
-        gain = correction([start], self.goal)
+        trusted = expectation([start], self.goal)
         for _ in range(_SOLVED * self.effort.grown):
             if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
             one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
-            expected = decibels(one.assignment.noise) + gain
-            if one.assignment.nanoseconds < best.assignment.nanoseconds and expected >= self.goal - _DOUBT:
+            expected = trusted(decibels(one.assignment.noise))
+            if is_worth_trying(one, best) and expected >= self.goal - _DOUBT:
                 one, tried = self._measured(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):
                     best, kept_out = one, kept_out - set(group)
@@ -294,5 +294,5 @@ class _Search:
         return self._timed([again])[0]
 
 
-def _expected(solved: Callable[[int], Candidate], gain: float, index: int) -> float:
-    return decibels(solved(index).assignment.noise) + gain
+def _expected(solved: Callable[[int], Candidate], trusted: Callable[[float], float], index: int) -> float:
+    return trusted(decibels(solved(index).assignment.noise))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
-from onnxq.searching.candidates import Candidate, correction, distinct, fastest, points
+from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, is_worth_trying, points
 from onnxq.searching.prices import Assignment
 
 
@@ -19,12 +20,33 @@ def candidate(
     return Candidate(Assignment(frozenset(), {}, 1e6, noise), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
 
 
-def test_the_plan_nearest_to_the_goal_says_how_far_sums_are_off() -> None:
-    measured = [candidate(0.01, 15.0), candidate(0.001, 28.0), candidate(0.0, math.inf), candidate(0.001)]
-    assert correction(measured, 16.0) == pytest.approx(-5.0)
-    assert correction(measured, 25.0) == pytest.approx(-2.0)
-    assert correction(measured[2:], 25.0) == 0.0
-    assert correction([candidate(0.01, -math.inf)], 20.0) == -120.0
+def test_one_plan_says_how_far_predictions_are_off() -> None:
+    trusted = expectation([candidate(0.01, 15.0), candidate(0.0, math.inf), candidate(0.001)], 16.0)
+    assert [trusted(predicted) for predicted in (20.0, 23.0)] == pytest.approx([15.0, 18.0])
+    assert expectation([candidate(0.001)], 25.0)(17.0) == 17.0
+    assert expectation([candidate(0.01, -math.inf)], 20.0)(20.0) == -100.0
+
+
+@pytest.mark.parametrize("steepness", [0.5, 1.0, 2.0])
+def test_plans_that_differ_say_how_much_more_is_trusted_for_each_decibel(steepness: float) -> None:
+    measured = [candidate(10 ** (-alone / 10), 20 + steepness * (alone - 30)) for alone in (25.0, 30.0, 35.0)]
+    trusted = expectation(measured, 20.0)
+    assert trusted(30.0) == pytest.approx(20.0, abs=0.2)
+    assert trusted(33.0) - trusted(30.0) == pytest.approx(3 * steepness, rel=0.2)
+
+
+def test_luck_turns_no_line_around_and_far_plans_say_little() -> None:
+    misled = expectation([candidate(0.01, 25.0), candidate(0.001, 15.0)], 20.0)
+    assert misled(30.0) > misled(20.0)
+    near, far = candidate(0.01, 18.0), candidate(0.1, -60.0)
+    assert expectation([near, far], 20.0)(20.0) == pytest.approx(18.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("nanoseconds", "is_tried"), [(0.9e6, True), (0.995e6, False), (1.1e6, False)])
+def test_a_plan_that_hardly_gains_time_is_not_worth_trying(nanoseconds: float, is_tried: bool) -> None:
+    faithful = candidate(0.1, 20.0)
+    one = replace(faithful, assignment=replace(faithful.assignment, nanoseconds=nanoseconds))
+    assert is_worth_trying(one, faithful) is is_tried
 
 
 def test_of_plans_as_fast_the_most_faithful_is_taken() -> None:
