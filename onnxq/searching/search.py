@@ -256,11 +256,11 @@ def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
     """
     found = {}
     for one in plan.decisions:
-        if one.weights and one.mode in DECODING:
+        if one.weights and one.mode is not Mode.FLOAT:
             found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec)
         elif full.by_node[one.node].weights:
-            weight = one.weights[0].spec if one.weights else None
-            found[one.node] = Demotion(one.mode, one.reason.split(": ", 1)[-1], one.figures, weight)
+            # Codes were too coarse for it.
+            found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures)
     return found
 
 

@@ -184,7 +184,7 @@ def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) 
     plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
     stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
     assert not stored.decodes
-    assert stored.by_node["right"].mode is Mode.FLOAT
+    assert (stored.by_node["right"].mode, stored.by_node["right"].reason) == (Mode.FLOAT, "hurts")
     assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
     assert stored.by_node["stem"].weights == plan.by_node["stem"].weights
 
