@@ -42,7 +42,7 @@ from onnxq.workbench import Workbench
 # the search aims a little higher than the gate. More buys hardly any fidelity where other samples judge.
 _HEADROOM = 0.5
 # And higher by so much where none could be spared to judge by: codes and plan fit those that are seen.
-_UNSPARED = 2.5
+_UNSPARED = 4.0
 # What a model is said to lack that no goal allows, such as one that is not finite.
 _UNSOUND = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
