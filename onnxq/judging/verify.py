@@ -44,8 +44,8 @@ _PATIENCE = 20.0
 _ENOUGH = 8
 # So many in each round of a second look.
 _MANY = 4 * _ENOUGH
-# Runtimes round otherwise: where a few probabilities that turn over decide, 12 dB were seen between two.
-_DISPUTED = 15.0
+# Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
+_NONSENSE, _DISPUTED = 6.0, 15.0
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
@@ -103,9 +103,9 @@ class Verification:
 
     @property
     def disputed(self) -> bool:
-        """Whether the engine that the model is for computes something else than onnxruntime in this process."""
+        """Whether the engine that the model is for computes nonsense where onnxruntime in this process does not."""
         here, *there = (one.worst_sqnr for one in self.agreements)
-        return any(one < here - _DISPUTED for one in there)
+        return any(one < min(_NONSENSE, here - _DISPUTED) for one in there)
 
     @property
     def slower(self) -> bool:
