@@ -18,6 +18,9 @@ from onnxq.searching.measures import Measures
 from onnxq.searching.prices import Noise
 from onnxq.targets import Target
 
+# Nodes that take less of a run in float are not worth a model that tells what else than static they could be.
+_SEEN = 0.05
+
 
 def profile_costs(
     laboratory: Measures,
@@ -40,8 +43,8 @@ def profile_costs(
         progress: told of the stage ``profile``.
 
     Returns:
-        The costs. Alternatives for which no model can be built, such as one at the opset that they need, and those
-        whose run makes too many events for a profile, are left out.
+        The costs. Alternatives are left out whose nodes take hardly any of the time, for which no model can be built,
+        such as one at the opset that they need, and whose run makes too many events for a profile.
     """
     full = laboratory.plan({})
     asked = tuple(offers_of(laboratory, full, target, stores))
@@ -55,7 +58,8 @@ def profile_costs(
         progress("profile", number, total)
         mode = one.alternative.mode
         already = frozenset(other.node for other in full.decisions if other.mode is mode and other.node in one.nodes)
-        if time.monotonic() < latest and laboratory.expresses(one.plan):
+        taken = sum(floats.nodes.get(node, 0.0) for node in one.nodes)
+        if taken > _SEEN * floats.total and time.monotonic() < latest and laboratory.expresses(one.plan):
             offers.append(replace(one, times=laboratory.times(one.plan)))
         elif already:
             # What the scheme wants can only be weighed against float where it is an offer too.

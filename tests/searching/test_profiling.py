@@ -30,6 +30,7 @@ class Recorder:
     scheme: str = "int8"
     can_decode: bool = True
     fits: bool = True
+    others: float = 0.0
     profiled: list[Plan | None] = field(default_factory=list)
     measured: int = 0
 
@@ -44,7 +45,7 @@ class Recorder:
 
     def times(self, plan: Plan | None) -> NodeTimes:
         self.profiled.append(plan)
-        return NodeTimes({"first": 1.0} if self.fits else {}, {}, {}, 0.0)
+        return NodeTimes({"first": 1.0, "other": self.others} if self.fits else {}, {}, {}, 0.0)
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         return [1.0 for _ in plans]
@@ -67,6 +68,15 @@ def test_each_alternative_is_profiled_where_all_take_it(perceptron: ModelProto) 
         Mode.WEIGHT_ONLY,
         Mode.WEIGHT_ONLY,
     ]
+
+
+@pytest.mark.parametrize(("scheme", "offers"), [("int8", 0), ("int8-dynamic", 1)])
+def test_nodes_that_take_hardly_any_time_are_not_profiled_otherwise(
+    perceptron: ModelProto, scheme: str, offers: int
+) -> None:
+    laboratory = Recorder(planned(perceptron)[0], scheme, others=99.0)
+    assert len(profiled(laboratory).offers) == offers
+    assert len(laboratory.profiled) == 2
 
 
 def test_nothing_is_profiled_that_no_node_can_take(residual: ModelProto) -> None:
