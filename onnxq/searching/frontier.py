@@ -286,7 +286,8 @@ class _Search:
     def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
         again = self._solved(prices.without(best.without), noise, best.weight)
-        if again.plan.effect in timed:
+        now = replace(best, assignment=prices.repriced(best.assignment, noise))
+        if again.plan.effect in timed or not is_worth_trying(again, now):
             return None
         again = self._measured(again)
         if (again.sqnr or 0.0) < self.goal:

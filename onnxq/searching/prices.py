@@ -132,6 +132,10 @@ class Prices:
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)
 
+    def repriced(self, assignment: Assignment, noise: Noise) -> Assignment:
+        """Return an assignment with the time and noise that are expected of it now."""
+        return self._assigned(assignment.static, assignment.alternatives, noise)
+
     def _assigned(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> Assignment:
         times = {name: self._float_time(name, taken.get(name)) for name in self._names}
         spent = cost(self._problem(times, SILENT, 0.0), static)

@@ -156,3 +156,12 @@ def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: M
     assert ("second", COARSE) not in ways
     assert {(one.node, one.mode) for one in found.sensitivities(noise)} == {(node, way.mode) for node, way in ways}
     assert (noise.of(COARSE, "first"), noise.of(COARSE, "second"), noise.of(FINE, "first")) == (0.125, 0.0, 0.0)
+
+
+def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: ModelProto) -> None:
+    prices = Prices(timed(perceptron, FLOATS, FLOATS, {DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0})}))
+    before = prices.assignment(frozenset(), SILENT, 0.0)
+    assert before.alternatives == {"first": DYNAMIC}
+    assert prices.repriced(before, SILENT) == before
+    found = prices.corrected(before, times({"first": 5.0, "relu": 1.0, "second": 9.0}))
+    assert found.repriced(before, SILENT).nanoseconds == before.nanoseconds + 3.0
