@@ -37,6 +37,8 @@ WORTH = 0.977
 _HOPELESS = 1.26
 # How often what changes nothing takes off more than one standard error.
 _CHANCE = 0.16
+# So seldom does it take off so much that nobody asks others.
+_NO_DOUBT = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +121,7 @@ class Folds:
     def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH) -> bool:
         """Return whether a finding leaves less noise than another, as both folds see it.
 
-        The second fold finds nothing where what the first sees cannot be made up for.
+        The second fold finds nothing where what the first sees cannot be made up for, or leaves no doubt.
 
         Args:
             plan: what becomes of each node.
@@ -127,13 +129,14 @@ class Folds:
             other: the other.
             worth: how many times the noise of the other it may leave at most.
         """
-        found = before = 0.0
-        for fold, at_most in enumerate((_HOPELESS * worth, worth)):
-            was, now = map(pooled, self._seen(plan, ((fold, other), (fold, finding))))
-            found, before = found + now, before + was
-            if not found < at_most * before:
-                return False
-        return True
+        was, now = self._seen(plan, ((0, other), (0, finding)))
+        if not pooled(now) < _HOPELESS * worth * pooled(was):
+            return False
+        if len(was) > 1 and takes_off(was, now, student(len(was) - 1, _NO_DOUBT)):
+            return True
+        first = pooled(was), pooled(now)
+        was, now = self._seen(plan, ((1, other), (1, finding)))
+        return first[1] + pooled(now) < worth * (first[0] + pooled(was))
 
     def surely_pays(self, plan: Plan, finding: Finding, other: Finding) -> bool:
         """Return whether a finding leaves less noise than another by more than chance, sample by sample.

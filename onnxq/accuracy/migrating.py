@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import methodcaller
@@ -12,8 +12,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
-from onnxq.encoding.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
+from onnxq.accuracy.folds import ALL, WORTH, Basis, Folds, Groups
+from onnxq.accuracy.ranging import noise_share
+from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
 from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters
@@ -22,8 +23,10 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sites import Site, sites
 from onnxq.evidence.channel_ranges import ChannelRanges
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.requests import Request
+from onnxq.evidence.value_range import Range
 from onnxq.execution.channel_taps import ChannelTap, with_channel_taps
 from onnxq.execution.runner import collect_apart
 from onnxq.graph import Constant, nodes
@@ -33,9 +36,9 @@ from onnxq.workbench import Workbench
 
 Array = NDArray[np.float64]
 
-_FEW = (Setting(0.5, 0.5, 0.5), Setting(0.5, 0.7, 0.0))
+_FIRST, _WITH_MARGIN = Setting(0.5, 0.7, 0.0), Setting(0.5, 0.5, 0.5)
 # With all effort, for all sites alike, and for one at a time: much and little, with and without a margin.
-_ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9))
+_ALIKE = (_WITH_MARGIN, Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9))
 _APART = (Setting(1.0, 1.0, 0.0), Setting(0.5, 1.0, 0.5), Setting(0.3, 0.5), None)
 # Parts of each group of samples, whose differences tell how far new samples may go beyond them.
 _PARTS = 6
@@ -54,26 +57,34 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
         accuracy: whether sites are tried one by one as well, and in how many models.
     """
     found = sites(folds.trials.bench.graph, plan).found
-    if not found:
+    if _share(found, plan, basis.evidence) < 1 - WORTH:
         return basis
     channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
+    first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
     # A range method that the user names stays.
-    others = _with_other_ranges(basis.recipe) if "ranges" in accuracy.methods else ()
-    recipes = {one.key: one for one in (basis.recipe, *others)}.values()
-    first, *settings = _FEW
-    alike = dict.fromkeys(found, first)
-    # First the ranges, and then, with these, how much of them.
-    best = folds.quietest(plan, [_Candidate(channels, replace(basis, recipe=recipe), alike) for recipe in recipes])
-    best = folds.quietest(plan, [best, *(best.alike(setting) for setting in settings)])
-    return folds.kept(plan, basis, [_finer(folds, plan, best, accuracy.models) if accuracy.thorough else best])
+    whole = first.whole() if "ranges" in accuracy.methods else first
+    if accuracy.thorough:
+        best = whole if folds.surely_pays(plan, whole, first) else first
+        tried = [_finer(folds, plan, best, accuracy.models)]
+    else:
+        is_clipped = whole.basis.recipe.key != basis.recipe.key
+        tried = [first, whole if is_clipped else first.alike(_WITH_MARGIN)]
+    return folds.kept(plan, basis, tried)
 
 
-def _with_other_ranges(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield a recipe with whole ranges, and with room beyond where they end since what follows is flat."""
-    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
-    for room in (1.0, 1 / SMALLEST) if ends else (1.0,):
-        own = {tensor: replace(one, method=MinMax(), room=room) for tensor, one in ends.items()}
-        yield recipe.with_choice(RangeChoice(MinMax(), own))
+def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
+    """Return the part of sites in the noise that codes of whole ranges have for their signal, as histograms tell it.
+
+    Without any, all noise may be theirs.
+    """
+    noises = {
+        tensor: noise_share(evidence.of(tensor), spec)
+        for tensor, spec in plan.calibrated.items()
+        if evidence.of(tensor).need(Range).count and evidence.of(tensor).find(Histogram) is not None
+    }
+    within = {tensor for site in found for tensor in site.tensors}
+    every = sum(noises.values())
+    return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
 
 
 def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
@@ -104,6 +115,12 @@ class _Candidate:
         factors = {site: factors_of(site, parts[site], setting) for site, setting in self.settings.items()}
         migrated = replace(recipe, migration=migration_of(factors))
         return replace(self.basis, recipe=migrated, settings=self.settings)
+
+    def whole(self) -> _Candidate:
+        recipe = self.basis.recipe
+        ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+        own = {tensor: replace(one, method=MinMax()) for tensor, one in ends.items()}
+        return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
 
     def alike(self, setting: Setting) -> _Candidate:
         return replace(self, settings=dict.fromkeys(self.settings, setting))

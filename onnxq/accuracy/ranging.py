@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from onnxq.evidence.squared_error import Grid, expected_errors
 from onnxq.evidence.value_range import Range as Seen
 from onnxq.numbers.spec import Spec
 from onnxq.planning.plan import Plan
-from onnxq.trials import Trials, noises
+from onnxq.trials import Trials
 
 
 def with_ranges(
@@ -39,39 +39,48 @@ def with_ranges(
     """
     if not plan.calibrated:
         return basis
-    trials, recipe = replace(folds.trials, evidence=basis.evidence), basis.recipe
+    trials = replace(folds.trials, evidence=basis.evidence)
+    recipe = _narrowed(trials, plan, basis.recipe)
 
-    def measure(choices: Iterable[RangeChoice[RangeMethod]]) -> Iterator[Noise]:
-        return noises((trials, plan, recipe.with_choice(choice)) for choice in choices)
+    def measure(choice: RangeChoice[RangeMethod]) -> Noise:
+        return trials.noise(plan, _chosen(recipe, choice))
 
     # Tensors are looked at one by one only where models are left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
     choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
-    found = recipe.with_choice(choice)
-    if found.key != recipe.key and not _holds(folds, plan, found, recipe):
-        found = recipe
-    return replace(basis, recipe=_narrowed(folds, trials, plan, found))
+    found = replace(basis, recipe=_chosen(recipe, choice))
+    kept = found.recipe.key != recipe.key and _holds(folds, plan, found, recipe)
+    return found if kept else replace(basis, recipe=recipe)
 
 
-def _narrowed(folds: Folds, trials: Trials, plan: Plan, recipe: Recipe) -> Recipe:
+def _narrowed(trials: Trials, plan: Plan, recipe: Recipe) -> Recipe:
     """Return a recipe whose ranges end where what follows is flat, where that takes off noise.
 
     Where functions are flat no samples say, so that none are held out, and no chance is allowed for.
     """
-    ends = flat_ends(folds.trials.bench.graph, plan, trials.evidence)
+    ends = flat_ends(trials.bench.graph, plan, trials.evidence)
     own = {tensor: Within(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()}
     found = replace(recipe, own_ranges={**recipe.own_ranges, **own})
     return found if own and pooled(trials.noise(plan, found)) < pooled(trials.noise(plan, recipe)) else recipe
 
 
-def _holds(folds: Folds, plan: Plan, found: Recipe, before: Recipe) -> bool:
+def _chosen(recipe: Recipe, choice: RangeChoice[RangeMethod]) -> Recipe:
+    """Return a recipe with these ranges, which end where its own do."""
+    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+    own = {tensor: replace(one, method=choice.of(tensor)) for tensor, one in ends.items()}
+    return replace(recipe, ranges=choice.default, own_ranges={**choice.own, **own})
+
+
+def _holds(folds: Folds, plan: Plan, found: Basis, before: Recipe) -> bool:
     """Whether ranges leave less noise than those before on samples that neither are made of.
 
-    Ranges that clip fit the samples that they are made of, the more so the fewer these are.
+    Ranges that clip fit the samples that they are made of, the more so the fewer these are. Those before are only made
+    anew where they would win with what they know of the samples that judge.
     """
     held_out = folds.held_out(plan)
-    was, now = map(pooled, noises((held_out, plan, recipe) for recipe in (before, found)))
-    return now < WORTH * was
+    now = pooled(held_out.noise(plan, found.recipe))
+    knowing = replace(held_out, evidence=found.evidence)
+    return any(now < WORTH * pooled(trials.noise(plan, before)) for trials in (knowing, held_out))
 
 
 def ranges_by_tensor(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,8 +17,6 @@ Range = tuple[float, float]
 Noise = NDArray[np.float64]
 """Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
-# So many methods in a row that are no better than one before them leave none to be tried that clip more.
-_NO_BETTER = 2
 # Ranges whose ends are nearer than this share of the width make the same noise, or as good as.
 _ALIKE = 0.02
 # A method must take off this share of the noise; less is not worth a difference between tensors.
@@ -51,51 +49,46 @@ class RangeChoice(Generic[Method]):
 
 def choose_ranges(
     ranges: Mapping[str, Mapping[Method, Range]],
-    measure: Callable[[Iterable[RangeChoice[Method]]], Iterator[Noise]],
+    measure: Callable[[RangeChoice[Method]], Noise],
     *,
     most: int,
     methods: Sequence[Method],
 ) -> RangeChoice[Method]:
     """Return the range methods with which a model has the least noise, as far as that can be told from chance.
 
-    First the one method that is best for all tensors: where two in a row are no better than one before them, those that
-    clip yet more are not tried. Then one tensor after the other, the noisiest first, is given
+    First the one method that is best for all tensors: where one is no better than the one before it, those that clip
+    yet more are not tried. Then one tensor after the other, the noisiest first, is given
     each other method that would give it another range. Kept is what takes off noise at the worst output: 2 % at
     least, and more than one standard error of the difference over the samples, for single tensors more than two. A
     method that is lucky on one sample does not pass.
 
     Args:
         ranges: of each method by tensor, tensors with the largest part in the noise first.
-        measure: choices to the noises of their models; it is asked for no more than are needed, or one.
+        measure: a choice to the noise of its model.
         most: measurements to make at most, those of single methods included.
         methods: to choose from, those that clip more behind others; the first is taken where nothing is better.
 
-    >>> from functools import partial
     >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
     >>> def measure(choice):
     ...     return np.full((2, 1), (choice.of("a") == "wide") + 3 * (choice.of("b") == "narrow"), float)
-    >>> choose_ranges(ranges, partial(map, measure), most=9, methods=["wide", "narrow"])
+    >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
     RangeChoice(default='wide', own={'a': 'narrow'})
     """
-    singles = measure(map(RangeChoice, methods[: max(most, 1)]))
-    first = next(singles)
-    best, noise, measured, no_better = RangeChoice(methods[0]), first, 1, 0
-    for method, found in zip(methods[1:], singles, strict=False):
-        measured, no_better = measured + 1, no_better + 1
-        if pooled(found) < pooled(noise):
-            no_better = 0
-            if takes_off(first, found):
-                best, noise = RangeChoice(method), found
-        if no_better == _NO_BETTER:
+    best, measured = RangeChoice(methods[0]), 1
+    first = noise = measure(best)
+    for method in methods[1:most]:
+        found, measured = measure(RangeChoice(method)), measured + 1
+        if not pooled(found) < pooled(noise):
             break
+        if takes_off(first, found):
+            best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         for method in _unlike(known, best.of(tensor)):
             if measured >= most:
                 return best
             other = best.with_own(tensor, method)
-            (found,) = measure([other])
             measured += 1
-            if takes_off(noise, found, _CERTAIN_OF_MANY):
+            if takes_off(noise, found := measure(other), _CERTAIN_OF_MANY):
                 best, noise = other, found
     return best
 

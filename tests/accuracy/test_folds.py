@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
-from onnxq.encoding.range_choice import pooled
+from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups
+from onnxq.encoding.range_choice import Noise, pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.ranges import Percentile
@@ -118,6 +118,26 @@ def test_what_pays_for_sure_does_so_on_most_samples(
     noises = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
     monkeypatch.setattr(Folds, "_seen", lambda self, plan, asked: (noises[one][fold::2] for fold, one in asked))
     assert folds.surely_pays(plan, finding, other) is pays
+
+
+@pytest.mark.parametrize(
+    ("taken", "asked"), [([0.5, 0.4, 0.6, 0.5], {0}), ([0.9, 0.0, 0.1, 0.2], {0, 1}), ([-0.9, -0.8, 0.1, 0.2], {0})]
+)
+def test_the_second_fold_finds_nothing_where_the_first_leaves_no_doubt(
+    folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], asked: set[int]
+) -> None:
+    other, finding = always(folds, PLAIN), always(folds, FINE)
+    noises: dict[Finding, Noise] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
+    seen: set[int] = set()
+
+    def each(self: Folds, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+        for fold, one in asked:
+            seen.add(fold)
+            yield noises[one]
+
+    monkeypatch.setattr(Folds, "_seen", each)
+    assert folds.pays(plan, finding, other) is (sum(taken) > 0)
+    assert seen == asked
 
 
 @pytest.mark.parametrize("count", [2, 9, 24])

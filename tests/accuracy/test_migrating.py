@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from conftest import Build
 
+from onnxq.accuracy import migrating
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds
 from onnxq.accuracy.migrating import _Channels, with_migration
 from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.recipe import USUAL
-from onnxq.encoding.sites import sites
+from onnxq.encoding.sites import Sites, sites
 from onnxq.evidence.ranges import MinMax, Percentile
 from onnxq.modelfile import as_graph
 from onnxq.planning.plan import Demotion
@@ -70,17 +71,15 @@ def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench) -> None:
     assert chosen.migration.factors
 
 
-@pytest.mark.parametrize("room", [1.0, 4.0])
-def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(bench: Workbench, room: float) -> None:
+def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(bench: Workbench) -> None:
     found, plan = folds(bench, 8), bench.plan({})
     site = sites(bench.graph, plan).found[1]
     high = {name: MinMax()(found.trials.evidence.of(name), plan.calibrated[name])[1] for name in site.tensors}
-    own = {name: Within(MinMax(), -math.inf, high[name] / 4, room) for name in site.tensors}
+    own = {name: Within(MinMax(), -math.inf, high[name] / 4) for name in site.tensors}
     basis = Basis(replace(USUAL, own_ranges=own), found.trials.evidence)
     channels = _Channels(bench, found.groups, plan, [site], basis.evidence)
     (parts,) = channels.shares(basis.recipe, ALL).values()
-    # Ranges that have room leave it to all channels.
-    assert np.stack(parts).max() == pytest.approx(1 / room, rel=0.02)
+    assert np.stack(parts).max() == pytest.approx(1, rel=0.02)
 
 
 def test_without_sites_nothing_is_chosen(bench: Workbench) -> None:
@@ -88,3 +87,15 @@ def test_without_sites_nothing_is_chosen(bench: Workbench) -> None:
     basis = Basis(USUAL, found.trials.evidence)
     floats = bench.plan({name: Demotion(Mode.FLOAT, "told to") for name in bench.plan({}).by_node})
     assert with_migration(found, floats, basis, FULL) is basis
+
+
+@pytest.mark.parametrize(("share", "tried"), [(0.01, False), (0.1, True)])
+def test_sites_that_hardly_any_noise_comes_from_are_not_tried(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, share: float, tried: bool
+) -> None:
+    found, plan = folds(bench, 4), bench.plan({})
+    site = sites(bench.graph, plan).found[1]
+    monkeypatch.setattr(migrating, "sites", lambda *_: Sites((site,), {}))
+    monkeypatch.setattr(migrating, "noise_share", lambda seen, _: share if seen.tensor in site.tensors else 1.0)
+    with_migration(found, plan, Basis(USUAL, found.trials.evidence), FAST)
+    assert any(part.measured for part in found._judges) is tried

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def additive(noises: Mapping[str, Mapping[str, float]]) -> Callable[[RangeChoice
 def test_where_noises_add_up_and_measurements_are_many_each_tensor_gets_its_best(values: list[float]) -> None:
     noises = {tensor: dict(zip(METHODS, values[3 * n : 3 * n + 3], strict=True)) for n, tensor in enumerate("abc")}
     measure = additive(noises)
-    found = measure(choose_ranges(RANGES, partial(map, measure), most=100, methods=METHODS)).sum()
+    found = measure(choose_ranges(RANGES, measure, most=100, methods=METHODS)).sum()
     least = sum(min(known.values()) for known in noises.values())
     # What takes off less than 2 % of all noise there is then is left alone, for each tensor.
     first = measure(RangeChoice(METHODS[0])).sum()
@@ -43,10 +42,10 @@ def test_measurements_are_counted_and_the_noisiest_tensors_come_first() -> None:
         asked.append(choice)
         return additive(noises)(choice)
 
-    assert choose_ranges(RANGES, partial(map, measure), most=2, methods=METHODS) == RangeChoice("middle")
+    assert choose_ranges(RANGES, measure, most=2, methods=METHODS) == RangeChoice("middle")
     assert asked == [RangeChoice("wide"), RangeChoice("middle")]
     asked.clear()
-    choose_ranges(RANGES, partial(map, measure), most=5, methods=METHODS)
+    choose_ranges(RANGES, measure, most=5, methods=METHODS)
     assert asked[3:] == [RangeChoice("middle", {"a": "wide"}), RangeChoice("middle", {"a": "narrow"})]
 
 
@@ -58,8 +57,8 @@ def test_methods_of_like_ranges_are_not_told_apart() -> None:
         asked.append(choice)
         return np.ones((SAMPLES, 1))
 
-    assert choose_ranges(ranges, partial(map, measure), most=100, methods=METHODS) == RangeChoice("wide")
-    assert asked[3:] == [RangeChoice("wide", {"a": "narrow"})]
+    assert choose_ranges(ranges, measure, most=100, methods=METHODS) == RangeChoice("wide")
+    assert asked[2:] == [RangeChoice("wide", {"a": "narrow"})]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +88,14 @@ def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[f
         return 1.0 - np.array(gains)[:, None] * (choice.of("a") == "narrow")
 
     ranges = {"a": {"wide": (-9.0, 9.0), "narrow": (-1.0, 1.0)}}
-    assert choose_ranges({}, partial(map, measure), most=2, methods=("wide", "narrow")) == RangeChoice("narrow")
+    assert choose_ranges({}, measure, most=2, methods=("wide", "narrow")) == RangeChoice("narrow")
     single = choose_ranges(
-        ranges, partial(map, lambda one: measure(RangeChoice("wide", one.own))), most=9, methods=("wide", "narrow")
+        ranges, lambda one: measure(RangeChoice("wide", one.own)), most=9, methods=("wide", "narrow")
     )
     assert (single.of("a") == "narrow") is expected
 
 
-def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
+def test_what_clips_more_than_one_that_is_no_better_is_not_tried() -> None:
     asked: list[str] = []
     noises = {"a": 1.0, "b": 0.8, "c": 0.9, "d": 1.2, "e": 0.1}
 
@@ -104,5 +103,5 @@ def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
         asked.append(choice.default)
         return np.full((SAMPLES, 1), noises[choice.default])
 
-    assert choose_ranges({}, partial(map, measure), most=9, methods=tuple(noises)) == RangeChoice("b")
-    assert asked == ["a", "b", "c", "d"]
+    assert choose_ranges({}, measure, most=9, methods=tuple(noises)) == RangeChoice("b")
+    assert asked == ["a", "b", "c"]
