@@ -43,6 +43,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
 from onnxq.preparation import Making, integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.progress import Progress
+from onnxq.remembering import remembered
 from onnxq.runtime import serialized
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import SampleSource, model_inputs
@@ -52,6 +53,10 @@ from onnxq.version import VERSION
 
 # What preparing computes from more bytes of weights waits in a file to be saved.
 _SPILLED = 1 << 30
+
+
+# Each search, each reading of evidence and the report ask for it.
+_digest = remembered(model_digest)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Workbench:
     @cached_property
     def digest(self) -> str:
         """Tells the prepared model apart from others, whatever opset it needs."""
-        return self.making.content or model_digest(self.prepared)
+        return self.making.content or _digest(self.prepared)
 
     @property
     def preparation(self) -> Preparation:
@@ -280,7 +285,7 @@ def open_workbench(
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:
         # What was calibrated for other plans is of the same model.
-        content = model_digest(bench.prepared)
+        content = _digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.

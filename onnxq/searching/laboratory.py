@@ -126,7 +126,7 @@ class Laboratory:
     def times(self, plan: Plan | None) -> NodeTimes:
         """Return how long each node takes, as measured now or before; None stands for the float model."""
         effect = (self.trials.bench.emit, plan.effect) if plan is not None else None
-        return self.costs.times(self._key(self._prepared, effect), lambda: self._profiled(plan))
+        return self.costs.times(self._key(self.trials.bench.digest, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return how many times as fast as the float model the models of plans run, all by turns."""
@@ -162,11 +162,6 @@ class Laboratory:
         samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph, model.coded)
-
-    @cached_property
-    def _prepared(self) -> str:
-        """Digest of the prepared model."""
-        return model_digest(self.trials.bench.prepared)
 
     @cached_property
     def _samples(self) -> tuple[str, ...]:
