@@ -53,6 +53,7 @@ class ReadCodes:
         words: whether it shifts and masks uint32.
         integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
         constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
+        whole_blocks: whether codes in blocks are read only where all blocks are whole.
         looks_up: whether rows of a large table had better be looked up as codes than the table decoded ahead, which
             takes as much memory as floats, and time to load.
     """
@@ -63,6 +64,7 @@ class ReadCodes:
     words: bool = True
     integer_bias: bool = True
     constants: frozenset[str] = frozenset()
+    whole_blocks: bool = False
     looks_up: bool = False
 
 
@@ -207,6 +209,8 @@ _OPENVINO = replace(
         # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
         words=False,
         fewest_bits=4,
+        # Of parts it says that "DequantizeLinear doesn't support" them, and that the model is not converted.
+        whole_blocks=True,
         # It keeps codes of products as they are and decodes them in each run: of large weights that is faster than to
         # read floats, of small ones slower, and cells behind codes are refused ("expects Constant for port 3").
         constants=_PRODUCTS | {"ConvTranspose", "GRU", "LSTM", "RNN"},

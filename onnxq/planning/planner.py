@@ -172,7 +172,8 @@ def _decide(
         reason = problem
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
     mode = Mode.WEIGHT_ONLY if rows else wish.mode
-    return decide_weights(node, mode, wish.weight or weight_spec(wish.rule, target), reason, emit, in_body=in_body)
+    spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
+    return decide_weights(node, mode, spec, reason, emit, in_body=in_body, whole_blocks=whole)
 
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:

@@ -86,7 +86,14 @@ def is_large_table(node: Node) -> bool:
 
 
 def decide_weights(
-    node: Node, mode: Mode, spec: Spec, reason: str, emit: Emit = Emit.QDQ, *, in_body: bool
+    node: Node,
+    mode: Mode,
+    spec: Spec,
+    reason: str,
+    emit: Emit = Emit.QDQ,
+    *,
+    in_body: bool,
+    whole_blocks: bool = False,
 ) -> Decision:
     """Decide what becomes of the weights of a node that does not run as an integer kernel.
 
@@ -97,6 +104,7 @@ def decide_weights(
         reason: why the node does not run as an integer kernel.
         emit: what may be written.
         in_body: whether it stands in a control-flow body.
+        whole_blocks: whether codes in blocks are read only where all blocks are whole.
     """
     weights = tuple((every_weight if spec.method is Method.BURN else large_weights)(node, spec))
     if not weights:
@@ -115,6 +123,7 @@ def decide_weights(
     if mode is Mode.WEIGHT_ONLY:
         standard = in_body and not takes_blob(spec, node.op, emit, in_body=True)
         reason = _code_obstacle(node, weights[0], decoded_in_body=standard)
+        reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
         if not reason:
             verb = "looks up" if node.op == "Gather" else "multiplies"
             typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in weights)
@@ -181,6 +190,13 @@ def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
     if operator is None or not operator.product:
         return f"nothing multiplies codes in {node.op}"
     return _product_obstacle(node, weight, decoded_in_body=decoded_in_body)
+
+
+def _part_of_a_block(node: Node, weight: Weight) -> str:
+    per, extent = weight.spec.per, node.inputs[weight.index].shape[weight.reduction_axis]
+    if not isinstance(per, tuple) or extent % per[-1] == 0:
+        return ""
+    return f"{extent} values are not whole blocks of {per[-1]}"
 
 
 def _lookup_obstacle(node: Node, weight: Weight) -> str:
