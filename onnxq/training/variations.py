@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from onnxq.samples.inputs import Sample, SampleSource
 
-_ENOUGH = 64
+ENOUGH = 64
+"""So many samples are no longer few."""
 # Along shorter axes stand channels, not places.
 _LONG = 16
 _IMAGE, _SPREAD = 4, 2
@@ -54,13 +55,19 @@ class Varied:
 def varied(samples: SampleSource, seed: int) -> SampleSource:
     """Return samples with as many variations of each as there are too few of them; as they are where none vary.
 
+    Images of several shapes stay as well: where their extents differ, places along them mean something, as those of
+    letters in lines of text do, and mirrored letters are none that a model meets.
+
     Args:
         samples: whose arrays of four axes are images, in which places lie along the two longest axes.
         seed: of what is chosen at random.
     """
-    times = math.ceil(_ENOUGH / len(samples)) - 1
-    vary = any(_places(np.asarray(array)) for array in next(iter(samples)).values())
-    return Varied(samples, times, seed) if times and vary else samples
+    times = math.ceil(ENOUGH / len(samples)) - 1
+    if not times:
+        return samples
+    shapes = {tuple(np.shape(array) for array in sample.values()) for sample in samples}
+    vary = len(shapes) == 1 and any(_places(np.asarray(array)) for array in next(iter(samples)).values())
+    return Varied(samples, times, seed) if vary else samples
 
 
 def _places(array: NDArray[Any]) -> tuple[int, ...]:

@@ -43,6 +43,11 @@ def test_what_is_no_image_stays(shape: tuple[int, ...]) -> None:
     assert varied(some, 0) is some
 
 
+def test_images_of_several_shapes_stay() -> None:
+    some = [images(1, (1, 3, ROWS, columns))[0] for columns in (COLUMNS, COLUMNS + 8)]
+    assert varied(some, 0) is some
+
+
 def test_many_images_are_enough() -> None:
     some = images(64, (1, 1, ROWS, COLUMNS))
     assert varied(some, 0) is some
