@@ -26,8 +26,8 @@ from onnxq.searching.regions import find_regions, node_times
 from onnxq.searching.search import Outcome, Point
 from onnxq.targets import Target
 
-# Weights of noise, from where the noise allowed is worth a hundredth of a run, each twice the one before.
-_WEIGHTS = 24
+# Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
+_WEIGHTS, _STEP = 48, math.sqrt(2)
 # So many times is the plan tried that is expected to reach the goal; then the one halfway.
 _GUESSES = 4
 # Assignments that are solved for each one that is tried.
@@ -239,7 +239,7 @@ class _Search:
         Sought is the first that is faithful; the quietest is measured even when time is up.
         """
         first = prices.costs.floats.total / self._allowed / 100
-        solved = cache(lambda index: self._solved(prices, noise, first * 2.0**index if index >= 0 else 0.0))
+        solved = cache(lambda index: self._solved(prices, noise, first * _STEP**index if index >= 0 else 0.0))
         tried = [self._measured(solved(-1))]
         low, high = -1, _WEIGHTS
         while high - low > 1 and len(tried) <= self.effort.tried:
@@ -252,9 +252,9 @@ class _Search:
             elif not self._is_late:
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
             one = self._measured(replace(solved(index), predicted=expected(index)))
-            tried.append(one)
+            tried = list(distinct([*tried, one]))
             low, high = (low, index) if self._is_faithful(one) else (index, high)
-        return list(distinct(tried))
+        return tried
 
     def _grown(self, prices: Prices, noise: Noise, start: Candidate) -> Candidate:
         """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
