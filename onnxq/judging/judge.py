@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.deadline import NEVER, Deadline
 from onnxq.engines.engine import Engine
 from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.hardest import hardest
+from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric
 from onnxq.judging.scoring import Scorer, Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
@@ -47,24 +48,26 @@ class Judge:
         """
         return cls(reference, samples, seconds, Scorer.of(metric, reference, samples) if metric is not None else None)
 
-    def verified(self, candidate: Path, look: int) -> Verification:
+    def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:
         """Run a model beside the float model; see `verify`.
 
         Args:
             candidate: file of the model.
             look: how many models these samples have judged, with this one.
+            known: its times, where they are known.
         """
         patience = self.deadline.left / 2
-        return verify(
+        found = verify(
             self.reference,
             candidate,
             self.samples,
-            seconds=min(self.seconds, patience),
+            seconds=min(self.seconds, patience) if known is None else 0.0,
             timer=self.timer,
             risk=risk_of_look(look),
             patience=patience,
             engine=self.engine,
         )
+        return found if known is None else replace(found, latency=known)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""

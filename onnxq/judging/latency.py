@@ -59,6 +59,11 @@ class Latency:
         return self.speed < 1.0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the candidate is so much faster, or its speed known as closely, that no further look is worth it."""
+        return _is_plain(self.interval)
+
+    @property
     def significant(self) -> bool:
         """Whether the two models differ in speed beyond the measurement's own noise."""
         low, high = self.interval

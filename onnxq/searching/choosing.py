@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.table import times_tell
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.provenance import model_digest
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.scoring import Scores
@@ -213,16 +213,14 @@ class Chooser:
         return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
 
     def laboratory(self, recipe: Recipe) -> Laboratory:
-        """Return what measures plans whose codes are chosen so."""
-        seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
-        reference, asked = self.files.reference, self._asked
-        timing = Timing(timed, seconds, self.judge.timer or OnnxRuntime())
-        return Laboratory(self.trials, recipe, reference, timing, self.costs, self.progress, asked)
+        """Return what measures plans whose codes are chosen so, and knows what was measured for others."""
+        return replace(self._laboratory, recipe=recipe)
 
     @cached_property
-    def _asked(self) -> dict[Hashable, Noises]:
-        """Noise that was measured for one search, which others need not measure again."""
-        return {}
+    def _laboratory(self) -> Laboratory:
+        seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
+        timing = Timing(timed, seconds, self.judge.timer or OnnxRuntime())
+        return Laboratory(self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress)
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf) -> Outcome:
         """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels, as far as time allows.
@@ -284,7 +282,9 @@ class Chooser:
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        return self.judge.verified(self.files.staged, looks)
+        timed = self._laboratory.timed
+        known = timed.get(model_digest(self.files.staged)) if timed else None
+        return self.judge.verified(self.files.staged, looks, known if known and known.is_plain else None)
 
 
 def aim_of(min_sqnr: float) -> float:

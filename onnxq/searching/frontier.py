@@ -36,14 +36,13 @@ _SOLVED = 6
 _DOUBT = 1.0
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
-# Part of what is left then after which the noise of no more alternatives is measured.
-_MEASURED = 2 / 3
 # So many of the noisiest nodes, each number twice the one before, are taken out of a plan that is integer throughout.
 _NOISIEST = (1, 2, 4, 8)
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
-# A plan that has so many of the nodes as integers that the scheme wants to be takes about as long as one with all.
-_NEARLY = 0.9
+# A plan with so many of the integers that the scheme wants takes about as long as one with all, and so does one that is
+# expected to take so many times as long.
+_NEARLY, _AS_LONG = 0.9, 1.02
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
@@ -97,15 +96,12 @@ class _Search:
             if not self._is_enough(prices, tried) and weights.are_needed(noise.static.share_of_nodes):
                 prices = replace(prices, left=weights.found(noise.static.nodes))
                 tried += self._crossing(prices, noise)
-        faithful = sorted(
-            (one for one in tried if self._is_faithful(one)),
-            key=lambda one: one.assignment.nanoseconds,
-        )
+        faithful = sorted(filter(self._is_faithful, tried), key=lambda one: one.assignment.nanoseconds)
         if faithful and noise is not SILENT:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
         # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
-        if not promising or not (self._is_late or self._is_hopeless(prices) or self._is_nearly_whole(promising[0])):
+        if not promising or (not self._is_late and self._is_whole_worth_trying(prices, promising[0])):
             whole = filter(self._is_faithful, self._whole(prices, noise, expectation(tried, self.goal)))
             promising = list(distinct([*promising, *whole]))
         timed = self._timed(promising) if promising else []
@@ -171,14 +167,15 @@ class _Search:
         speeds = self.laboratory.speeds([one.plan for one in given])
         return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
 
-    def _is_hopeless(self, prices: Prices) -> bool:
-        """Whether the plan in which all is as the scheme wants it is so slow that no error of costs explains it."""
-        return prices.planned(self._full, SILENT).nanoseconds > _HOPELESS * prices.costs.floats.total
-
-    def _is_nearly_whole(self, one: Candidate) -> bool:
-        """Whether hardly a node is left otherwise than the scheme wants it."""
+    def _is_whole_worth_trying(self, prices: Prices, best: Candidate) -> bool:
+        """Whether the plan in which all is as the scheme wants it is another one, and one that may be faster."""
         wanted = [node for node in self._full.decisions if node.mode in _INTEGERS]
-        return sum(one.plan.by_node[node.node].mode is node.mode for node in wanted) >= _NEARLY * len(wanted)
+        same = sum(best.plan.by_node[node.node].mode is node.mode for node in wanted)
+        full = prices.planned(self._full, SILENT).nanoseconds
+        alike = same >= _NEARLY * len(wanted) or (same > 0 and full < _AS_LONG * best.assignment.nanoseconds)
+        # That it is fast no error of costs explains.
+        hopeless = full > _HOPELESS * prices.costs.floats.total
+        return not alike and not hopeless
 
     def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float]) -> Iterator[Candidate]:
         """Yield the plan in which all is as the scheme wants it, but for as few of the noisiest nodes as it takes.

@@ -69,6 +69,8 @@ class Laboratory:
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
+        timed: the times of models that were timed alone beside the float model, by their digests. Of several that were
+            timed together the one is taken that luck made the fastest.
     """
 
     trials: Trials
@@ -78,6 +80,7 @@ class Laboratory:
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
     asked: dict[Hashable, Noises] = field(default_factory=dict)
+    timed: dict[str, Latency] = field(default_factory=dict)
 
     @property
     def measured(self) -> int:
@@ -147,7 +150,10 @@ class Laboratory:
     def _latencies(self, models: Sequence[Path]) -> list[Latency]:
         timing, given = self.timing, (self.reference, *models)
         seconds, engine = len(models) * timing.seconds, timing.engine
-        return measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH, engine=engine)
+        found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH, engine=engine)
+        if len(models) == 1:
+            self.timed[model_digest(models[0])] = found[0]
+        return found
 
     def _key(self, digest: str, asked: object) -> str:
         engine = self.timing.engine

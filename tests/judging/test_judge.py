@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from conftest import Build
 
 from onnxq.errors import DataError
+from onnxq.judging import verify
 from onnxq.judging.judge import Judge
+from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric, Top1
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
@@ -42,6 +45,16 @@ def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[P
     assert lost == sorted(lost)
     (worst,) = judge.hardest(files[1], 1)
     assert worst["x"].max() == max(sample["x"].max() for sample in SAMPLES)
+
+
+def test_times_that_are_known_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
+    monkeypatch.setattr(verify, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
+    judge = Judge.of(files[0], SAMPLES, 1.0, None)
+    assert judge.verified(files[1], 1, known).latency == known
+    measured = judge.verified(files[1], 1).latency
+    assert measured is not None
+    assert measured.speed == 3.0
 
 
 def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:

@@ -36,10 +36,11 @@ def test_integers_that_take_much_longer_than_floats_throughout_are_not_tried(
     assert static(search(table)) == list(NODES if tried else NODES[:1])
 
 
-@pytest.mark.parametrize(("nearly", "tried"), [(0.9, True), (0.8, False)])
-def test_all_is_not_tried_beside_a_plan_with_nearly_all(
-    build: Callable[..., ModelProto], nearly: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("nearly", "longest", "tried"), [(0.9, 2e6, True), (0.8, 2e6, False), (0.9, 9.1e5, False)])
+def test_all_is_not_tried_beside_a_plan_with_nearly_all_or_one_that_takes_as_long(
+    build: Callable[..., ModelProto], nearly: float, longest: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_NEARLY", nearly)
-    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, 3e5), "c4": 2e6}, {})
+    times = {**dict.fromkeys(NODES, 3e5), "c4": longest}
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), times, {})
     assert ("c4" in static(search(table))) == tried

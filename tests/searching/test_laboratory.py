@@ -13,12 +13,14 @@ from onnx import ModelProto
 from onnxq.cores import available_cores
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.local import OnnxRuntime
+from onnxq.evidence.provenance import model_digest
 from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.scheme import Mode
+from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.laboratory import Laboratory, Timing, _of_other_shapes
 from onnxq.searching.noises import likely_shares
 from onnxq.switchboard import Source
@@ -53,6 +55,16 @@ def test_every_convolution_has_a_time_in_both_models(laboratory: Laboratory) -> 
 
 def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None:
     assert all(0.01 < speed < 100 for speed in laboratory.speeds([laboratory.plan({}), laboratory.plan({})]))
+
+
+def test_what_is_timed_alone_is_known_and_what_is_the_fastest_of_several_is_not(laboratory: Laboratory) -> None:
+    stored = laboratory.plan({name: Demotion(Mode.STORAGE, "why") for name in ("stem", "left", "right", "last")})
+    laboratory.speeds([laboratory.plan({}), stored])
+    assert laboratory.timed == {}
+    laboratory = replace(laboratory, costs=CostCache())
+    [speed] = laboratory.speeds([stored])
+    model = laboratory.trials.candidate(stored, laboratory.recipe).path
+    assert laboratory.timed[model_digest(model)].speed == speed
 
 
 def test_times_of_other_threads_are_not_taken_for_these(laboratory: Laboratory) -> None:
