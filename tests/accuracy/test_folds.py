@@ -50,7 +50,7 @@ def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int,
     samples = [{"x": np.array(index)} for index in range(count)]
     trials = replace(folds.trials, samples=tuple(evenly(samples, judging)), expected=((),) * judging)
     groups = [[int(sample["x"]) for sample in group] for group in Folds(trials, samples).groups]
-    assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 256)
+    assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 512)
     assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in trials.samples}
     assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
 
