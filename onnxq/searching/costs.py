@@ -20,6 +20,8 @@ from onnxq.targets import Target
 # What a QuantizeLinear or DequantizeLinear costs where no border of the measured models tells: nanoseconds.
 _BORDER = 3_000.0
 _BORDER_ELEMENT = 0.5
+# And what floats take that are written and read in the place of codes.
+_WIDER_ELEMENT = 0.2
 OUTSIDE = ""
 """Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""
 
@@ -139,8 +141,9 @@ class Costs:
             into = round(quantized.get(tensor.name, _BORDER + quantize * size))
             back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
             if source is not None and maker is not None and gives_either(source, self.target):
-                # Floats are had for nothing, and nobody's codes make no noise.
-                found.append(Border(maker, readers, into, round(dequantized.get(tensor.name, 0.0))))
+                # No kernel decodes, and nobody's codes make no noise.
+                wider = round(dequantized.get(tensor.name, _WIDER_ELEMENT * size))
+                found.append(Border(maker, readers, into, wider))
                 maker, into, back = None, 0, 0
             found.append(Border(maker, readers, into, back, tensor=tensor.name))
         return tuple(found)

@@ -52,16 +52,16 @@ def test_measured_borders_count_in_their_direction_and_others_by_size(gated: Mod
     )
 
 
-def test_floats_that_are_had_for_nothing_cost_nothing_and_only_readers_make_codes_of_them(gated: ModelProto) -> None:
+def test_floats_that_no_kernel_decodes_cost_their_bytes_and_only_readers_make_codes_of_them(gated: ModelProto) -> None:
     floats, static = times({"a": 9.0, "tanh": 1.0, "b": 9.0}), times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"q": 4_000.0})
     found = replace(timed(gated, floats, static), target=target_named("openvino"))
     assert [one for one in found.borders if one.tensor in ("", "p")] == [
-        Border("a", ("tanh",), 7_000, 0),
+        Border("a", ("tanh",), 7_000, 200),
         Border(None, ("tanh",), 0, 0, tensor="p"),
-        Border("b", ("",), 7_000, 0),
+        Border("b", ("",), 7_000, 200),
     ]
     both = Prices(found).assignment(frozenset({"a", "b"}), SILENT, 0.0)
-    assert both.nanoseconds == 3.0 + 1.0 + 3.0 + 3_000 + 4_000
+    assert both.nanoseconds == 3.0 + 1.0 + 3.0 + 3_000 + 4_000 + 2 * 200
     assert cheapest(Prices(found).problem(SILENT, 0.0)) == frozenset()
 
 
