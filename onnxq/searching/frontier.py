@@ -40,9 +40,8 @@ _PROFILED = 1 / 4
 _NOISIEST = (1, 2, 4, 8)
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
-# A plan with so many of the integers that the scheme wants takes about as long as one with all, and so does one that is
-# expected to take so many times as long.
-_NEARLY, _AS_LONG = 0.9, 1.02
+# A plan that is expected to take so many times as long as one with more borders takes as long.
+_AS_LONG = 1.05
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
@@ -100,10 +99,8 @@ class _Search:
         if faithful and noise is not SILENT:
             faithful.insert(0, self._grown(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
-        # Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried.
-        if not promising or (not self._is_late and self._is_whole_worth_trying(prices, promising[0])):
-            whole = filter(self._is_faithful, self._whole(prices, noise, expectation(tried, self.goal)))
-            promising = list(distinct([*promising, *whole]))
+        if not promising or not self._is_late:
+            promising = self._with_whole(prices, noise, tried, promising)
         timed = self._timed(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
@@ -167,15 +164,22 @@ class _Search:
         speeds = self.laboratory.speeds([one.plan for one in given])
         return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
 
-    def _is_whole_worth_trying(self, prices: Prices, best: Candidate) -> bool:
-        """Whether the plan in which all is as the scheme wants it is another one, and one that may be faster."""
-        wanted = [node for node in self._full.decisions if node.mode in _INTEGERS]
-        same = sum(best.plan.by_node[node.node].mode is node.mode for node in wanted)
+    def _with_whole(
+        self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Return promising plans and the one in which all is as the scheme wants it, or that one in their place.
+
+        Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried, and
+        the more so the more borders a plan has.
+        """
         full = prices.planned(self._full, SILENT).nanoseconds
-        alike = same >= _NEARLY * len(wanted) or (same > 0 and full < _AS_LONG * best.assignment.nanoseconds)
-        # That it is fast no error of costs explains.
-        hopeless = full > _HOPELESS * prices.costs.floats.total
-        return not alike and not hopeless
+        hopeless = promising and full > _HOPELESS * prices.costs.floats.total
+        found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal))
+        if (whole := next(filter(self._is_faithful, found), None)) is None:
+            return list(promising)
+        if promising and whole.assignment.nanoseconds < _AS_LONG * promising[0].assignment.nanoseconds:
+            return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
+        return list(distinct([*promising, whole]))
 
     def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float]) -> Iterator[Candidate]:
         """Yield the plan in which all is as the scheme wants it, but for as few of the noisiest nodes as it takes.
@@ -283,8 +287,8 @@ class _Search:
     def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
         again = self._solved(prices.without(best.without), noise, best.weight)
-        now = replace(best, assignment=prices.repriced(best.assignment, noise))
-        if again.plan.effect in timed or not is_worth_trying(again, now):
+        now = prices.repriced(best.assignment, noise).nanoseconds
+        if again.plan.effect in timed or now < _AS_LONG * again.assignment.nanoseconds:
             return None
         again = self._measured(again)
         if (again.sqnr or 0.0) < self.goal:
