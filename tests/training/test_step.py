@@ -14,6 +14,7 @@ from engines.elsewhere import offer_elsewhere
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
+from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric
 from onnxq.judging.verify import Verification
 from onnxq.pipeline import Quantized
@@ -76,8 +77,8 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     offer_elsewhere(monkeypatch)
     latencies = []
 
-    def verified(judge: Judge, candidate: Path, look: int) -> Verification:
-        found = verify(judge, candidate, look)
+    def verified(judge: Judge, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+        found = verify(judge, candidate, look, known)
         latencies.append(found.latency)
         return found
 
