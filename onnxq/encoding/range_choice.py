@@ -17,6 +17,8 @@ Range = tuple[float, float]
 Noise = NDArray[np.float64]
 """Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
+# So many methods in a row that are no better than one before them leave none to be tried that clip more.
+_NO_BETTER = 2
 # Ranges whose ends are nearer than this share of the width make the same noise, or as good as.
 _ALIKE = 0.02
 # A method must take off this share of the noise; less is not worth a difference between tensors.
@@ -56,8 +58,8 @@ def choose_ranges(
 ) -> RangeChoice[Method]:
     """Return the range methods with which a model has the least noise, as far as that can be told from chance.
 
-    First the one method that is best for all tensors: where one is no better than the one before it, those that clip
-    yet more are not tried. Then one tensor after the other, the noisiest first, is given
+    First the one method that is best for all tensors: where two in a row are no better than one before them, those that
+    clip yet more are not tried. Then one tensor after the other, the noisiest first, is given
     each other method that would give it another range. Kept is what takes off noise at the worst output: 2 % at
     least, and more than one standard error of the difference over the samples, for single tensors more than two. A
     method that is lucky on one sample does not pass.
@@ -74,13 +76,14 @@ def choose_ranges(
     >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
     RangeChoice(default='wide', own={'a': 'narrow'})
     """
-    best, measured = RangeChoice(methods[0]), 1
+    best, measured, no_better = RangeChoice(methods[0]), 1, 0
     first = noise = measure(best)
     for method in methods[1:most]:
         found, measured = measure(RangeChoice(method)), measured + 1
-        if not pooled(found) < pooled(noise):
+        no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
+        if no_better == _NO_BETTER:
             break
-        if takes_off(first, found):
+        if not no_better and takes_off(first, found):
             best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         for method in _unlike(known, best.of(tensor)):

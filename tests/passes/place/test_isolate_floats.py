@@ -76,10 +76,11 @@ def test_all_else_is_left(body: str, shape: str) -> None:
     assert not apply_once(IsolateFloats(NOTHING_STATIC), graph).changed
 
 
-@pytest.mark.parametrize("target", ["onnxruntime-cpu", "openvino"])
+# For OpenVINO what stands in front gives floats, so that onnxruntime makes no integer kernel of it.
+@pytest.mark.parametrize(("target", "kernels"), [("onnxruntime-cpu", (2, 1)), ("openvino", (0, 3))])
 @pytest.mark.parametrize("middle", [Mode.FLOAT, Mode.STORAGE])
 def test_what_a_scheme_leaves_in_float_is_computed_in_float(
-    middle: Mode, target: str, build, quantize_to, running_graph, tmp_path: Path
+    middle: Mode, target: str, kernels: tuple[int, int], build, quantize_to, running_graph, tmp_path: Path
 ) -> None:
     made = build(
         "(float[1, 32, 6, 6] x) => (float[1, 32, 6, 6] y)"
@@ -90,4 +91,4 @@ def test_what_a_scheme_leaves_in_float_is_computed_in_float(
     plan = quantize_to(made, tmp_path / "q.onnx", scheme=scheme, target=target).report.plan
     assert [plan.by_node[node].mode for node in "abc"] == [Mode.STATIC, middle, Mode.STATIC]
     runs = [node.op_type for node in running_graph(tmp_path / "q.onnx").node]
-    assert (runs.count("QLinearConv"), runs.count("Conv") + runs.count("FusedConv")) == (2, 1)
+    assert (runs.count("QLinearConv"), runs.count("Conv") + runs.count("FusedConv")) == kernels
