@@ -16,8 +16,8 @@ from onnxq.planning.plan import Plan
 from onnxq.searching.laboratory import Laboratory
 from onnxq.trials import Trials
 
-# Less than 5 % is not seen in so short a time.
-_NO_SLOWER = 0.95
+# Less is not seen in so short a time.
+_NO_SLOWER = 0.98
 # Models that tell which of the factors fidelity needs; of more groups so few tell little.
 _TRIED = 12
 
