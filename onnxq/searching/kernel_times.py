@@ -14,7 +14,7 @@ from onnxq.operators import Role, operator_of
 
 # What the runtime appends to the names of nodes that it puts in the place of others.
 _RENAMED = re.compile(
-    r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
+    r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/QuickGeluFusion/|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
 )
 # What it calls the nodes that it adds around codes, behind the name of their tensor.
 _ADDED = re.compile(r"(_d?q)+$")
@@ -77,7 +77,8 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     """Trace kernels back to the nodes and tensors that they stand for.
 
     A kernel stands for the node whose output it makes, or whose name it bears, and for all nodes in front of that one
-    which no kernel stands for: these were fused into it, or have vanished.
+    which no kernel stands for: these were fused into it, or have vanished. One without either, such as the Gelu that a
+    runtime makes of a formula, stands for the last of the nodes behind its input which no other stands for.
 
     Args:
         kernels: of a model that was built from ``graph``, or of the graph's own.
@@ -104,23 +105,22 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     codes: dict[str, float] = {}
     sharing: dict[str, list[Node]] = defaultdict(list)
     rest = 0.0
-    for kernel in kernels:
+    stands_for = [_stands_for(kernel, by_tensor, by_name, order) for kernel in kernels]
+    running = {node for node in stands_for if node is not None}
+    for kernel, node in zip(kernels, stands_for, strict=True):
         name = _RENAMED.sub("", kernel.name)
         border = _border(kernel, name, coded, tensors)
         source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
-        made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
-        node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
         if border is not None:
             borders[border] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, border))
             continue
-        node = node or by_tensor.get(name) or by_name.get(name)
         if node is None and kernel.op_type in _LAYOUTS and source:
             borders[source] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, source))
         elif node is None and kernel.op_type == "DynamicQuantizeLinear" and kernel.outputs:
             codes[kernel.outputs[0]] = kernel.nanoseconds
-        elif node is None:
+        elif (node := node or _last_behind(by_tensor.get(source), running, order)) is None:
             rest += kernel.nanoseconds
         else:
             nodes[node] += kernel.nanoseconds
@@ -142,6 +142,26 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     for node, fused in holders.items():
         sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
     return NodeTimes(dict(spread), dict(borders), sizes, rest)
+
+
+def _stands_for(
+    kernel: Kernel, by_tensor: Mapping[str, Node], by_name: Mapping[str, Node], order: Mapping[Node, int]
+) -> Node | None:
+    """Return the node whose output a kernel makes, the last of several, or whose name it bears."""
+    name = _RENAMED.sub("", kernel.name)
+    made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
+    node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
+    return node or by_tensor.get(name) or by_name.get(name)
+
+
+def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, int]) -> Node | None:
+    """Return the last of the nodes behind one, and behind one another, that no kernel stands for."""
+    pending, seen = [maker] if maker is not None else [], set[Node]()
+    while pending:
+        behind = {reader for tensor in pending.pop().outputs for reader in tensor.outputs if reader in order}
+        pending += (found := behind - running - seen)
+        seen |= found
+    return max(seen, key=order.__getitem__, default=None)
 
 
 def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[str]) -> str | None:

@@ -41,6 +41,40 @@ def test_a_fused_kernel_counts_at_the_node_with_the_weight(conv_relu: ModelProto
     assert times.elements["first"] == 512
 
 
+def test_a_kernel_bears_the_name_of_the_node_that_it_was_fused_into(build: Callable[..., ModelProto]) -> None:
+    graph = prepare(as_graph(between_convolutions(build, "[gate] s = Sigmoid(a) [silu] b = Mul(a, s)")))
+    times = trace_kernels(
+        [
+            kernel("a_nchwc", "Conv", "x w0", "reorder", 7.0),
+            kernel("silu/QuickGeluFusion/", "QuickGelu", "reorder", "reorder_token_1", 2.0),
+            kernel("y_nchwc", "Conv", "reorder_token_1 w1", "reorder_token_2", 5.0),
+        ],
+        graph,
+    )
+    assert times.nodes == {"first": 7.0, "silu": 2.0, "last": 5.0}
+    assert times.elements["silu"] == 512
+    assert times.rest == 0
+
+
+def test_a_kernel_without_a_name_stands_for_what_is_left_behind_its_input(build: Callable[..., ModelProto]) -> None:
+    formula = (
+        "[div] d = Div(a, root) [erf] e = Erf(d) [add] f = Add(e, one) [mul] g = Mul(a, f) [half] b = Mul(g, half)"
+    )
+    graph = prepare(as_graph(between_convolutions(build, formula, root=1.4142135, one=1.0, half=0.5)))
+    last = graph.nodes[-2].name
+    times = trace_kernels(
+        [
+            kernel("a_nchwc", "Conv", "x w0", "reorder", 7.0),
+            kernel("Gelu_token_4", "Gelu", "reorder", "reorder_token_1", 2.0),
+            kernel("y_nchwc", "Conv", "reorder_token_1 w1", "reorder_token_2", 5.0),
+        ],
+        graph,
+    )
+    assert times.nodes == {"first": 7.0, last: 2.0, "last": 5.0}
+    assert times.elements[last] == 512
+    assert times.rest == 0
+
+
 def test_kernels_that_several_names_were_fused_into_count_at_the_last(conv_relu: ModelProto) -> None:
     graph = prepare(as_graph(conv_relu))
     times = trace_kernels(
