@@ -29,10 +29,7 @@ from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import METHOD, Training
-from onnxq.training.variations import ENOUGH, varied
-
-# In codes: whether a value is rounded up or down is what few samples tell, as in AdaRound (Nagel et al. 2020).
-_REACH = 0.5
+from onnxq.training.variations import varied
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +86,6 @@ def fitted(
     if not any(True for _ in parameter_groups(module, training)):
         raise ModelError(f"no {' or '.join(training.learn)} of the model become codes, so nothing learns; quantize it")
     module.to(device_of(training.device))
-    if len(split(samples)[0]) < ENOUGH:
-        for weight in module.weights:
-            weight.limit(_REACH)
     with ExitStack() as held:
         task = _task(module, reference, samples, training, held)
         done = _fitted(module, codes, task, training, state, progress)

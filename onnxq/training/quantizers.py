@@ -89,12 +89,9 @@ class FakeQuantize(nn.Module):
         # With two levels, what is rounded is divided by their product.
         scale, zero = self.scale * self.tensor_scale if self._two_levels else self.scale, self.whole_zero_point
         if scale.ndim:
-            block = self._block_in(shape)
+            block = self.parameters_now().block_in(shape) if self.block is None else self.block
             scale, zero = spread(scale, block, shape), spread(zero, block, shape)
         return fake_quantized(values, scale, zero, self.format)
-
-    def _block_in(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.parameters_now().block_in(shape) if self.block is None else self.block
 
     def observe(self, values: Tensor) -> None:
         """Move the range that was seen towards that of new values, and take its scale."""
@@ -151,7 +148,6 @@ class FakeQuantizedWeight(FakeQuantize):
         start = start if times is None else start / times
         self.factor = None if factor is None else nn.Parameter(torch.from_numpy(np.array(factor, np.float32)))
         self.values = nn.Parameter(torch.from_numpy((start if factor is None else start / factor).astype(np.float32)))
-        self._reach: tuple[float, Tensor] | None = None
 
     @property
     def product(self) -> Tensor:
@@ -162,31 +158,10 @@ class FakeQuantizedWeight(FakeQuantize):
     @property
     def step(self) -> float:
         """Mean distance of two codes, in units of the values."""
+        apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
         factors = (self.factor, self.times)
         size = math.prod(1.0 if one is None else float(one.detach().abs().mean()) for one in factors)
-        return self._apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
-
-    @property
-    def _apart(self) -> float:
-        """Mean distance of two codes, in units of the scale."""
-        apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
-        return apart
-
-    def limit(self, codes: float) -> None:
-        """Let no value get further than so many codes from where it is now; `stay_in_reach` sees to it."""
-        self._reach = codes, self.values.detach().clone()
-
-    def stay_in_reach(self) -> None:
-        """Take back values that are further from where they began than they may be."""
-        if self._reach is None:
-            return
-        (codes, begun), shape = self._reach, tuple(self.values.shape)
-        with torch.no_grad():
-            scale = self.scale * self.tensor_scale
-            far = codes * self._apart * (spread(scale, self._block_in(shape), shape) if scale.ndim else scale)
-            for factor in (self.factor, self.times):
-                far = far if factor is None else far / factor.abs()
-            self.values.copy_(self.values.clamp(begun - far, begun + far))
+        return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return what its codes stand for, which is computed once as long as nothing learns."""

@@ -77,9 +77,6 @@ def step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: li
     for group in optimizer.param_groups:
         group["lr"] = group["largest"] * rate
     optimizer.step()
-    for one in module.modules():
-        if isinstance(one, FakeQuantizedWeight):
-            one.stay_in_reach()
     return total
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from onnxq.samples.inputs import Sample, SampleSource
 
-ENOUGH = 64
-"""So many samples are no longer few."""
+# So many samples are no longer few.
+_ENOUGH = 64
 # Along shorter axes stand channels, not places.
 _LONG = 16
 _IMAGE, _SPREAD = 4, 2
@@ -62,7 +62,7 @@ def varied(samples: SampleSource, seed: int) -> SampleSource:
         samples: whose arrays of four axes are images, in which places lie along the two longest axes.
         seed: of what is chosen at random.
     """
-    times = math.ceil(ENOUGH / len(samples)) - 1
+    times = math.ceil(_ENOUGH / len(samples)) - 1
     if not times:
         return samples
     shapes = {tuple(np.shape(array) for array in sample.values()) for sample in samples}

@@ -40,17 +40,6 @@ def test_codes_become_better_or_stay(module: FakeQuantized, tmp_path: Path) -> N
     assert (left.gain.kept, left.gain.left) == ("", "no less noise")
 
 
-def test_few_samples_round_weights_up_or_down_and_no_further(module: FakeQuantized, tmp_path: Path) -> None:
-    def furthest(count: int) -> int:
-        plan, reference, training = module.plan, tmp_path / "m.onnx", Training(learn=("weights",), epochs=16, rate=0.02)
-        found = fitted(module.graph, plan, module.codes(), reference, images(count), training, None, silent).codes
-        begun = module.codes().weights
-        return max(int(np.abs(one.codes.astype(int) - begun[key].codes).max()) for key, one in found.weights.items())
-
-    assert furthest(16) == 1
-    assert furthest(96) > 1
-
-
 def test_labels_are_learned(module: FakeQuantized, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.full(16, 3))
     done = fit(module, module.codes(), tmp_path, Training(labels=tmp_path / "l.npy", epochs=2))

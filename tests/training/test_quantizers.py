@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -51,33 +49,6 @@ def test_a_weight_is_decoded_once_as_long_as_it_stays() -> None:
         weight.fake_quant_enabled = False
         assert weight().equal(weight.values)
     assert weight().requires_grad
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [Spec("int8"), Spec("int4", Granularity.CHANNEL), Spec("uint4", (16,), symmetric=False), Spec("int2", (16,))],
-)
-@pytest.mark.parametrize(
-    ("factor", "times"), [(None, None), (-2.0, None), (None, 0.5)], ids=["plain", "frozen", "moved"]
-)
-def test_values_stay_within_reach_of_where_they_began(spec: Spec, factor: float | None, times: float | None) -> None:
-    weight = Weight(1, "w", spec, 0, VALUES.size, 1)
-    moved = VALUES if times is None else VALUES * np.float32(times)
-    own, around = (None if one is None else np.full(VALUES.shape, one, np.float32) for one in (factor, times))
-    learner = FakeQuantizedWeight(weight, VALUES, encode_weight(moved, weight), own, around)
-    before, begun = learner.product.detach().clone(), learner.values.detach().clone()
-    learner.stay_in_reach()
-    assert learner.values.equal(begun)
-    learner.limit(0.5)
-    with torch.no_grad():
-        learner.values.add_(torch.from_numpy(np.random.default_rng(1).standard_normal(VALUES.shape).astype(np.float32)))
-    learner.stay_in_reach()
-    away = np.abs((learner.product - before).detach().numpy())
-    blocks = QTensor(np.ones(VALUES.shape, np.int8), replace(learner.parameters_now(), zero_point=None), learner.format)
-    code = np.abs(blocks.dequantize())
-    np.testing.assert_array_less(away, 0.5001 * code)
-    assert (away > 0.4999 * code).any()
-    assert (away < 0.49 * code).any()
 
 
 def test_scales_of_other_types_stay() -> None:
