@@ -19,6 +19,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
+from onnxq.judging.latency import Latency
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Verification
 from onnxq.planning.plan import Plan
@@ -46,8 +47,7 @@ _UNSPARED = 4.0
 # What a model is said to lack that no goal allows, such as one that is not finite.
 _UNSOUND = 1.5
 # Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
-_HIGHEST_AIM = 150.0
-_LOWEST_AIM = -100.0
+_LOWEST_AIM, _HIGHEST_AIM = -100.0, 150.0
 # With so many decibels more than are aimed at, more faithful codes make no difference.
 _PLENTY = 10.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
@@ -192,8 +192,7 @@ class Chooser:
         """
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
-        seconds = min(effort.seconds, self.judge.deadline.left - self._reserved)
-        effort = replace(effort, seconds=seconds)
+        effort = replace(effort, seconds=min(effort.seconds, self.judge.deadline.left - self._reserved))
         laboratory = replace(self.laboratory(recipe), trials=trials)
         if not laboratory.timing.engine.profiles:
             quiet = self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
@@ -218,9 +217,15 @@ class Chooser:
 
     @cached_property
     def _laboratory(self) -> Laboratory:
-        seconds, timed = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
-        timing = Timing(timed, seconds, self.judge.timer or OnnxRuntime())
-        return Laboratory(self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress)
+        seconds, samples = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
+        timing = Timing(samples, seconds, self.judge.timer or OnnxRuntime())
+        given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
+        return Laboratory(*given, timed=self._timed)
+
+    @cached_property
+    def _timed(self) -> dict[str, Latency]:
+        """The times of models that a search has timed alone."""
+        return {}
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf) -> Outcome:
         """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels, as far as time allows.
@@ -250,10 +255,9 @@ class Chooser:
 
         def measure() -> Noises:
             # With nothing known, the smallest nodes go first.
-            in_time = self.has_time(runs)
-            return (
-                replace(self.laboratory(recipe), trials=trials).noises(planner({}), None, runs) if in_time else SILENT
-            )
+            if not self.has_time(runs):
+                return SILENT
+            return replace(self.laboratory(recipe), trials=trials).noises(planner({}), None, runs)
 
         return node_noises(self.bench.graph, self.bench.target, measure)
 
@@ -282,8 +286,7 @@ class Chooser:
         self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        timed = self._laboratory.timed
-        known = timed.get(model_digest(self.files.staged)) if timed else None
+        known = self._timed.get(model_digest(self.files.staged)) if self._timed else None
         return self.judge.verified(self.files.staged, looks, known if known and known.is_plain else None)
 
 
