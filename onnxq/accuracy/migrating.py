@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, WORTH, Basis, Folds, Groups
 from onnxq.accuracy.ranging import noise_share
-from onnxq.encoding.channel_shares import Setting, factors_of, migration_of, shares
+from onnxq.encoding.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
 from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.migration import NOTHING, Migration
 from onnxq.encoding.parameters import activation_parameters
@@ -64,8 +64,10 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
     # A range method that the user names stays.
     whole = first.whole() if "ranges" in accuracy.methods else first
     if accuracy.thorough:
-        best = whole if folds.surely_pays(plan, whole, first) else first
-        tried = [_finer(folds, plan, best, accuracy.models)]
+        # First the ranges, and then, with these, how much of them.
+        alike = [one.alike(_WITH_MARGIN) for one in (first, whole, whole.roomy())]
+        best = folds.quietest(plan, list({one.basis.recipe.key: one for one in alike}.values()))
+        tried = [_finer(folds, plan, folds.quietest(plan, [best, best.alike(_FIRST)]), accuracy.models)]
     else:
         is_clipped = whole.basis.recipe.key != basis.recipe.key
         tried = [first, whole if is_clipped else first.alike(_WITH_MARGIN)]
@@ -121,6 +123,15 @@ class _Candidate:
         ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
         own = {tensor: replace(one, method=MinMax()) for tensor, one in ends.items()}
         return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
+
+    def roomy(self) -> _Candidate:
+        """Return the same with room beyond where ranges end since what follows is flat."""
+        recipe = self.basis.recipe
+        own = {
+            tensor: replace(one, room=1 / SMALLEST) if isinstance(one, Within) else one
+            for tensor, one in recipe.own_ranges.items()
+        }
+        return replace(self, basis=replace(self.basis, recipe=replace(recipe, own_ranges=own)))
 
     def alike(self, setting: Setting) -> _Candidate:
         return replace(self, settings=dict.fromkeys(self.settings, setting))

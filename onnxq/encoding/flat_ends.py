@@ -48,11 +48,13 @@ class Within:
         method: the other one.
         low: below which all values stand for each other; -inf where none do.
         high: above which they do.
+        room: how many times as far the range may reach, for channels whose factors make their ends lie there.
     """
 
     method: RangeMethod
     low: float
     high: float
+    room: float = 1.0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ class Within:
     def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within those of the other method."""
         low, high = self.method(seen, spec)
-        return min(max(low, self.low), high), max(min(high, self.high), low)
+        return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
 
     def clip(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ends of channels, no further than where values make a difference."""

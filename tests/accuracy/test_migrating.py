@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from onnxq.accuracy import migrating
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds
 from onnxq.accuracy.migrating import _Channels, with_migration
+from onnxq.encoding.channel_shares import SMALLEST
 from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.recipe import USUAL
 from onnxq.encoding.sites import Sites, sites
@@ -69,6 +71,22 @@ def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench) -> None:
     chosen = with_migration(found, bench.plan({}), Basis(clipped, found.trials.evidence), FAST).recipe
     assert chosen.ranges == MinMax()
     assert chosen.migration.factors
+
+
+@pytest.mark.parametrize(("effort", "rooms"), [(FAST, {1.0}), (FULL, {1.0, 1 / SMALLEST})])
+def test_with_all_effort_ranges_may_reach_beyond_where_what_follows_is_flat(
+    bench: Workbench, effort: Accuracy, rooms: set[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, plan = folds(bench, 8), bench.plan({})
+    tensor = next(iter(sites(bench.graph, plan).found[0].tensors))
+    recipe = replace(USUAL, own_ranges={tensor: Within(USUAL.ranges, -0.5, 0.5)})
+    tried: list[Any] = []
+    quietest = Folds.quietest
+    monkeypatch.setattr(
+        Folds, "quietest", lambda self, plan, findings: tried.extend(findings) or quietest(self, plan, findings)
+    )
+    with_migration(found, plan, Basis(recipe, found.trials.evidence), effort)
+    assert {own.room for one in tried for own in one.basis.recipe.own_ranges.values()} == rooms
 
 
 def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(bench: Workbench) -> None:

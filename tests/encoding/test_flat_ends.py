@@ -64,6 +64,7 @@ def test_values_make_no_difference_where_what_follows_is_flat(
 def test_ranges_are_those_of_the_other_method_within_the_ends() -> None:
     seen, spec = evidence("a", -20, 30).of("a"), Spec("uint8", symmetric=False)
     assert Within(MinMax(), -3, NEVER)(seen, spec) == (-3, 30)
+    assert Within(MinMax(), -3, 4, room=4)(seen, spec) == (-12, 16)
     assert Within(MinMax(), -40, NEVER)(seen, spec) == (-20, 30)
     assert Within(MinMax(), -3, NEVER).kinds == MinMax.kinds
     assert Within(MinMax(), -3, NEVER).clip(np.array([[-9.0, 9.0]])).tolist() == [[-3, 9]]
