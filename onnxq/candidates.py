@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from onnxq.judging.reference import held_bytes
 from onnxq.modelfile.publish import data_file, stored_bytes
 
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
@@ -100,11 +99,6 @@ class Candidates:
     def _lacking(self, key: Hashable, numbers: Sequence[int]) -> list[int]:
         known = self._answers.get(key, {})
         return [number for number in numbers if number not in known]
-
-
-def held_bytes(outputs: Iterable[Any]) -> int:
-    """Return the bytes of outputs; sequences and maps are small."""
-    return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
 
 
 def _bytes(model: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +35,8 @@ class Answer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays; sequences and maps are small."""
-        return sum(output.nbytes for output in self.outputs if isinstance(output, np.ndarray))
+        """Bytes of the outputs."""
+        return held_bytes(self.outputs)
 
 
 class Answers:
@@ -112,6 +112,11 @@ class Reference:
         """What tells the file as it is now, and what is seen of it."""
         state = self.model.stat()
         return self.model.resolve(), state.st_size, state.st_mtime_ns, self.views.names, self.views.random
+
+
+def held_bytes(outputs: Iterable[Any]) -> int:
+    """Return the bytes of outputs; sequences and maps are small."""
+    return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
 
 
 FloatView: TypeAlias = View | Reference

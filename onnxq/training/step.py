@@ -9,6 +9,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
+from onnxq.judging.reference import Reference
 from onnxq.judging.trust import noise_by_sample
 from onnxq.judging.verify import COMPARED_SAMPLES
 from onnxq.judging.views import Views
@@ -72,7 +73,7 @@ def _with_gain(settled: Settled, taken: Chosen, gain: Gain, doubts: tuple[str, .
 def _noise(judge: Judge, candidate: Path) -> float:
     """Return the noise of the worst output on the samples that judge, where few answers that turn over say little."""
     views = Views.of(judge.reference, candidate)
-    one, other = views.open(judge.reference), views.open(candidate)
+    one, other = Reference(judge.reference, views), views.open(candidate)
     pairs = [(one.run(sample), other.run(sample)) for sample in evenly(judge.samples, COMPARED_SAMPLES)]
     return float(noise_by_sample(pairs).sum(0).max(initial=0.0))
 
