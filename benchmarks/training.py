@@ -2,15 +2,15 @@
 
     python benchmarks/training.py [--fashion DIR] [--count 2048] [--output results/training.json] [MODEL:PRESET ...]
     python benchmarks/training.py --models DIR --data DIR [--output results/training.json] MODEL:PRESET ...
-    python benchmarks/training.py --minutes 5 [--models DIR --data DIR] MODEL:PRESET ...
+    python benchmarks/training.py --minutes 5 [--goal 26] [--models DIR --data DIR] MODEL:PRESET ...
 
 Each row is one model in one preset without a search: after post-training quantization, with scales and zero points
 learned, and with weights and biases learned as well, together or block by block first, all by distillation from the
 float model on its calibration samples. The classifiers are judged on the 2,500 committed test images. With the folder
 of Debian's dataset-fashion-mnist they learn from its first training images and are judged on all 10,000 test images.
 Models of DIR are judged on DIR/MODEL/eval, by decibels. With minutes, each row is a search instead, without training
-and with so much of it. The last lines say how long a step of training takes beside one of the same module without fake
-quantization.
+and with so much of it, from the same node times, after which both models are timed side by side. The last lines say
+how long a step of training takes beside one of the same module without fake quantization.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -34,8 +34,9 @@ from fashion_mnist import MODELS, answers, correct, wilson
 from numpy.typing import NDArray
 
 from onnxq import Budget, Goal, Quantized, compare_files, quantize
+from onnxq.judging.latency import measure_latency
 from onnxq.samples.data import open_samples
-from onnxq.samples.inputs import model_inputs
+from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.training import Training, disable_fake_quant, enable_fake_quant, prepare
 from onnxq.training.pipeline import quantize_and_train, train
 
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2048, help="training images of --fashion to learn from")
     parser.add_argument("--output", type=Path, help="JSON to write")
     parser.add_argument("--minutes", type=float, help="of training, for a faster plan of a search")
+    parser.add_argument("--goal", type=float, default=20.0, help="decibels that the plan of a search is to have")
     parser.add_argument("wanted", nargs="*", default=USUAL, metavar="MODEL:PRESET")
     options = parser.parse_args()
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
@@ -95,7 +97,7 @@ def run(places: list[Place], options: argparse.Namespace) -> None:
     """Print and write the rows of all places."""
     rows = []
     for place in places:
-        for row in trained(place) if options.minutes is None else searched(place, options.minutes):
+        for row in trained(place) if options.minutes is None else searched(place, options.minutes, options.goal):
             rows.append(row)
             cells = (row.model, row.preset, row.learned, f"{row.before:.1f}", f"{row.decibels:.1f}", row.accuracy)
             print("| " + " | ".join((*cells, f"{row.seconds:.0f}")) + " |", flush=True)
@@ -187,19 +189,31 @@ def trained(place: Place) -> Iterator[Row]:
             yield row
 
 
-def searched(place: Place, minutes: float) -> Iterator[Row]:
-    """Yield a row for what a search finds, and one for what it finds with training."""
+def searched(place: Place, minutes: float, goal: float) -> Iterator[Row]:
+    """Yield a row for what a search finds, and one for what it finds with training, both from the same node times."""
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        output, start = Path(folder) / "searched.onnx", time.perf_counter()
-        done = quantize(place.model, place.calibration, output, scheme=place.preset)
-        first = place.row(f"search, {speed_of(done)}", None, output, start)
+        without, output, start = Path(folder) / "searched.onnx", Path(folder) / "trained.onnx", time.perf_counter()
+        budget, training = Budget(costs=Path(folder) / "costs.json"), Training(minutes=minutes)
+        given = place.model, place.calibration
+        done = quantize(*given, without, scheme=place.preset, goal=goal, budget=budget)
+        first = place.row(f"search, {speed_of(done)}", None, without, start)
         yield first
         start = time.perf_counter()
-        training = Training(blocks="no", minutes=minutes)
-        done = quantize_and_train(place.model, place.calibration, output, scheme=place.preset, training=training)
+        done = quantize_and_train(*given, output, scheme=place.preset, goal=goal, budget=budget, training=training)
+        seconds = time.perf_counter() - start
         taken = any(gain.method == "training" for gain in done.report.encoding.gains)
-        told = () if taken else done.report.samples.doubts[-1:]
-        yield place.row("; ".join((f"search and training, {speed_of(done)}", *told)), first.before, output, start)
+        told = done.report.samples.doubts[-1:]
+        if taken:
+            beside = measure_latency(without, output, inputs_of(place, 4), seconds=10)
+            low, high = beside.interval
+            told = (f"{beside.speed:.2f} times as fast side by side ({low:.2f} to {high:.2f})",)
+        row = place.row("; ".join((f"search and training, {speed_of(done)}", *told)), first.before, output, start)
+        yield replace(row, seconds=seconds)
+
+
+def inputs_of(place: Place, count: int) -> list[Sample]:
+    """Return the first calibration samples."""
+    return list(islice(open_samples(place.calibration, model_inputs(onnx.load(place.model))), count))
 
 
 def speed_of(done: Quantized) -> str:
@@ -210,7 +224,7 @@ def speed_of(done: Quantized) -> str:
 
 def step_cost(place: Place) -> float:
     """Return how many times as long a step takes as one of the same module without fake quantization."""
-    samples = list(islice(open_samples(place.calibration, model_inputs(onnx.load(place.model))), 32))
+    samples = inputs_of(place, 32)
     budget = Budget("off", "off", latency=0)
     done = quantize(place.model, samples, scheme=place.preset, goal=Goal(force=True), budget=budget)
     module = prepare(place.model, done.report.plan)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.encoding.codes import Codes
+from onnxq.encoding.migration import Around
 from onnxq.encoding.node_codes import Bias
 from onnxq.errors import ModelError
 from onnxq.graph import (
@@ -73,7 +74,7 @@ class FakeQuantized(nn.Module):
         self._static = {one.node for one in plan.decisions if one.mode is Mode.STATIC}
         self._every = {one.tensor for one in plan.activations if one.every_consumer}
         self._dynamic = set[str]()
-        self._begun, self._channels = codes, Channels(self.graph, plan, codes)
+        self._begun, self.channels = codes, Channels(self.graph, plan, codes)
         self._add_activations(codes)
         self._add_weights(codes, factors)
         self._add_constants()
@@ -113,11 +114,11 @@ class FakeQuantized(nn.Module):
                 source = node.inputs[weight.index]
                 if found is None:
                     continue
-                scales, around = found.parameters.scale.tobytes(), self._channels.around(node, decision)
-                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), around.key
+                # Products that share a weight have no factors around it.
+                scales, times = found.parameters.scale.tobytes(), self.channels.times(node, decision, weight.index)
+                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), times and node.name
                 if key not in shared:
                     factor = factors.get(node.name) if weight.index == _WEIGHT else None
-                    times = around.weight(node, weight.index, np.ones(source.shape)) if around else None
                     shared[key] = FakeQuantizedWeight(weight, source.values, found, factor, times)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
@@ -131,11 +132,12 @@ class FakeQuantized(nn.Module):
         source = optional(*place) if place is not None else None
         if weight is None or place is None or not is_fixed(source) or (place[0].name, place[1]) in self._weights:
             return
-        around = self._channels.around(node, decision)
+        made = self.channels.made(node)
+        around = Around() if made is None else Around(made=made.now())
         values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
         coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
         data = self._activations[decision.data] if coded else None
-        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, around)
+        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, made)
 
     def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
         """Whether the bias behind a MatMul of codes is written as that of a Gemm, which makes codes of it."""
@@ -220,7 +222,7 @@ class FakeQuantized(nn.Module):
             return found().reshape(value.shape)
         if found is not None:
             name = node.inputs[index].name
-            return self._channels.coded(name, value, self._activations[name])
+            return self.channels.coded(name, value, self._activations[name])
         if index == 0 and node.name in self._dynamic and self.fake_quant_enabled:
             return dynamically_quantized(value)
         return value
@@ -240,7 +242,7 @@ class FakeQuantized(nn.Module):
     def _made(self, node: Node, index: int, value: Tensor) -> Tensor:
         """Return what an output of the model is."""
         name = node.outputs[index].name
-        return self._channels.coded(name, value, self._activations[name]) if name in self._every else value
+        return self.channels.coded(name, value, self._activations[name]) if name in self._every else value
 
     @property
     def quantizers(self) -> Iterator[FakeQuantize]:
@@ -276,8 +278,9 @@ class FakeQuantized(nn.Module):
             for tensor in data_inputs(node) if node.name in self._static else ():
                 if isinstance(tensor, Constant) and tensor.name in activations:
                     format = format_named(self.plan.by_tensor[tensor.name].spec.format)
-                    stored[tensor.name] = quantize(self._channels.divided(tensor), activations[tensor.name], format)
-        return replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
+                    stored[tensor.name] = quantize(self.channels.divided(tensor), activations[tensor.name], format)
+        found = replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
+        return replace(found, factors=self.channels.factors())
 
 
 def _same(node: Node, index: int, value: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from onnxq.numbers.scales import block_range, spec_parameters
 from onnxq.numbers.spec import Spec
 from onnxq.numbers.weights import quantize_bias
 from onnxq.planning.plan import Weight
+from onnxq.training.factors import Own, Times
 from onnxq.training.rounding import fake_quantized, spread, straight_through
 
 # As PyTorch's moving averages of minima and maxima.
@@ -122,10 +123,8 @@ class FakeQuantizedWeight(FakeQuantize):
     Attributes:
         values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
         factor: parameter that the values are multiplied with before they become codes; None where there is none.
-        times: of the weight's shape: what codes are of, in units of the weight, where channels migrate; None elsewhere.
+        times: what codes are of, in units of the weight, where channels migrate; None elsewhere.
     """
-
-    times: Tensor | None
 
     def __init__(
         self,
@@ -133,19 +132,20 @@ class FakeQuantizedWeight(FakeQuantize):
         values: np.ndarray[Any, Any],
         codes: QTensor,
         factor: np.ndarray[Any, Any] | None = None,
-        times: np.ndarray[Any, Any] | None = None,
+        times: Times | None = None,
     ) -> None:
         """Take the float weight and its codes, of its shape, a factor in it that learns apart, and factors around."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
-        self.register_buffer("times", None if times is None else torch.from_numpy(times.astype(np.float32)))
-        moved = values if times is None else (values * times).astype(values.dtype)
+        self.times = times
+        around = None if times is None else times().detach().numpy()
+        moved = values if around is None else values * around
         nearest = quantize(moved, codes.parameters, codes.format).codes
         # Codes that were chosen for the sums that they make stay, though other ones are nearer.
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
         start = np.where(same, moved, codes.dequantize())
-        start = start if times is None else start / times
+        start = start if around is None else start / around
         self.factor = None if factor is None else nn.Parameter(torch.from_numpy(np.array(factor, np.float32)))
         self.values = nn.Parameter(torch.from_numpy((start if factor is None else start / factor).astype(np.float32)))
 
@@ -153,19 +153,20 @@ class FakeQuantizedWeight(FakeQuantize):
     def product(self) -> Tensor:
         """The float weight that becomes codes."""
         found = self.values if self.factor is None else self.values * self.factor
-        return found if self.times is None else found * self.times
+        return found if self.times is None else found * self.times()
 
     @property
     def step(self) -> float:
         """Mean distance of two codes, in units of the values."""
         apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
-        factors = (self.factor, self.times)
+        factors = (self.factor, None if self.times is None else self.times())
         size = math.prod(1.0 if one is None else float(one.detach().abs().mean()) for one in factors)
         return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return what its codes stand for, which is computed once as long as nothing learns."""
-        held = (*self.parameters(recurse=False), *self.buffers(recurse=False))
+        around = () if self.times is None else self.times.held
+        held = (*self.parameters(recurse=False), *self.buffers(recurse=False), *around)
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
         if values is not None or learns or self.observer_enabled:
             self._decoded = None
@@ -177,7 +178,7 @@ class FakeQuantizedWeight(FakeQuantize):
 
     def _own(self, decoded: Tensor) -> Tensor:
         """Return the weight as the float model has it."""
-        return decoded if self.times is None else decoded / self.times
+        return decoded if self.times is None else decoded / self.times()
 
     def observe(self, values: Tensor) -> None:
         """Take the scales of the weight's own range."""
@@ -203,26 +204,29 @@ class FakeQuantizedBias(nn.Module):
         values: np.ndarray[Any, Any],
         weight: FakeQuantizedWeight,
         data: FakeQuantize | None,
-        around: Around = _ALONE,
+        made: Own | None = None,
     ) -> None:
         """Take the float bias, the weight and data whose scales count it, or None if it stays in float, and factors."""
         super().__init__()
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float32)))
         # They belong to the module around this one.
-        self._counted, self._around = (weight, data), around
+        self._counted, self._made = (weight, data), made
 
     def forward(self) -> Tensor:
         """Return what its codes stand for."""
         found = self.codes()
         if found is None or not self._counted[0].fake_quant_enabled:
             return self.values
-        decoded = torch.from_numpy(self._around.own_bias(found.dequantize().reshape(tuple(self.values.shape))))
+        decoded = torch.from_numpy(self._around().own_bias(found.dequantize().reshape(tuple(self.values.shape))))
         return straight_through(self.values, decoded.to(self.values.device))
+
+    def _around(self) -> Around:
+        return _ALONE if self._made is None else Around(made=self._made.now())
 
     @property
     def moved(self) -> np.ndarray[Any, Any]:
         """The bias that is written where it stays in float: what the product adds to what it makes."""
-        return self._around.bias(np.array(self.values.detach().cpu().numpy()))
+        return self._around().bias(np.array(self.values.detach().cpu().numpy()))
 
     def codes(self) -> QTensor | None:
         """Return the codes that are written, or None where it stays in float."""

@@ -18,7 +18,8 @@ from onnxq.training.settings import RATE, Training
 _BATCH = 32
 # Of few samples, a step takes so small a part.
 _PART = 8
-_ZERO_POINTS = 10.0
+# What else learns as what, and how much larger its rate is.
+_OTHERS = {"log_scale": ("scales", 1.0), "zero_point": ("zero-points", 10.0), "log_factors": ("scales", 30.0)}
 # A weight of so few codes that this many steps between two are more than its values changes as if they were as large:
 # otherwise training of 2 bits would end before a code is another.
 _CODES = 4.0
@@ -48,7 +49,7 @@ def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, 
             size = float(parameter.detach().square().mean().sqrt())
             rate = max(size, _CODES * steps.get(id(parameter), 0.0), _SMALLEST)
         else:
-            what, rate = ("scales", 1.0) if kind == "log_scale" else ("zero-points", _ZERO_POINTS)
+            what, rate = _OTHERS[kind]
         if what in training.learn:
             yield {"params": [parameter], "lr": 0.0, "largest": rate * (training.rate or RATE)}
 

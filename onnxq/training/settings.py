@@ -66,8 +66,9 @@ class Training:
         epochs: how often all samples are seen; None takes as many as make some 240 steps, and 8 at least.
         batch: samples of a step; None takes 32, or an eighth of few samples.
         rate: of a step, how much of its own size, or of four codes where that is more, a weight changes at most at
-            first; scales likewise of their size, and zero points by ten times as much of a code. None tries RATE and
-            parts of it, down to a 27th, for a few steps each, and takes what does best on held-out samples.
+            first; scales likewise of their size, factors of channels thirty times as much, and zero points by ten
+            times as much of a code. None tries RATE and parts of it, down to a 27th, for a few steps each, and takes
+            what does best on held-out samples.
         patience: epochs without a better result after which training ends; None runs all, whose last steps are the
             smallest and most often the best.
         seed: of the order of samples.

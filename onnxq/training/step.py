@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
+from onnxq.encoding.migration import Migration
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.reference import Reference
@@ -57,7 +58,11 @@ def trained(
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
     verification, scores = judge.verified(files.staged, _SECOND), judge.scores(files.staged, _SECOND)
-    after = replace(found, verification=verification, scores=scores, codes=done.codes)
+    learned = Migration(
+        {name: done.codes.factors.get(name, one) for name, one in found.recipe.migration.factors.items()}
+    )
+    recipe = replace(found.recipe, migration=learned)
+    after = replace(found, recipe=recipe, verification=verification, scores=scores, codes=done.codes)
     if _is_worse(after, found, goal, louder=not _noise(judge, files.staged) <= noise):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the samples that judge"
