@@ -20,6 +20,8 @@ from onnxq.scheme import Mode
 
 ROWS: Final = 8192
 """Rows of data that Gram matrices are made of, from all samples together."""
+# Of convolutions in groups, whose many matrices have few columns, one row in so many.
+_GROUPED = 8
 
 _CELLS = frozenset({"GRU", "LSTM", "RNN"})
 _MOST_BITS = 8
@@ -120,6 +122,7 @@ def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> S
     extents = {"kernel": shape[2:], "pads": pads}
     extents |= {name: node.attrs[name] for name in ("strides", "dilations") if name in node.attrs}
     options: dict[str, Option] = {name: ",".join(map(str, numbers)) for name, numbers in extents.items() if numbers}
+    rows = rows if groups == 1 else -(-rows // _GROUPED)
     request = Request.of(data.name, "gram", 1, rows=rows, groups=groups, **options)
     return Sums(request, Matrices.of_convolution(shape, groups))
 

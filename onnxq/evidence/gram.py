@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,12 +114,12 @@ class Gram(Statistic):
         groups, size = self.sums.shape
         sums = self.sums.copy()
         products = self.products.copy() if self.products.size else np.zeros((groups, _packed_size(size)))
-        for group, start in product(range(groups), range(0, len(self.waiting), _BAND)):
+        for start in range(0, len(self.waiting), _BAND):
             some = slice(start, start + _BAND)
-            rows = np.ldexp(self.waiting[some, group].astype(np.float64), self.exponents[some, None])
-            sums[group] += rows.sum(0)
-            for first, band in _bands(products[group], size):
-                band += rows[:, first : first + len(band)].T @ rows[:, first:]
+            rows = np.ldexp(self.waiting[some].astype(np.float64), self.exponents[some, None, None]).transpose(1, 0, 2)
+            sums += rows.sum(1)
+            for first, last, bands in _bands(products, size):
+                bands += rows[:, :, first:last].transpose(0, 2, 1) @ rows[:, :, first:]
         return Gram(self.count, sums, products)
 
     def means(self) -> NDArray[np.float64]:
@@ -132,10 +131,9 @@ class Gram(Statistic):
         whole = self.multiplied()
         groups, size = whole.sums.shape
         found = np.zeros((groups, size, size), dtype)
-        for group in range(groups):
-            for first, band in _bands(whole.products[group], size):
-                found[group, first : first + len(band), first:] = band / max(self.count, 1)
-                found[group, first:, first : first + len(band)] = found[group, first : first + len(band), first:].T
+        for first, last, bands in _bands(whole.products, size):
+            found[:, first:last, first:] = bands / max(self.count, 1)
+            found[:, first:, first:last] = found[:, first:last, first:].transpose(0, 2, 1)
         return found
 
     def arrays(self) -> Arrays:
@@ -212,13 +210,14 @@ def _packed_size(size: int) -> int:
     return sum(min(_BAND, size - first) * (size - first) for first in range(0, size, _BAND))
 
 
-def _bands(packed: NDArray[np.float64], size: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield the first row of each band, which is its first column too, and a view of the band."""
+def _bands(packed: NDArray[np.float64], size: int) -> Iterator[tuple[int, int, NDArray[np.float64]]]:
+    """Yield the first row of each band, which is its first column too, where its rows end, and a view of it."""
     start = 0
     for first in range(0, size, _BAND):
-        shape = min(_BAND, size - first), size - first
-        yield first, packed[start : start + math.prod(shape)].reshape(shape)
-        start += math.prod(shape)
+        rows, columns = min(_BAND, size - first), size - first
+        bands = packed[:, start : start + rows * columns].reshape(len(packed), rows, columns)
+        yield first, first + rows, bands
+        start += rows * columns
 
 
 def _both(a: NDArray[np.int16], b: NDArray[np.int16]) -> NDArray[np.int16]:

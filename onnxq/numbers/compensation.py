@@ -8,7 +8,7 @@ is lost, keeps that sum small although single values move away from their neares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -208,13 +208,36 @@ def _factors(moments: Moments, damping: float) -> tuple[Order, Floats]:
     with np.errstate(over="ignore"):
         size = diagonal.mean(1)
     factors = np.empty(moments.products.shape, np.float32)
-    for group, factor in enumerate(factors):
-        tried = (damping, *_MORE) if 0 < size[group] < np.inf else ()
+    for group in _left(moments, order, size, damping, factors):
+        factor, tried = factors[group], (damping, *_MORE) if 0 < size[group] < np.inf else ()
         if not any(
             _factorized(partial(moments.rows, group), order[group], size[group], more, factor) for more in tried
         ):
             factor[...] = np.eye(len(factor), dtype=np.float32)
     return order, factors
+
+
+def _left(
+    moments: Moments, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
+) -> Sequence[int]:
+    """Put the Cholesky factors of many small matrices in place at once, and return the groups that are left."""
+    groups, count = order.shape
+    if count > _BLOCK or groups == 1:
+        return range(groups)
+    each = np.arange(count)
+    found = moments.products[np.arange(groups)[:, None, None], order[:, :, None], order[:, None]]
+    if moments.offsets is not None:
+        offsets = np.take_along_axis(moments.offsets, order, 1)
+        found = found - offsets[:, :, None] * offsets[:, None]
+    with np.errstate(all="ignore"):
+        factors[...] = found / size[:, None, None]
+    factors[:, each, each] += np.float32(damping)
+    usual = (size > 0) & np.isfinite(size) & np.isfinite(factors).all((1, 2))
+    try:
+        factors[usual] = np.linalg.cholesky(factors[usual].astype(np.float64))
+    except np.linalg.LinAlgError:
+        return range(groups)
+    return np.flatnonzero(~usual).tolist()
 
 
 def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: Floats) -> bool:

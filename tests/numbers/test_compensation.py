@@ -149,11 +149,12 @@ def test_terms_that_are_never_there_keep_their_nearest_codes() -> None:
     assert (found.codes != plain.codes).any()
 
 
-def test_bad_groups_do_not_spoil_good_ones() -> None:
+@pytest.mark.parametrize("bad", [np.nan, 0.0, 5.0 - 4.0 * np.eye(18)], ids=["no number", "zero", "indefinite"])
+def test_bad_groups_do_not_spoil_good_ones(bad: np.ndarray | float) -> None:
     weight = np.random.default_rng(16).normal(size=(12, 2, 3, 3)).astype(np.float32)
     matrices = Matrices.of_convolution(weight.shape, 4)
     grams = np.concatenate([gram_of(seed, 18) for seed in range(4)])
-    grams[1] = np.nan
+    grams[1] = bad
     plain = encode(weight, Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
     found = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
     np.testing.assert_array_equal(found.codes[3:6], plain.codes[3:6])
