@@ -92,11 +92,12 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
     found = []
     for decision in plan.decisions:
         for weight in decision.weights:
-            values = np.abs(np.asarray(by_name[decision.node].inputs[weight.index].values, np.float32))
+            values = np.asarray(by_name[decision.node].inputs[weight.index].values, np.float32)
             if not values.size:
                 continue
             axis = weight.axis % values.ndim
-            maxima = values.max(axis=tuple(other for other in range(values.ndim) if other != axis))
+            others = tuple(other for other in range(values.ndim) if other != axis)
+            maxima = np.maximum(values.max(others), -values.min(others))
             least, lower, middle, upper, most = map(float, np.quantile(maxima, _QUARTERS))
             five = least, lower, middle, upper, most
             found.append(WeightChannels(decision.node, weight.tensor, int(maxima.size), five))
