@@ -59,10 +59,10 @@ def choose_ranges(
     """Return the range methods with which a model has the least noise, as far as that can be told from chance.
 
     First the one method that is best for all tensors: where two in a row are no better than one before them, those that
-    clip yet more are not tried. Then one tensor after the other, the noisiest first, is given
-    each other method that would give it another range. Kept is what takes off noise at the worst output: 2 % at
-    least, and more than one standard error of the difference over the samples, for single tensors more than two. A
-    method that is lucky on one sample does not pass.
+    clip yet more are not tried. Then one tensor after the other, the noisiest first, is given each other method that
+    would give it another range, until two in a row are no better as well. Kept is what takes off noise at the worst
+    output: 2 % at least, and more than one standard error of the difference over the samples, for single tensors more
+    than two. A method that is lucky on one sample does not pass.
 
     Args:
         ranges: of each method by tensor, tensors with the largest part in the noise first.
@@ -86,13 +86,17 @@ def choose_ranges(
         if not no_better and takes_off(first, found):
             best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
+        no_better = 0
         for method in _unlike(known, best.of(tensor)):
             if measured >= most:
                 return best
-            other = best.with_own(tensor, method)
-            measured += 1
-            if takes_off(noise, found := measure(other), _CERTAIN_OF_MANY):
+            other, measured = best.with_own(tensor, method), measured + 1
+            found = measure(other)
+            no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
+            if takes_off(noise, found, _CERTAIN_OF_MANY):
                 best, noise = other, found
+            if no_better == _NO_BETTER:
+                break
     return best
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.accuracy.effort import FAST, Accuracy
-from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.effort import FAST, FULL, Accuracy
+from onnxq.accuracy.folds import Basis, Finding, Folds
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.gram import Gram
 from onnxq.judging.agreement import compare_files
@@ -25,6 +26,7 @@ from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
+from onnxq.switchboard import Switchboard
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
@@ -78,6 +80,36 @@ def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.Mo
     best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
     assert not any(isinstance(statistic, Gram) for statistic in best.evidence.statistics.values())
+
+
+@pytest.mark.parametrize(("part", "looked_at"), [(0.05, False), (0.5, True)])
+def test_weights_that_make_little_of_the_noise_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, looked_at: bool
+) -> None:
+    static = open_workbench(load(MODELS / "gru.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path)
+    asked: list[Basis] = []
+    monkeypatch.setattr(Trials, "noise", lambda *_: np.full((2, 1), 0.1))
+    monkeypatch.setattr(Switchboard, "noise", lambda *_: np.full((2, 1), 0.1 * part))
+
+    def first(folds: Folds, plan: Plan, findings: Sequence[Finding]) -> Finding:
+        asked.append(findings[1](folds.found_on[0]))
+        return findings[0]
+
+    monkeypatch.setattr(Folds, "quietest", first)
+    best, plain, _ = chosen(static, images("calib.npz", 4), FULL)
+    assert best is plain
+    assert bool(asked) is looked_at
+
+
+def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
+    bench = open_workbench(load(MODELS / "resnet.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path)
+    samples, plan = [{"image": one["image"]} for one in images("calib.npz", 8)], bench.plan({})
+    trials = Trials.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
+    weighted = {decision.node for decision in plan.decisions if decision.weights}
+    alone = Switchboard.of(trials, plan, Recipe(), weighted)
+    assert {source.is_node for source in alone.sources} == {True}
+    part = pooled(alone.noise(alone.sources, range(8))) / pooled(trials.noise(plan, Recipe()))
+    assert 0 < part < 1
 
 
 def test_weights_of_more_bits_are_left_out(bench: Workbench) -> None:

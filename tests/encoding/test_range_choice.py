@@ -105,3 +105,17 @@ def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
 
     assert choose_ranges({}, measure, most=9, methods=tuple(noises)) == RangeChoice("b")
     assert asked == ["a", "b", "c", "d"]
+
+
+def test_of_a_tensor_no_more_than_two_in_a_row_that_are_no_better_are_tried() -> None:
+    asked: list[str] = []
+    noises = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 0.1}
+    ends = {"a": 9.0, "b": 7.0, "c": 5.0, "d": 3.0}
+    ranges = {"x": {name: (-end, end) for name, end in ends.items()}}
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice.of("x"))
+        return np.full((SAMPLES, 1), noises[choice.of("x")])
+
+    assert choose_ranges(ranges, measure, most=99, methods=tuple(noises)) == RangeChoice("a")
+    assert asked == ["a", "b", "c", "b", "c"]
