@@ -39,6 +39,7 @@ from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 from onnxq.training import Training, disable_fake_quant, enable_fake_quant, prepare
 from onnxq.training.pipeline import quantize_and_train, train
+from onnxq.training.quantizers import FakeQuantizedWeight
 
 ROUNDS = 5
 
@@ -228,7 +229,10 @@ def step_cost(place: Place) -> float:
     budget = Budget("off", "off", latency=0)
     done = quantize(place.model, samples, scheme=place.preset, goal=Goal(force=True), budget=budget)
     module = prepare(place.model, done.report.plan)
-    # As in training, a step of a classifier takes all of them as one.
+    weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]
+    # As in training, tables stay, and a step of a classifier takes all of them as one.
+    for table in module.tables:
+        table.requires_grad_(requires_grad=False)
     some = samples[:8]
     if MODELS in place.model.parents:
         some = [{name: np.concatenate([one[name] for one in samples]) for name in samples[0]}]
@@ -239,9 +243,13 @@ def step_cost(place: Place) -> float:
         coded = turn % 2 == 0
         module.apply(enable_fake_quant if coded else disable_fake_quant)
         start = time.perf_counter()
+        for weight in weights:
+            weight.once = coded
         for sample in fed:
             outputs = (one for one in module.outputs(sample).values() if one.requires_grad)
             torch.stack([one.square().sum() for one in outputs]).sum().backward()
+        for weight in weights:
+            weight.release()
         seconds[coded].append(time.perf_counter() - start)
     return median(seconds[True]) / median(seconds[False])
 

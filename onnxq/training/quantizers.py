@@ -123,6 +123,7 @@ class FakeQuantizedWeight(FakeQuantize):
     Attributes:
         values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
         factor: parameter that the values are multiplied with before they become codes; None where there is none.
+        once: whether all runs until `release` share one decoding, and add up its gradients.
         times: what codes are of, in units of the weight, where channels migrate; None elsewhere.
     """
 
@@ -138,6 +139,8 @@ class FakeQuantizedWeight(FakeQuantize):
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
+        self._shared: tuple[Tensor, Tensor] | None = None
+        self.once = False
         self.times = times
         around = None if times is None else times().detach().numpy()
         moved = values if around is None else values * around
@@ -170,11 +173,22 @@ class FakeQuantizedWeight(FakeQuantize):
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
         if values is not None or learns or self.observer_enabled:
             self._decoded = None
-            return self._own(super().forward(self.product if values is None else values))
+            if values is not None or not self.once:
+                return self._own(super().forward(self.product if values is None else values))
+            if self._shared is None:
+                decoded = self._own(super().forward(self.product))
+                self._shared = decoded, decoded.detach().requires_grad_(decoded.requires_grad)
+            return self._shared[1]
         state = (self.fake_quant_enabled, *((one.device, one.data_ptr(), one._version) for one in held))
         if self._decoded is None or self._decoded[0] != state:
             self._decoded = state, self._own(super().forward(self.product).detach())
         return self._decoded[1]
+
+    def release(self) -> None:
+        """Let the gradients that were added up reach what learns."""
+        if self._shared is not None and self._shared[1].grad is not None:
+            self._shared[0].backward(self._shared[1].grad)
+        self._shared, self.once = None, False
 
     def _own(self, decoded: Tensor) -> Tensor:
         """Return the weight as the float model has it."""

@@ -65,13 +65,18 @@ def step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: li
     """Take a step and return the loss, or take none where that, or the gradient, is no number, and return which."""
     optimizer.zero_grad()
     count, total = sum(batch.count for batch in some), 0.0
+    weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]
+    for weight in weights:
+        weight.once = len(some) > 1
     for batch in some:
         found = loss(module.outputs(batch.inputs), batch) * (batch.count / count)
-        if not math.isfinite(value := float(found.detach())):
-            return value
-        if found.requires_grad:
+        total += float(found.detach())
+        if math.isfinite(total) and found.requires_grad:
             found.backward()
-        total += value
+    for weight in weights:
+        weight.release()
+    if not math.isfinite(total):
+        return total
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if not math.isfinite(float(nn.utils.clip_grad_norm_(parameters, _NORM))):
         return math.nan

@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Build
 
 from onnxq.training import rates
+from onnxq.training.lessons import Lessons
 from onnxq.training.losses import Task
 from onnxq.training.module import FakeQuantized
-from onnxq.training.rates import first_share
+from onnxq.training.rates import first_share, step
 from onnxq.training.settings import Training
 from training.modules import NETWORK, WEIGHTS, images, module_of, task_of
 
@@ -57,3 +59,18 @@ def test_what_is_faithful_takes_small_steps_and_trials_change_nothing(
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     assert first_share(module, task, Training(batch=4)) < 1
     assert all(tensor.equal(before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_batches_of_a_step_share_the_codes_of_weights_and_their_gradients_add_up(
+    module: FakeQuantized, task: Task
+) -> None:
+    single = next(Lessons(task.lessons.single).batches(range(4), 4))
+    (stacked,) = next(task.lessons.batches(range(4), 4))
+    found = []
+    for some in (single, [stacked]):
+        optimizer = torch.optim.SGD([{"params": list(module.parameters()), "largest": 0.0}], lr=0.0)
+        step(module, optimizer, task.loss, some, 1.0)
+        found.append([one.grad.clone() for one in module.parameters() if one.grad is not None])
+    assert len(single) == 4
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
