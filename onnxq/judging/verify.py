@@ -41,9 +41,9 @@ _INTEGER_KERNELS = frozenset(
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
 # Runs of a model in a round: more tell hardly more, how rounds differ decides.
-_ENOUGH = 8
+_ENOUGH = 4
 # So many in each round of a second look.
-_MANY = 4 * _ENOUGH
+_MANY = 32
 # Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
 _NONSENSE, _DISPUTED = 6.0, 15.0
 COMPARED_SAMPLES = 64

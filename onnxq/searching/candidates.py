@@ -82,9 +82,9 @@ def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float],
     return lambda predicted: height + steepness * (predicted - centre)
 
 
-def is_worth_trying(one: Candidate, faithful: Candidate) -> bool:
-    """Whether a plan is expected to be so much faster than a faithful one that it is seen."""
-    return one.assignment.nanoseconds < _HARDLY_FASTER * faithful.assignment.nanoseconds
+def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
+    """Whether an assignment is expected to be so much faster than a faithful one that it is seen."""
+    return one.nanoseconds < _HARDLY_FASTER * faithful.nanoseconds
 
 
 def fastest(timed: Sequence[Candidate]) -> Candidate:

@@ -15,7 +15,6 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
-from onnxq.searching.assignment import cheapest
 from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, is_worth_trying, points
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
@@ -87,7 +86,7 @@ class _Search:
     def run(self) -> Outcome:
         prices = self._prices()
         noise = SILENT
-        tried = [self._measured(self._solved(prices, noise, 0.0))]
+        tried = [self._measured(self._planned(prices, noise, 0.0, prices.best(noise, 0.0)))]
         if not self._is_faithful(tried[0]):
             noise = self._noise(prices)
             tried = self._crossing(prices, noise)
@@ -213,9 +212,7 @@ class _Search:
         plan = self.laboratory.plan({**self._stores, **prices.left})
         return self._measured(Candidate(assignment, plan, 0.0, frozenset()))
 
-    def _solved(self, prices: Prices, noise: Noise, weight: float) -> Candidate:
-        problem = prices.problem(noise, weight)
-        assignment = prices.assignment(cheapest(problem), noise, weight)
+    def _planned(self, prices: Prices, noise: Noise, weight: float, assignment: Assignment) -> Candidate:
         plan = self.laboratory.plan(prices.demotions(assignment, noise))
         return Candidate(assignment, plan, weight, prices.excluded)
 
@@ -240,19 +237,21 @@ class _Search:
         Sought is the first that is faithful; the quietest is measured even when time is up.
         """
         first = prices.costs.floats.total / self._allowed / 100
-        solved = cache(lambda index: self._solved(prices, noise, first * _STEP**index if index >= 0 else 0.0))
-        tried = [self._measured(solved(-1))]
-        low, high = -1, _WEIGHTS
+        weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
+        assigned = cache(lambda index: prices.best(noise, weights[index]))
+        tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]
+        low, high = 0, len(weights)
         while high - low > 1 and len(tried) <= self.effort.tried:
-            if high < _WEIGHTS and (self._is_late or not is_worth_trying(solved(low), solved(high))):
+            if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
-            expected = partial(_expected, solved, expectation(tried, self.goal))
+            expected = partial(_expected, assigned, expectation(tried, self.goal))
             index = high - 1
             if len(tried) > _GUESSES:
                 index = (low + high) // 2
             elif not self._is_late:
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
-            one = self._measured(replace(solved(index), predicted=expected(index)))
+            one = self._planned(prices, noise, weights[index], assigned(index))
+            one = self._measured(replace(one, predicted=expected(index)))
             tried = list(distinct([*tried, one]))
             low, high = (low, index) if self._is_faithful(one) else (index, high)
         return tried
@@ -272,9 +271,10 @@ class _Search:
             if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
-            one = self._solved(prices.without(kept_out - set(group)), noise, 0.0)
-            expected = trusted(decibels(one.assignment.noise))
-            if is_worth_trying(one, best) and expected >= self.goal - _DOUBT:
+            assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
+            expected = trusted(decibels(assignment.noise))
+            if is_worth_trying(assignment, best.assignment) and expected >= self.goal - _DOUBT:
+                one = self._planned(fewer, noise, 0.0, assignment)
                 one, tried = self._measured(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):
                     best, kept_out = one, kept_out - set(group)
@@ -286,15 +286,14 @@ class _Search:
 
     def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
-        again = self._solved(prices.without(best.without), noise, best.weight)
+        assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
+        again = self._planned(fewer, noise, best.weight, assignment)
         now = prices.repriced(best.assignment, noise).nanoseconds
         if again.plan.effect in timed or now < _AS_LONG * again.assignment.nanoseconds:
             return None
         again = self._measured(again)
-        if (again.sqnr or 0.0) < self.goal:
-            return None
-        return self._timed([again])[0]
+        return self._timed([again])[0] if self._is_faithful(again) else None
 
 
-def _expected(solved: Callable[[int], Candidate], trusted: Callable[[float], float], index: int) -> float:
-    return trusted(decibels(solved(index).assignment.noise))
+def _expected(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
+    return trusted(decibels(assigned(index).noise))

@@ -36,7 +36,7 @@ _FEWEST_RUNS, _MOST_RUNS = 5, 20
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
 # Runs of a model in each: more tell hardly more of its speed.
-_ENOUGH = 8
+_ENOUGH = 4
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
 _SHORTEST_RUN = 1e-6

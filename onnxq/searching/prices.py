@@ -14,7 +14,7 @@ from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC, Alternative, Way
-from onnxq.searching.assignment import Problem, cost, is_coded
+from onnxq.searching.assignment import Problem, cheapest, cost, is_coded
 from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
@@ -112,6 +112,10 @@ class Prices:
             weight: nanoseconds that a noise-to-signal ratio of one is worth.
         """
         return self._problem({name: self.float_side(name, noise, weight)[1] for name in self._names}, noise, weight)
+
+    def best(self, noise: Noise, weight: float) -> Assignment:
+        """Return the assignment of least time and weighed noise; see `problem`."""
+        return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
 
     def assignment(self, static: frozenset[str], noise: Noise, weight: float) -> Assignment:
         """Return what it means that these nodes are static, the others taking what is best for them then."""

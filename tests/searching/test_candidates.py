@@ -45,8 +45,8 @@ def test_luck_turns_no_line_around_and_far_plans_say_little() -> None:
 @pytest.mark.parametrize(("nanoseconds", "is_tried"), [(0.9e6, True), (0.995e6, False), (1.1e6, False)])
 def test_a_plan_that_hardly_gains_time_is_not_worth_trying(nanoseconds: float, is_tried: bool) -> None:
     faithful = candidate(0.1, 20.0)
-    one = replace(faithful, assignment=replace(faithful.assignment, nanoseconds=nanoseconds))
-    assert is_worth_trying(one, faithful) is is_tried
+    one = replace(faithful.assignment, nanoseconds=nanoseconds)
+    assert is_worth_trying(one, faithful.assignment) is is_tried
 
 
 def test_of_plans_as_fast_the_most_faithful_is_taken() -> None:

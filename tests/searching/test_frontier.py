@@ -13,7 +13,7 @@ from onnxq.modelfile import read_model
 from onnxq.planning.plan import Plan
 from onnxq.preparation import prepare
 from onnxq.scheme import Mode
-from onnxq.searching import frontier
+from onnxq.searching import frontier, prices
 from onnxq.searching.assignment import Problem, cheapest
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.search import FINEST
@@ -200,7 +200,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         solved.append(len(found))
         return found
 
-    monkeypatch.setattr(frontier, "cheapest", counted)
+    monkeypatch.setattr(prices, "cheapest", counted)
     return solved
 
 
