@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnxq.judging.trust import noise_by_sample
 from onnxq.judging.views import View
 from onnxq.passes.place.switch_codes import Switches
 from onnxq.planning.plan import Plan
+from onnxq.samples.inputs import Sample
 from onnxq.trials import Trials
 
 
@@ -56,26 +58,32 @@ class Switchboard:
         """
         path = trials.bench.prepared.with_name("switched.onnx")
         switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
-        return cls(trials, trials.views.open(path, mapped=trials.bench.is_large), switches)
+        large = trials.bench.is_large
+        return cls(trials, trials.views.open(path, mapped=large, at_once=not large), switches)
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """All there are, tensors first."""
         return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
 
-    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
-        """Return the noise-to-signal ratio of each output, see `noise_by_sample`.
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Yield the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
 
         Args:
-            coded: what is codes; all else is float.
+            asked: what is codes in each; all else is float.
             samples: places of those to run.
 
-        Returns:
+        Yields:
             float64 of shape (samples, outputs), in units of the signal of these samples.
         """
-        fed = {self._input(source): np.array(source in coded) for source in self.sources}
         expected, given = self.trials.expected, self.trials.samples
-        return noise_by_sample([(expected[place], self.view.run({**given[place], **fed})) for place in samples])
+        fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
+        answers = self.view.run_each(fed)
+        while some := list(islice(answers, len(samples))):
+            yield noise_by_sample(list(zip((expected[place] for place in samples), some, strict=True)))
+
+    def _switched(self, coded: Collection[Source]) -> Sample:
+        return {self._input(source): np.array(source in coded) for source in self.sources}
 
     def _input(self, source: Source) -> str:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]

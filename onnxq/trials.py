@@ -195,8 +195,9 @@ class Trials:
         # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
         optimize = not large or any(plan.count(mode) for mode in (Mode.STATIC, Mode.DYNAMIC))
-        view = self.views.open(model, optimize=optimize, mapped=large)
-        found = {number: view.run(self.samples[self.numbers.index(number)]) for number in numbers}
+        view = self.views.open(model, optimize=optimize, mapped=large, at_once=not large and len(numbers) > 1)
+        given = (self.samples[self.numbers.index(number)] for number in numbers)
+        found = dict(zip(numbers, view.run_each(given), strict=True))
         if large:
             del view
             return_memory()

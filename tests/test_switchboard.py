@@ -41,8 +41,9 @@ def test_all_codes_make_the_noise_of_the_quantized_model(
     plan = trials.bench.plan({})
     board = Switchboard.of(trials, plan, Recipe())
     everything = range(4)
-    assert board.noise((), everything).max() < 1e-9
-    joint, real = board.noise(board.sources, everything), trials.noise(plan, Recipe())
+    silent_codes, joint = board.noises([(), board.sources], everything)
+    assert silent_codes.max() < 1e-9
+    real = trials.noise(plan, Recipe())
     assert joint.shape == real.shape
     assert decibels(worst(joint.sum(0))) == pytest.approx(decibels(worst(real.sum(0))), abs=1.0)
     some = Switchboard.of(trials, plan, Recipe(), {"stem"})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.cores import available_cores
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.errors import DataError
 from onnxq.execution.runner import read_without_data
@@ -36,15 +39,31 @@ class View:
         session: of the model.
         names: of what is compared, as this model calls it, in an order that all views share.
         views: by what models are compared.
+        at_once: whether several samples run at once, each on one core, which takes less time than one on all.
     """
 
     session: Session
     names: tuple[str, ...]
     views: Views
+    at_once: bool = False
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return what is compared of one sample; see `onnxq.runtime.run`."""
         return run(self.session, sample, self.names, index=index)
+
+    def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
+        """Yield what is compared of samples, in order."""
+        if not self.at_once:
+            yield from map(self.run, samples)
+            return
+        running: deque[Future[list[Any]]] = deque()
+        with ThreadPoolExecutor(cores := available_cores()) as pool:
+            for sample in samples:
+                running.append(pool.submit(self.run, sample))
+                # No more outputs wait than are being made.
+                if len(running) > cores:
+                    yield running.popleft().result()
+            yield from (one.result() for one in running)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,26 +169,30 @@ class Views:
         """Names of all that is compared, as the float model calls it."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
 
-    def open(self, model: Path, *, optimize: bool = True, mapped: bool | None = None) -> View:
+    def open(self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False) -> View:
         """Open the float model, or one made from it: the same model, with tensors as outputs and with seeds.
 
         Args:
             model: the file.
             optimize: see `open_session`.
             mapped: see `open_session`.
+            at_once: whether it is going to run several samples; those of a model that draws random numbers run one by
+                one all the same.
 
         Raises:
             ModelError: The file cannot be loaded.
             DataError: It has other outputs, or lacks a tensor.
         """
+        at_once = at_once and not self.random
+        opened = partial(open_session, optimize=optimize, mapped=mapped, threads=1 if at_once else None)
         if self.plain:
-            session = open_session(model, optimize=optimize, mapped=mapped)
+            session = opened(model)
             self._check(output_names(session))
-            return View(session, self.names, self)
+            return View(session, self.names, self, at_once)
         proto, names = self._widened(model)
         put_seeds(proto)
-        make = partial(open_session, proto, optimize=optimize, mapped=mapped, external_folder=model.parent)
-        return View(SeededSession(make) if self.random else make(), names, self)
+        make = partial(opened, proto, external_folder=model.parent)
+        return View(SeededSession(make) if self.random else make(), names, self, at_once)
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineView:
         """Open a model on an engine.

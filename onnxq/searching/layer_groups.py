@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,9 +48,9 @@ class ByKind:
             sorted(self.asked.sources, key=lambda one: (one.is_node, places[kinds[one]] if one in kinds else -1))
         )
 
-    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
-        """Return the noise-to-signal ratio by sample and output."""
-        return self.asked.noise(coded, samples)
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Yield the noise-to-signal ratio by sample and output for several sets of codes."""
+        return self.asked.noises(asked, samples)
 
     def _kinds(self) -> dict[Source, _Kind]:
         found: dict[Source, _Kind] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -49,8 +49,8 @@ class Questions(Protocol):
         """All there are, in the order of the plan."""
         ...
 
-    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
-        """Return the noise-to-signal ratio by sample and output."""
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Yield the noise-to-signal ratio by sample and output for several sets of codes."""
         ...
 
 
@@ -162,23 +162,24 @@ def measure_noises(
     sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
         return Noises()
-    by_sample = _finite(board.noise(sources, everything))
+    [by_sample] = map(_finite, board.noises([sources], everything))
     joint = by_sample.sum(0)
     place = int(np.argsort(by_sample.max(1), kind="stable")[(samples - 1) // 2])
     asked = 0
     alone: dict[Source, Ratios] = {}
 
-    def measure(group: Sequence[Source]) -> Ratios:
+    def measure(groups: Sequence[Sequence[Source]]) -> list[Ratios]:
         nonlocal asked
-        asked += 1
-        told(asked, max(most, asked))
-        found: Ratios = _finite(board.noise(frozenset(group), [place])).sum(0)
-        if len(group) == 1:
-            alone[group[0]] = found
+        found: list[Ratios] = []
+        for ratios in board.noises(map(frozenset, groups), [place]):
+            asked += 1
+            told(asked, max(most, asked))
+            found.append(_finite(ratios).sum(0))
+        alone.update((group[0], ratios) for group, ratios in zip(groups, found, strict=True) if len(group) == 1)
         return found
 
     most = min(max(int(_FIRST_PART * (runs - samples)), _FEWEST), len(sources)) if runs > 0 else 0
-    whole = _finite(board.noise(sources, [place])).sum(0)
+    [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
     ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
     # The outputs' signals and how noisy the sample is are not those of all.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
@@ -190,7 +191,7 @@ def measure_noises(
         if not others or asked + (number + 1) * samples > runs:
             break
         told(asked + number, asked + len(order))
-        seen = _finite(board.noise({source}, everything))
+        [seen] = map(_finite, board.noises([{source}], everything))
         found[source] = seen.sum(0)
         alone[source] = found[source]
         at = int(np.argmax(found[source]))
@@ -213,7 +214,7 @@ def _by_loudness(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]
 
 def spread_noise(
     units: Sequence[Source],
-    measure: Callable[[Sequence[Source]], Ratios],
+    measure: Callable[[Sequence[Sequence[Source]]], list[Ratios]],
     *,
     whole: Ratios,
     most: int,
@@ -228,7 +229,7 @@ def spread_noise(
 
     Args:
         units: in the order in which data flows, so that neighbours share borders.
-        measure: a group to its noise-to-signal ratio at each output with everything else silent.
+        measure: groups to the noise-to-signal ratio of each at each output with everything else silent.
         whole: the ratios of all units together.
         most: measurements to make at most.
         negligible: the part of the whole's noise below which a group is not split.
@@ -238,14 +239,14 @@ def spread_noise(
         Noise-to-signal ratios by unit.
     """
     if most >= len(units):
-        return {unit: measure([unit]) for unit in units}
+        return dict(zip(units, measure([[unit] for unit in units]), strict=True))
     usual = median(shares.values()) if shares else 1.0
     count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
     bounds = [round(index * len(units) / count) for index in range(count + 1)]
-    spans = list(pairwise(bounds))
-    groups = [(units[start:stop], measure(units[start:stop]) if count > 1 else whole) for start, stop in spans]
+    groups = [units[start:stop] for start, stop in pairwise(bounds)]
     measured = count if count > 1 else 0
-    heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(groups)]
+    first = zip(groups, measure(groups) if measured else [whole], strict=True)
+    heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(first)]
     heapq.heapify(heap)
     found: dict[Source, Ratios] = {}
     number = len(heap)
@@ -256,9 +257,10 @@ def spread_noise(
             found.update({unit: ratio * part for unit, part in zip(group, parts / parts.sum(), strict=True)})
             continue
         middle = len(group) // 2
-        halves = [(half, measure(half)) for half in (group[:middle], group[middle:])]
-        total = halves[0][1] + halves[1][1]
-        for half, own in halves:
+        halves = (group[:middle], group[middle:])
+        one, other = measure(halves)
+        total = one + other
+        for half, own in zip(halves, (one, other), strict=True):
             # Errors that point the same way make more together than the sum of what they make alone.
             part = ratio * np.divide(own, total, out=np.full_like(total, 1 / 2), where=total > 0)
             heapq.heappush(heap, (-_share(part, whole), number, half, part))

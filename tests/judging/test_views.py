@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_weights_behind_what_the_data_decides_are_doubted(build: Build, tmp_path
 def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
     onnx.save(perceptron, tmp_path / "model.onnx")
     assert Views.of(tmp_path / "model.onnx", tmp_path / "model.onnx") == Views(("y",))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_samples_that_run_at_once_come_in_order(
+    at_once: bool, count: int, perceptron: ModelProto, samples_for: Callable[..., list], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(perceptron, path)
+    samples = samples_for(perceptron, 7)[:count]
+    view = Views.whole(path).open(path, at_once=at_once)
+    found, expected = list(view.run_each(iter(samples))), [view.run(sample) for sample in samples]
+    assert len(found) == count
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +44,8 @@ class Asked:
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
 
-    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
-        return np.full((len(samples), 1), float(len(coded)))
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
 
 
 def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
@@ -59,7 +59,7 @@ def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> 
         *(f"narrow{n}" for n in range(BLOCKS)),
     ]
     assert [one.name for one in board.sources if not one.is_node] == ["x", "a0", "a1", "a2", "h0", "h1", "h2"]
-    assert board.noise(given[:2], [0, 1]).tolist() == [[2.0], [2.0]]
+    assert [found.tolist() for found in board.noises([given[:2]], [0, 1])] == [[[2.0], [2.0]]]
 
 
 def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProto]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,13 +36,16 @@ class Board:
         total = sum(self.loud.get(source.name, self.rest) for source in coded)
         return np.array([[total, total / 2] for _ in samples]) / len(samples)
 
-    def group(self, units: Sequence[Source]) -> NDArray[np.float64]:
-        return self.noise(units, [0])[0]
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        return (self.noise(coded, samples) for coded in asked)
+
+    def groups(self, groups: Sequence[Sequence[Source]]) -> list[NDArray[np.float64]]:
+        return [found[0] for found in self.noises(groups, [0])]
 
 
 def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]:
-    whole = Board(board.loud, board.rest).group(UNITS)
-    found = spread_noise(UNITS, board.group, whole=whole, most=most, negligible=negligible)
+    [whole] = Board(board.loud, board.rest).groups([UNITS])
+    found = spread_noise(UNITS, board.groups, whole=whole, most=most, negligible=negligible)
     assert list(found) == list(UNITS)
     assert all(ratios[1] == pytest.approx(ratios[0] / 2) for ratios in found.values())
     return {source.name: worst(ratios) for source, ratios in found.items()}
@@ -66,14 +69,20 @@ def test_few_measurements_find_the_noisiest() -> None:
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_the_parts_make_the_whole_even_where_errors_point_the_same_way(most: int) -> None:
     found = spread_noise(
-        UNITS, lambda group: np.array([len(group) ** 2 / 1024]), whole=np.ones(1), most=most, negligible=0.0
+        UNITS,
+        lambda groups: [np.array([len(group) ** 2 / 1024]) for group in groups],
+        whole=np.ones(1),
+        most=most,
+        negligible=0.0,
     )
     assert sum(map(worst, found.values())) == pytest.approx(1.0)
 
 
 def test_the_noise_of_a_group_is_divided_by_likely_shares() -> None:
     shares = {UNITS[1]: 3.0, UNITS[2]: 0.0, UNITS[3]: 1.0}
-    found = spread_noise(UNITS[:4], lambda group: np.ones(1), whole=np.ones(1), most=1, negligible=0.0, shares=shares)
+    found = spread_noise(
+        UNITS[:4], lambda groups: [np.ones(1)] * len(groups), whole=np.ones(1), most=1, negligible=0.0, shares=shares
+    )
     # Of the first none is known.
     assert [worst(found[unit]) for unit in UNITS[:4]] == pytest.approx([0.2, 0.6, 0.0, 0.2])
 
