@@ -112,5 +112,6 @@ def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
 
 def _whole_and_fraction(sums: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return sums as whole numbers and the rest in units of 2**-40, which add up without rounding."""
-    whole = np.floor(sums)
-    return np.stack([whole, np.rint(np.ldexp(sums - whole, SUM_BITS))], 1).astype(np.int64)
+    whole, found = np.floor(sums), np.empty((len(sums), 2), np.int64)
+    found[:, 0], found[:, 1] = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -113,6 +114,7 @@ def _reads_time_first(node: onnx.NodeProto) -> bool:
     return node.op_type in ("GRU", "LSTM", "RNN") and layout == 0
 
 
+@cache
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Tell whether ``dtype`` is a float type, bfloat16 and float8 included."""
     return dtype.name.startswith(("float", "bfloat"))
