@@ -17,6 +17,7 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
 from onnxq.passes.canonical.use_hard_swish import UseHardSwish
+from onnxq.passes.prepare.convolve_pooled import ConvolvePooled
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.flush_denormals import FlushDenormals
@@ -56,7 +57,7 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
-_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus())
+_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus(), ConvolvePooled())
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
 _ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
@@ -157,6 +158,8 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
         found.append(JoinHardSwishes())
     if target.workarounds:
         found.append(SplitPRelus())
+    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and target.kernels.convolves_pooled:
+        found.append(ConvolvePooled())
     return tuple(found)
 
 

@@ -28,6 +28,7 @@ class Kernels:
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
         whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
         either_output: op types of ``fused`` whose kernels give floats as fast as codes where not all want codes.
+        convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
     """
 
     fused: frozenset[str]
@@ -40,6 +41,7 @@ class Kernels:
     half: bool = False
     whole: frozenset[str] = frozenset()
     either_output: frozenset[str] = frozenset()
+    convolves_pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ _OPENVINO = replace(
         whole=frozenset({"HardSwish"}),
         # What is made of its floats, as by Gelu, a convolution computes before it makes codes.
         either_output=frozenset({"Conv"}),
+        # Where all is integer, models/resnet.onnx is 1.1 times as fast with it, and effnet-lite0 1.02 times.
+        convolves_pooled=True,
     ),
     reads=ReadCodes(
         # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
