@@ -89,7 +89,7 @@ def test_weights_that_make_little_of_the_noise_are_not_looked_at(
     static = open_workbench(load(MODELS / "gru.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path)
     asked: list[Basis] = []
     monkeypatch.setattr(Trials, "noise", lambda *_: np.full((2, 1), 0.1))
-    monkeypatch.setattr(Switchboard, "noise", lambda *_: np.full((2, 1), 0.1 * part))
+    monkeypatch.setattr(Switchboard, "noises", lambda *_: iter([np.full((2, 1), 0.1 * part)]))
 
     def first(folds: Folds, plan: Plan, findings: Sequence[Finding]) -> Finding:
         asked.append(findings[1](folds.found_on[0]))
@@ -108,7 +108,8 @@ def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
     weighted = {decision.node for decision in plan.decisions if decision.weights}
     alone = Switchboard.of(trials, plan, Recipe(), weighted)
     assert {source.is_node for source in alone.sources} == {True}
-    part = pooled(alone.noise(alone.sources, range(8))) / pooled(trials.noise(plan, Recipe()))
+    [noise] = alone.noises([alone.sources], range(8))
+    part = pooled(noise) / pooled(trials.noise(plan, Recipe()))
     assert 0 < part < 1
 
 
