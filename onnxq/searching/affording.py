@@ -18,6 +18,8 @@ from onnxq.trials import Trials
 
 # Less is not seen in so short a time.
 _NO_SLOWER = 0.98
+# Where a model misses its aim by so many decibels, most of it stays in float, and the search weighs what factors cost.
+_FAR = 3.0
 # Models that tell which of the factors fidelity needs; of more groups so few tell little.
 _TRIED = 12
 
@@ -26,9 +28,10 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     """Return what was refined with all factors of channels, or without those that cost time and fidelity does not need.
 
     Where floats become codes or codes floats, factors keep kernels from being the fastest there are; those that cost no
-    node cost no time. All are kept where the model is as fast with them as with the latter alone; else the latter are
-    taken, where these miss the aim all but those that fidelity does not need, and where that misses it too, the more
-    faithful of both with which the model is faster than in float.
+    node cost no time. The latter alone are taken where the model is more faithful so, and all are kept where it is as
+    fast with them; else the latter are taken, where these miss the aim all but those that fidelity does not need, and
+    where that misses it too, the more faithful of both with which the model is faster than in float. All are kept too
+    where the model is far from the aim with them.
 
     Args:
         laboratory: builds, times and judges.
@@ -41,9 +44,11 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     trials, every = laboratory.trials, refined.basis.recipe
     graph = trials.bench.graph
     free = folded(graph, plan, every.migration)
-    if free.key == every.migration.key:
+    if free.key == every.migration.key or trials.sqnr(plan, every) < aim - _FAR:
         return refined
     fewer = replace(every, migration=free) if free.factors else refined.unmigrated
+    if trials.sqnr(plan, fewer) > trials.sqnr(plan, every):
+        return _with(trials, plan, refined, fewer, "the model is more faithful without")
     speeds = laboratory.speeds_of([trials.candidate(plan, recipe).path for recipe in (every, fewer)])
     if speeds[0] >= _NO_SLOWER * speeds[1]:
         return refined
@@ -56,8 +61,13 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
         taken = max(paying or [fewer], key=lambda one: trials.sqnr(plan, one))
     if taken is every:
         return refined
+    return _with(trials, plan, refined, taken, f"the model is {speeds[1] / speeds[0]:.2f}x as fast without")
+
+
+def _with(trials: Trials, plan: Plan, refined: Refined, taken: Recipe, reason: str) -> Refined:
+    """Return what was refined with the factors of a recipe, and why without the others."""
     reached = decibels(pooled(trials.noise(plan, taken))) if taken.migration.factors else math.nan
-    return refined.with_factors_of(taken, reached, f"the model is {speeds[1] / speeds[0]:.2f}x as fast without")
+    return refined.with_factors_of(taken, reached, reason)
 
 
 def _needed(trials: Trials, plan: Plan, every: Recipe, groups: Sequence[frozenset[str]], aim: float) -> Recipe:
