@@ -66,10 +66,6 @@ class Switchboard:
         """All there are, tensors first."""
         return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
 
-    def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
-        """Return the noise-to-signal ratio of each output for one set of codes; see `noises`."""
-        return next(self.noises([coded], samples))
-
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Yield the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
 
