@@ -69,8 +69,8 @@ class Laboratory:
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
-        timed: the times of models that were timed alone beside the float model, by their digests. Of several that were
-            timed together the one is taken that luck made the fastest.
+        timed: the times of models that no other may be as fast as that was timed beside them, by their digests. Of
+            several that may be as fast the one is taken that luck made the fastest.
     """
 
     trials: Trials
@@ -151,8 +151,8 @@ class Laboratory:
         timing, given = self.timing, (self.reference, *models)
         seconds, engine = len(models) * timing.seconds, timing.engine
         found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH, engine=engine)
-        if len(models) == 1:
-            self.timed[model_digest(models[0])] = found[0]
+        if (place := _plainly_fastest(found)) is not None:
+            self.timed[model_digest(models[place])] = found[place]
         return found
 
     def _key(self, digest: str, asked: object) -> str:
@@ -178,6 +178,13 @@ class Laboratory:
     def _runs(self) -> int:
         """How often a model runs under the profiler."""
         return min(max(round(_PROFILED / max(self.trials.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
+
+
+def _plainly_fastest(found: Sequence[Latency]) -> int | None:
+    """Return the place of the model that is faster than all others whatever luck did, or None where there is none."""
+    fastest = max(range(len(found)), key=lambda place: found[place].speed)
+    low, _ = found[fastest].interval
+    return fastest if all(one is found[fastest] or one.interval[1] < low for one in found) else None
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
