@@ -143,7 +143,7 @@ class Folds:
         """Return whether a finding leaves less noise than another by more than chance, sample by sample.
 
         All samples together have to see more than one standard error less, or where they are few, as much more as
-        Student's t allows for. The second fold finds nothing where the first sees no less.
+        Student's t allows for. The second fold finds nothing where what the first sees cannot be made up for.
 
         Args:
             plan: what becomes of each node.
@@ -154,7 +154,7 @@ class Folds:
         found: list[Noise] = []
         for fold in range(2):
             was, now = self._seen(plan, ((fold, other), (fold, finding)))
-            if not pooled(now) < pooled(was) and not fold:
+            if not pooled(now) < _HOPELESS * pooled(was) and not fold:
                 return False
             before.append(was)
             found.append(now)
