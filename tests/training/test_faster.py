@@ -102,14 +102,41 @@ def test_what_was_there_is_built_again_otherwise(
 
 @pytest.mark.parametrize(
     ("gained", "aims"),
-    [(1.5, [16.0, 18.5]), (0.2, [16.0]), (5.0, [16.0])],
+    [(1.5, [18.0, 18.5]), (0.2, [18.0]), (5.0, [18.0])],
     ids=["some", "hardly anything", "too little all the same"],
 )
 def test_the_next_plan_lacks_no_more_than_training_gave_back(
     gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=False)
+    assert asked == aims
+    assert best.chosen is first.chosen
+
+
+@pytest.mark.parametrize(("gained", "aims"), [(2.2, [18.0]), (6.0, [18.0, 14.0])], ids=["hardly more", "more"])
+def test_the_next_plan_lacks_what_training_gave_back_of_one_that_is_faithful(
+    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=True)
+    assert asked == aims
+    assert best.chosen is not first.chosen
+    assert best.doubts == ()
+
+
+def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, 2.2, faithful=True, speed=0.9)
+    assert asked == [18.0, 16.0]
+    assert best.chosen is first.chosen
+
+
+def attempts(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, faithful: bool, speed: float = 2.0
+) -> tuple[Settled, Settled, list[float]]:
+    """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
     steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
-    other = Steps.of(build, tmp_path / "other", "int2-block16", 2.0)
+    other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
     asked, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
 
     def searched(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget) -> Settled:
@@ -121,11 +148,9 @@ def test_the_next_plan_lacks_no_more_than_training_gave_back(
 
     monkeypatch.setattr(module, "settled", searched)
     monkeypatch.setattr(module, "trained", learned)
-    monkeypatch.setattr(module, "_is_faithful", lambda *arguments: False)
+    monkeypatch.setattr(module, "_is_faithful", lambda *arguments: faithful)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
-    best = faster(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT)
-    assert asked == aims
-    assert best.chosen is steps.first.chosen
+    return faster(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, asked
 
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
