@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.errors import OutputError
@@ -34,7 +35,7 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
     assert methods_tried(named, Budget()) == (MinMax(),)
 
 
-@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", 16)])
+@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", FULL.models)])
 def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
     accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
