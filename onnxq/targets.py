@@ -177,6 +177,7 @@ _ONNXRUNTIME_WEB = replace(
 )
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 # Codes are int8 around zero, weights from -127 on, and a quantizer belongs in front of weighted layers only: it moves
 # them through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working with Quantized
@@ -192,20 +193,21 @@ _TENSORRT = Target(
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
-# Precision Transformations", Convolution, and the preset "mixed" of its quantization); Sigmoid, HardSigmoid, Softmax,
-# Expand and Tile are not among the operations through which it moves scales.
+# Precision Transformations", Convolution, ConvolutionBackpropData, and the preset "mixed" of its quantization); Sigmoid,
+# HardSigmoid, Softmax, Expand and Tile are not among the operations through which it moves scales.
 _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
     kernels=Kernels(
-        _ONNXRUNTIME_CPU.kernels.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"},
+        _ONNXRUNTIME_CPU.kernels.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"} | _CONVOLUTIONS,
         _ONNXRUNTIME_CPU.kernels.float_output,
         _ONNXRUNTIME_CPU.kernels.clamps,
         multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
         # HardSigmoid times its data are two kernels, and as many changes of layout: ppocr-cls took 1.7 times as long.
         whole=frozenset({"HardSwish"}),
-        # What is made of its floats, as by Gelu, a convolution computes before it makes codes.
-        either_output=frozenset({"Conv"}),
+        # What is made of their floats, as by Gelu, they compute before they make codes; a transposed one only where it
+        # reads codes: the Sigmoid behind that of ppocr-det takes a tenth of a run with all else as integers.
+        either_output=_CONVOLUTIONS,
         # Where all is integer, models/resnet.onnx is 1.1 times as fast with it, and effnet-lite0 1.02 times.
         convolves_pooled=True,
     ),

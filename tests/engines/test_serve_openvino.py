@@ -79,6 +79,27 @@ def test_only_products_that_are_to_multiply_codes_do(
     assert [one.op_type for one in kernels if one.op_type.startswith("FullyConnected")] == [kernel]
 
 
+def test_a_transposed_convolution_of_codes_computes_what_stands_behind_it(
+    build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,4,16,16] y) {"
+        "[first] a = Conv(x, w0) r = Relu(a) [up] b = ConvTranspose <strides = [2,2]> (r, w1) y = Sigmoid(b) }",
+        w0=(8, 8, 1, 1),
+        w1=(8, 4, 2, 2),
+    )
+    path, random = tmp_path / "model.onnx", np.random.default_rng(0)
+    samples = [{"x": random.standard_normal((1, 8, 8, 8)).astype(np.float32)} for _ in range(4)]
+    budget = Budget(search="off", accuracy="off", latency=0.0, engine="openvino-f32")
+    report = quantize(model, samples, path, target="openvino", budget=budget).report
+    assert report.fidelity.elsewhere is not None
+    assert report.fidelity.elsewhere.agreement.worst_sqnr > 30
+    with open_engine("openvino-f32") as engine:
+        kernels = engine.profile(path, samples[:1], tmp_path, 1)
+    assert [one.op_type for one in kernels if "up" in one.outputs] == ["ConvolutionBackpropData"]
+    assert "Sigmoid" not in {one.op_type for one in kernels}
+
+
 def test_recurrent_cells_with_stored_codes_are_loaded(tmp_path: Path) -> None:
     made = recurrent_layers()
     onnx.save(made, tmp_path / "float.onnx")

@@ -80,6 +80,20 @@ def test_rows_of_a_large_table_are_looked_up_as_codes(
     assert plan.by_node["rows"].mode is mode
 
 
+@pytest.mark.parametrize(("target", "mode"), [("onnxruntime-cpu", FLOAT), ("openvino", STATIC)])
+def test_a_transposed_convolution_is_integers_where_the_runtime_has_a_kernel(
+    build: Callable[..., ModelProto], target: str, mode: Mode
+) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,4,16,16] y) {"
+        "[first] a = Conv(x, w0) [up] b = ConvTranspose <strides = [2,2]> (a, w1) y = Sigmoid(b) }",
+        w0=(8, 8, 1, 1),
+        w1=(8, 4, 2, 2),
+    )
+    plan = planner.make_plan(prepare(read_model(model)), PRESETS["int8"], TARGETS[target])
+    assert plan.by_node["up"].mode is mode
+
+
 def test_the_stem_reads_a_quantized_graph_input(residual: ModelProto, plan_of) -> None:
     plan = plan_of(residual)
     first = plan.activations[0]
