@@ -193,8 +193,8 @@ _TENSORRT = Target(
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
-# Precision Transformations", Convolution, ConvolutionBackpropData, and the preset "mixed" of its quantization); Sigmoid,
-# HardSigmoid, Softmax, Expand and Tile are not among the operations through which it moves scales.
+# Precision Transformations", Convolution, ConvolutionBackpropData, and the preset "mixed" of its quantization);
+# Sigmoid, HardSigmoid, Softmax, Expand and Tile are not among the operations through which it moves scales.
 _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
