@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ def run_isolated(program: Callable[[], None]) -> None:
     if not hasattr(os, "fork"):
         program()
         return
+    # What is loaded stays as long as the process: to look for cycles in it would take a part of a second at each end.
+    gc.freeze()
     lifeline, held = os.pipe()
     places, told = os.pipe()
     child = os.fork()
@@ -36,7 +39,10 @@ def run_isolated(program: Callable[[], None]) -> None:
         os.close(held)
         told_of_staging.set(_teller(told))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-        program()
+        try:
+            program()
+        finally:
+            gc.freeze()
         return
     os.close(lifeline)
     os.close(told)
