@@ -132,7 +132,7 @@ class Trials:
         model = Reference(reference, views)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
         kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
-        answers = [model.answer(sample) for sample in kept]
+        answers = list(model.answer_each(kept))
         expected = tuple(tuple(answer.outputs) for answer in answers)
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
         numbers = tuple(itertools.islice(_NUMBERS, len(kept)))

@@ -12,7 +12,7 @@ from typing import Any
 Turn = tuple[float, ...]
 """Seconds of a run of each model, one right behind the other."""
 # Seconds of a round that many runs of a small model are not enough for.
-_SHORTEST_ROUND = 0.04
+_SHORTEST_ROUND = 0.02
 # Seconds of a round for each model that fewer runs of a large one are enough for, and so many at least.
 _LONGEST_ROUND, _FEWEST_TURNS = 0.1, 2
 # Seconds of a run that needs no second one to warm up.

@@ -16,7 +16,7 @@ from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
-from onnxq.judging.reference import FloatView
+from onnxq.judging.reference import FloatView, run_beside
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
 from onnxq.modelfile.publish import staging
@@ -146,7 +146,7 @@ class Agreement:
 
 
 def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample], risk: float = RISK) -> Agreement:
-    """Run both models on every sample and compare them, holding one sample at a time.
+    """Run both models on every sample and compare them, holding no more samples at a time than there are cores.
 
     Args:
         one: the float model.
@@ -161,7 +161,7 @@ def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample],
         DataError: there is no sample, or a run fails.
     """
     stand_ins = one.views.stand_ins
-    found = agreement_of(one.views.names, ((one.run(sample), other.run(sample)) for sample in samples), risk)
+    found = agreement_of(one.views.names, run_beside(one, other, samples), risk)
     outputs = tuple(replace(output, stands_for=stand_ins.get(output.name, ())) for output in found.outputs)
     return replace(found, outputs=outputs)
 

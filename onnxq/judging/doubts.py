@@ -73,7 +73,7 @@ def _is_silent(sample: Sample) -> bool:
 def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
     reference = Reference(model, Views.whole(model))
     names = reference.views.names
-    answers = [reference.run(sample) for sample in samples]
+    answers = [answer.outputs for answer in reference.answer_each(samples)]
     if answers and all(_is_nan(array) for answer in answers for array in answer):
         raise ModelError(
             f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN, in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxq.cores import each_at_once
 from onnxq.evidence.provenance import sample_digest
-from onnxq.judging.views import View, Views
+from onnxq.judging.views import EngineView, View, Views
+from onnxq.large_models import is_large
 from onnxq.samples.inputs import Sample
 
 # Bytes of outputs that are kept of all float models.
@@ -97,6 +99,10 @@ class Reference:
         """Return the outputs of `answer`."""
         return self.answer(sample).outputs
 
+    def answer_each(self, samples: Iterable[Sample]) -> Iterator[Answer]:
+        """Yield what `answer` gives for samples, in order."""
+        return each_at_once(self.answer, samples) if self.at_once else map(self.answer, samples)
+
     def _given(self, sample: Sample) -> Answer:
         view = self._view
         start = time.perf_counter()
@@ -104,8 +110,13 @@ class Reference:
         return Answer(outputs, time.perf_counter() - start)
 
     @cached_property
+    def at_once(self) -> bool:
+        """Whether several samples may run at once, each on one core."""
+        return not self.views.random and not is_large(self.model)
+
+    @cached_property
     def _view(self) -> View:
-        return self.views.open(self.model)
+        return self.views.open(self.model, at_once=self.at_once)
 
     @cached_property
     def _key(self) -> tuple[Hashable, ...]:
@@ -121,3 +132,14 @@ def held_bytes(outputs: Iterable[Any]) -> int:
 
 FloatView: TypeAlias = View | Reference
 """A float model for comparing, which runs whenever it is asked or once on a sample."""
+
+
+def run_beside(
+    one: FloatView, other: View | EngineView, samples: Iterable[Sample]
+) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    """Yield what a float model and one made from it give for samples, in order; see `each_at_once`."""
+
+    def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
+        return one.run(sample), other.run(sample)
+
+    return each_at_once(both, samples) if one.at_once and other.at_once else map(both, samples)

@@ -148,10 +148,11 @@ def verify(
     large = is_large(reference)
     with staging(None) as folder:
         copy = folder / "optimized.onnx"
-        session = open_session(candidate, optimized_copy=copy, mapped=large)
+        session = open_session(candidate, optimized_copy=copy, mapped=large, threads=None if large else 1)
         kernels = _kernels(copy)
     views = Views.of(reference, candidate)
-    view = View(session, views.names, views) if views.plain else views.open(candidate, mapped=large)
+    opened = partial(views.open, candidate, mapped=large, at_once=not large)
+    view = View(session, views.names, views, at_once=not large) if views.plain else opened()
     agreement = compare(Reference(reference, views), view, evenly(samples, COMPARED_SAMPLES), risk)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     elsewhere = None

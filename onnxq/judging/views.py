@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 
-from onnxq.cores import available_cores
+from onnxq.cores import each_at_once
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.errors import DataError
 from onnxq.execution.runner import read_without_data
@@ -53,17 +51,7 @@ class View:
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield what is compared of samples, in order."""
-        if not self.at_once:
-            yield from map(self.run, samples)
-            return
-        running: deque[Future[list[Any]]] = deque()
-        with ThreadPoolExecutor(cores := available_cores()) as pool:
-            for sample in samples:
-                running.append(pool.submit(self.run, sample))
-                # No more outputs wait than are being made.
-                if len(running) > cores:
-                    yield running.popleft().result()
-            yield from (one.result() for one in running)
+        return each_at_once(self.run, samples) if self.at_once else map(self.run, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +65,7 @@ class EngineView:
 
     loaded: LoadedModel
     names: tuple[str, ...]
+    at_once: ClassVar = False
 
     def run(self, sample: Sample) -> list[Any]:
         """Return what is compared of one sample."""

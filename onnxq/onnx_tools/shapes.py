@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, defs, shape_inference
 
@@ -18,7 +19,6 @@ from onnxq.onnx_tools.stand_ins import put_stand_ins
 
 _INVENTED = "unk__"
 _MOST_PROPAGATED = 1 << 20
-_PROPAGATING = frozenset(schema.name for schema in defs.get_all_schemas() if schema.has_data_propagation_function)
 
 
 def infer_shapes(graph: Graph) -> None:
@@ -72,6 +72,12 @@ def _infer(model: ModelProto) -> ModelProto | None:
     return None
 
 
+@cache
+def _propagating() -> frozenset[str]:
+    """Names of the operators that data propagates through; to ask onnx for them takes a while."""
+    return frozenset(schema.name for schema in defs.get_all_schemas() if schema.has_data_propagation_function)
+
+
 def _propagated(graph: GraphProto) -> int:
     """Return how many values onnx would hold to propagate data, which it does for every vector of known length.
 
@@ -86,7 +92,7 @@ def _propagated(graph: GraphProto) -> int:
                 sizes[info.name] = dims[0].dim_value
         sizes.update({tensor.name: tensor.dims[0] for tensor in scope.initializer if len(tensor.dims) == 1})
         for node in scope.node:
-            if not domain_named(node.domain) and node.op_type in _PROPAGATING:
+            if not domain_named(node.domain) and node.op_type in _propagating():
                 read = [sizes.get(name, 1) for name in node.input]
                 made = sum(read) if node.op_type == "Concat" else max(read, default=0)
                 sizes.update(dict.fromkeys(node.output, made))

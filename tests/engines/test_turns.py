@@ -33,6 +33,6 @@ def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest
         now[0] += sample
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
-    [found] = timed_by_turns([run, run, run], [0.004], 10.0, enough=2)
+    [found] = timed_by_turns([run, run, run], [0.002], 10.0, enough=2)
     assert len(found) == 4
     assert {len(turn) for turn in found} == {3}

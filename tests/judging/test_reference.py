@@ -44,6 +44,17 @@ def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.Monkey
     assert found[1][0] != pytest.approx(found[2][0])
 
 
+def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, answers = count_runs(monkeypatch), Answers()
+    reference = Reference(model, Views.whole(model), answers)
+    first = reference.run(SAMPLES[1])
+    found = [answer.outputs for answer in reference.answer_each(SAMPLES)]
+    assert len(ran) == len(SAMPLES)
+    assert found[1] is first
+    for sample, outputs in zip(SAMPLES, found, strict=True):
+        assert outputs is reference.run(sample)
+
+
 def test_other_outputs_and_other_files_are_asked_for_anew(
     model: Path, build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
