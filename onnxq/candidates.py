@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,6 +73,14 @@ class Candidates:
             for path in (gone, data_file(gone)):
                 path.unlink(missing_ok=True)
         return self._models[key]
+
+    def copied(self, key: Hashable, place: Path) -> bool:
+        """Copy the file of a model that was built before and is all in one; return whether there is one."""
+        known = self._models.get(key)
+        if known is None or data_file(known.path).exists():
+            return False
+        shutil.copyfile(known.path, place)
+        return True
 
     def begin(self, key: Hashable, numbers: Sequence[int], build: Callable[[], Runner]) -> None:
         """Run a model on samples in the background, one model at a time, unless that is done or begun.

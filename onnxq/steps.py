@@ -26,6 +26,7 @@ from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
+from onnxq.judging.aims import plenty_of
 from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
@@ -46,15 +47,12 @@ from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
 from onnxq.searching.all_samples import refitted
 from onnxq.searching.attempts import choose
-from onnxq.searching.choosing import Chooser, Chosen, Files, plenty_of
+from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
-
-# Of a large model, which takes long to build and to run, only the likeliest ranges are tried.
-_LIKELY = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,8 +273,7 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
     affordable = ("ranges",) if large else METHODS
     given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
     methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
-    models = min(wanted.models, _LIKELY) if large and not wanted.thorough else wanted.models
-    return replace(wanted, methods=methods, models=models)
+    return replace(wanted, methods=methods)
 
 
 def published(model: Prepared) -> Graph:

@@ -175,8 +175,7 @@ class Trials:
             self.built.begin(self._key(plan, recipe), self.numbers, partial(self._runner, plan, recipe))
 
     def _key(self, plan: Plan, recipe: Recipe) -> Hashable:
-        """Return what tells the model of a plan from others that are built here."""
-        return plan.effect, recipe.key, _ThisEvidence(self.evidence)
+        return candidate_key(plan, recipe, self.evidence)
 
     def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: Recipe) -> Judgement:
         key = self._key(plan, recipe)
@@ -212,6 +211,11 @@ class Trials:
             return Candidate(path, coded_tensors(graph, bench.graph))
 
         return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
+
+
+def candidate_key(plan: Plan, recipe: Recipe, evidence: Evidence) -> Hashable:
+    """Return what tells the model that is built of a plan from others that are built on the same workbench."""
+    return plan.effect, recipe.key, _ThisEvidence(evidence)
 
 
 def noises(asked: Iterable[tuple[Trials, Plan, Recipe]]) -> Iterator[NDArray[np.float64]]:

@@ -11,6 +11,7 @@ import pytest
 
 from onnxq.candidates import Answers, Candidate, Candidates, Runner
 from onnxq.errors import DataError
+from onnxq.modelfile.publish import data_file
 
 
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
@@ -28,6 +29,21 @@ def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
     assert len(asked) == 3
     assert (first.path.exists(), second.path.exists()) == (True, False)
     assert built.model("b", tmp_path, build).path.exists()
+
+
+def test_a_model_that_was_built_is_copied_where_it_is_all_in_one_file(tmp_path: Path) -> None:
+    built, place = Candidates(), tmp_path / "copy.onnx"
+
+    def build(path: Path) -> Candidate:
+        path.write_bytes(b"model")
+        return Candidate(path, {})
+
+    assert not built.copied("a", place)
+    model = built.model("a", tmp_path, build)
+    assert built.copied("a", place)
+    assert place.read_bytes() == b"model"
+    data_file(model.path).touch()
+    assert not built.copied("a", place)
 
 
 class Model:

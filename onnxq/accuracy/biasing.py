@@ -21,7 +21,7 @@ from onnxq.scheme import Mode
 _MOST_SAMPLES = 8
 # Fewer do not tell a mean from chance.
 _FEWEST_SAMPLES = 3
-# They are shrunk as far as samples disagree, so that a dozen of these need not see all that they gain (0.9 dB of one
+# They are shrunk as far as samples disagree, so that few of these need not see all that they gain (0.9 dB of one
 # network with 400, nothing with 12); what is seen to raise noise is left out.
 _HARMLESS = 1.0
 # What rounded weights alone do to the mean of their own layer is made up for without running anything.

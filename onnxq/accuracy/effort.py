@@ -27,7 +27,7 @@ class Accuracy:
     """
 
     methods: tuple[str, ...] = METHODS
-    models: int = 6
+    models: int = 4
     thorough: bool = False
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     compensated_bits: int = 4
@@ -60,7 +60,7 @@ def accuracy_named(text: str) -> Accuracy:
         SchemeError: no such effort or method; the message suggests the nearest one.
 
     >>> accuracy_named("fast").models, accuracy_named("migration,bias").methods
-    (6, ('migration', 'bias'))
+    (4, ('migration', 'bias'))
     """
     if text in ACCURACIES:
         return ACCURACIES[text]

@@ -167,12 +167,14 @@ class Folds:
         It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
         one half for the other.
         """
-        few = len(self.groups[2]) < len(self.groups[1])
-        made_of, judging = ((0, 2), (1,)) if few else ((0, 1), (2,))
         bench = self.trials.bench
-        evidence = bench.calibrate(plan, self.of(made_of, _MOST), silent)
+        if len(self.groups[2]) < len(self.groups[1]):
+            # What the float model gives for these is known, and so is what models give that were tried before.
+            evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
+            return replace(self._judges[1], evidence=evidence)
+        evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
         none = replace(self.trials.part(slice(0)), evidence=evidence)
-        return none.joined(bench.prepared, self.of(judging, _MOST_HELD_OUT))
+        return none.joined(bench.prepared, self.of((2,), _MOST_HELD_OUT))
 
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         """Yield the noise that a fold sees of a finding, one after the other."""

@@ -47,7 +47,8 @@ def with_ranges(
 
     # Tensors are looked at one by one only where models are left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
-    choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods)
+    patience = 2 if accuracy.thorough else 1
+    choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods, patience=patience)
     found = replace(basis, recipe=_chosen(recipe, choice))
     kept = found.recipe.key != recipe.key and _holds(folds, plan, found, recipe)
     return found if kept else replace(basis, recipe=recipe)

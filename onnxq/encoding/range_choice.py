@@ -17,8 +17,6 @@ Range = tuple[float, float]
 Noise = NDArray[np.float64]
 """Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
-# So many methods in a row that are no better than one before them leave none to be tried that clip more.
-_NO_BETTER = 2
 # Ranges whose ends are nearer than this share of the width make the same noise, or as good as.
 _ALIKE = 0.02
 # A method must take off this share of the noise; less is not worth a difference between tensors.
@@ -55,20 +53,22 @@ def choose_ranges(
     *,
     most: int,
     methods: Sequence[Method],
+    patience: int = 2,
 ) -> RangeChoice[Method]:
     """Return the range methods with which a model has the least noise, as far as that can be told from chance.
 
-    First the one method that is best for all tensors: where two in a row are no better than one before them, those that
-    clip yet more are not tried. Then one tensor after the other, the noisiest first, is given each other method that
-    would give it another range, until two in a row are no better as well. Kept is what takes off noise at the worst
-    output: 2 % at least, and more than one standard error of the difference over the samples, for single tensors more
-    than two. A method that is lucky on one sample does not pass.
+    First the one method that is best for all tensors: where some in a row are no better than one before them, those
+    that clip yet more are not tried. Then one tensor after the other, the noisiest first, is given each other method
+    that would give it another range, until as many in a row are no better as well. Kept is what takes off noise at the
+    worst output: 2 % at least, and more than one standard error of the difference over the samples, for single tensors
+    more than two. A method that is lucky on one sample does not pass.
 
     Args:
         ranges: of each method by tensor, tensors with the largest part in the noise first.
         measure: a choice to the noise of its model.
         most: measurements to make at most, those of single methods included.
         methods: to choose from, those that clip more behind others; the first is taken where nothing is better.
+        patience: so many in a row that are no better leave none to be tried.
 
     >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
     >>> def measure(choice):
@@ -81,7 +81,7 @@ def choose_ranges(
     for method in methods[1:most]:
         found, measured = measure(RangeChoice(method)), measured + 1
         no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
-        if no_better == _NO_BETTER:
+        if no_better == patience:
             break
         if not no_better and takes_off(first, found):
             best, noise = RangeChoice(method), found
@@ -95,7 +95,7 @@ def choose_ranges(
             no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
             if takes_off(noise, found, _CERTAIN_OF_MANY):
                 best, noise = other, found
-            if no_better == _NO_BETTER:
+            if no_better == patience:
                 break
     return best
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
+from onnxq.candidates import Candidates
 from onnxq.deadline import NEVER
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
@@ -17,6 +18,7 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.table import times_tell
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import model_digest
+from onnxq.judging.aims import aim_of
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.latency import Latency
@@ -36,20 +38,13 @@ from onnxq.searching.layer_groups import node_noises
 from onnxq.searching.noises import SILENT, Noises
 from onnxq.searching.search import NodeNoises, Outcome, Planner, leave_what_hurts
 from onnxq.searching.whole import fastest_whole
-from onnxq.trials import TRIED_SAMPLES, Trials
+from onnxq.trials import TRIED_SAMPLES, Trials, candidate_key
 from onnxq.workbench import Workbench
 
-# What is trusted allows for samples that were not measured, but of plans the one is taken that luck made faithful, so
-# the search aims a little higher than the gate. More buys hardly any fidelity where other samples judge.
-_HEADROOM = 0.5
-# And higher by so much where none could be spared to judge by: codes and plan fit those that are seen.
+# Aims are higher by so much where no samples could be spared to judge by: codes and plan fit those that are seen.
 _UNSPARED = 4.0
 # What a model is said to lack that no goal allows, such as one that is not finite.
 _UNSOUND = 1.5
-# Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
-_LOWEST_AIM, _HIGHEST_AIM = -100.0, 150.0
-# With so many decibels more than are aimed at, more faithful codes make no difference.
-_PLENTY = 10.0
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 0.5
 # Part of the time there is that goes to how codes are chosen.
@@ -116,6 +111,7 @@ class Chooser:
         evidence: of the plan's activations.
         progress: told of each stage.
         costs: node times that were measured before, to which new ones are added.
+        candidates: models that were built so far.
     """
 
     bench: Workbench
@@ -125,11 +121,13 @@ class Chooser:
     evidence: Evidence
     progress: Progress
     costs: CostCache = field(default_factory=CostCache)
+    candidates: Candidates = field(default_factory=Candidates)
 
     @cached_property
     def trials(self) -> Trials:
         """Candidates are tried on a few of the samples."""
-        return Trials.of(self.bench, self.files.reference, evenly(self.samples, TRIED_SAMPLES), self.evidence)
+        samples = evenly(self.samples, TRIED_SAMPLES)
+        return replace(Trials.of(self.bench, self.files.reference, samples, self.evidence), built=self.candidates)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
         """Return a chooser that builds from other evidence."""
@@ -283,18 +281,11 @@ class Chooser:
             number: of the look at the samples that judge. Where none could be spared for that, the search looked at
                 them for each plan that it tried.
         """
-        self.bench.build(outcome.plan, self.evidence, recipe, self.files.staged, external_data=self.files.external_data)
+        staged, external = self.files.staged, self.files.external_data
+        key = candidate_key(outcome.plan, recipe, self.evidence)
+        if external or not self.candidates.copied(key, staged):
+            self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        known = self._timed.get(model_digest(self.files.staged)) if self._timed else None
-        return self.judge.verified(self.files.staged, looks, known if known and known.is_plain else None)
-
-
-def aim_of(min_sqnr: float) -> float:
-    """Return the decibels to aim at, which noise can be weighed against."""
-    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
-
-
-def plenty_of(goal: Goal) -> float:
-    """Return the decibels that are not worth the time to improve on; infinity where a metric asks for more or less."""
-    return aim_of(goal.min_sqnr) + _PLENTY if goal.metric is None else math.inf
+        known = self._timed.get(model_digest(staged)) if self._timed else None
+        return self.judge.verified(staged, looks, known if known and known.is_plain else None)

@@ -11,13 +11,14 @@ from onnxq.accuracy.refining import Gain
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.graph import nodes
+from onnxq.judging.aims import aim_of, enough_of
 from onnxq.judging.goal import Goal
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.ratios import decibels
 from onnxq.operators import operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.scheme import Spec
-from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen, aim_of, plenty_of
+from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen
 from onnxq.searching.search import FINER, Demotions
 from onnxq.trials import Trials
 
@@ -40,7 +41,8 @@ def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: A
     gains: tuple[Gain, ...] = ()
     if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
         plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
-    refined = chooser.refined(plan, recipe, last, plenty_of(goal))
+    # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
+    refined = chooser.refined(plan, recipe, last, enough_of(goal))
     return replace(chooser.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
 
 

@@ -95,7 +95,8 @@ def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[f
     assert (single.of("a") == "narrow") is expected
 
 
-def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
+@pytest.mark.parametrize(("patience", "tried"), [(1, "abc"), (2, "abcd")])
+def test_what_clips_more_than_some_that_are_no_better_is_not_tried(patience: int, tried: str) -> None:
     asked: list[str] = []
     noises = {"a": 1.0, "b": 0.8, "c": 0.9, "d": 1.2, "e": 0.1}
 
@@ -103,8 +104,8 @@ def test_what_clips_more_than_two_that_are_no_better_is_not_tried() -> None:
         asked.append(choice.default)
         return np.full((SAMPLES, 1), noises[choice.default])
 
-    assert choose_ranges({}, measure, most=9, methods=tuple(noises)) == RangeChoice("b")
-    assert asked == ["a", "b", "c", "d"]
+    assert choose_ranges({}, measure, most=9, methods=tuple(noises), patience=patience) == RangeChoice("b")
+    assert "".join(asked) == tried
 
 
 def test_of_a_tensor_no_more_than_two_in_a_row_that_are_no_better_are_tried() -> None:
