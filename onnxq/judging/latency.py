@@ -19,6 +19,8 @@ from onnxq.judging.bounds import student
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array
 
+ENOUGH = 4
+"""Runs of a model in a round: more tell hardly more of its speed, how rounds differ decides."""
 _CONFIDENCE = 0.95
 # Fewer rounds than these say something of their distribution only where it is taken to be normal, and two nothing.
 _FREE_OF_DISTRIBUTION, _FEWEST_ROUNDS = 6, 3

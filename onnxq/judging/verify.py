@@ -14,7 +14,7 @@ from onnxq.engines.engine import Engine
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.bounds import RISK
-from onnxq.judging.latency import Latency, measure_latencies, measure_latency
+from onnxq.judging.latency import ENOUGH, Latency, measure_latencies, measure_latency
 from onnxq.judging.reference import Reference
 from onnxq.judging.views import View, Views
 from onnxq.large_models import is_large
@@ -40,9 +40,7 @@ _INTEGER_KERNELS = frozenset(
 )
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
-# Runs of a model in a round: more tell hardly more, how rounds differ decides.
-_ENOUGH = 4
-# So many in each round of a second look.
+# Runs of a model in each round of a second look.
 _MANY = 32
 # Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
 _NONSENSE, _DISPUTED = 6.0, 15.0
@@ -170,7 +168,7 @@ def verify(
 
 
 def _latency(look: Callable[..., list[Latency]], seconds: float, patience: float, *, again: bool) -> Latency:
-    [first] = look(seconds=seconds, patience=patience, enough=_ENOUGH)
+    [first] = look(seconds=seconds, patience=patience, enough=ENOUGH)
     if not (again and first.slower):
         return first
     # Other work on the machine may have made it so: a second look, of more runs, decides.

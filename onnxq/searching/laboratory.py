@@ -16,7 +16,7 @@ from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.evidence.provenance import file_digest, model_digest, sample_digest
 from onnxq.graph import scopes
-from onnxq.judging.latency import Latency, measure_latencies
+from onnxq.judging.latency import ENOUGH, Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
 from onnxq.samples.inputs import Sample
@@ -35,8 +35,6 @@ _PROFILED = 0.1
 _FEWEST_RUNS, _MOST_RUNS = 5, 20
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
-# Runs of a model in each: more tell hardly more of its speed.
-_ENOUGH = 4
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
 _SHORTEST_RUN = 1e-6
@@ -150,7 +148,7 @@ class Laboratory:
     def _latencies(self, models: Sequence[Path]) -> list[Latency]:
         timing, given = self.timing, (self.reference, *models)
         seconds, engine = len(models) * timing.seconds, timing.engine
-        found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=_ENOUGH, engine=engine)
+        found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine)
         if (place := _plainly_fastest(found)) is not None:
             self.timed[model_digest(models[place])] = found[place]
         return found
