@@ -107,6 +107,8 @@ def _summary(report: Report, columns: int) -> Table:
         for output in elsewhere.agreement.outputs:
             name, told = _output(output, width)
             table.add_row(name, f"{told} on {elsewhere.engine}")
+        if elsewhere.floats is not None:
+            table.add_row("the float model", f"SQNR {elsewhere.floats:.1f} dB there at its worst output")
     if not files.loads:
         table.add_row(
             "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"

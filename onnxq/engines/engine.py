@@ -40,7 +40,7 @@ class Engine(ABC):
 
     Attributes:
         name: the name users write.
-        version: the runtime and its version, as in ``openvino 2026.4.1``, which stands beside every figure.
+        version: the runtime and its version, as in ``openvino 2026.4.1 in f32``, which stands beside every figure.
         profiles: whether it tells what each node takes; a search times whole models where it does not.
         threads: how many an operator is given where a load does not say it; None stands for as many as there are cores.
     """

@@ -35,7 +35,8 @@ class OpenVino:
         self.compiled_before = tempfile.TemporaryDirectory()
         self.first_with: dict[bytes, tuple[str, Path]] = {}
         self.made_of: dict[Path, dict[str, tuple[list[str], list[str]]]] = {}
-        self.version = f"openvino {openvino.__version__.split('-')[0]}" + (f" in {precision}" if precision else "")
+        computes_in = precision or self.core.get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+        self.version = f"openvino {openvino.__version__.split('-')[0]} in {computes_in}"
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; one that is loaded again, as each round of timing does, takes a quarter of the time."""

@@ -44,6 +44,8 @@ _PATIENCE = 20.0
 _MANY = 32
 # Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
 _NONSENSE, _DISPUTED = 6.0, 15.0
+# So many decibels less on an engine than in this process may come of what it computes floats in.
+_COARSER = 3.0
 COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
@@ -72,10 +74,13 @@ class Elsewhere:
     Attributes:
         engine: which, and its version.
         agreement: of the outputs with those of the float model on onnxruntime in this process.
+        floats: the same decibels of the float model's worst output on this engine, which may compute in fewer bits;
+            asked where the written model is less faithful there than in this process.
     """
 
     engine: str
     agreement: Agreement
+    floats: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,11 @@ class Verification:
         """Whether the engine that the model is for computes nonsense where onnxruntime in this process does not."""
         here, *there = (one.worst_sqnr for one in self.agreements)
         return any(one < min(_NONSENSE, here - _DISPUTED) for one in there)
+
+    def floats_miss(self, min_sqnr: float) -> bool:
+        """Whether the engine that the model is for computes in so few bits that the float model misses a goal too."""
+        floats = self.elsewhere.floats if self.elsewhere is not None else None
+        return floats is not None and floats < min_sqnr
 
     @property
     def slower(self) -> bool:
@@ -155,16 +165,26 @@ def verify(
     timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
-        with staging(None) as folder:
-            there = views.open_on(engine, candidate, folder)
-            found = compare(Reference(reference, views), there, evenly(samples, COMPARED_SAMPLES), risk)
-            there.loaded.close()
-        elsewhere = Elsewhere(engine.version, found)
+        there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
+        found = there(candidate)
+        is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
+        elsewhere = Elsewhere(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer or engine)
     # A model that computes in float throughout has nothing to step back to.
     again = kernels.integer + kernels.quantize > 0
     latency = _latency(look, seconds, min(patience, _PATIENCE), again=again) if timed else None
     return Verification(agreement, kernels, latency, elsewhere)
+
+
+def _agreement_on(
+    engine: Engine, views: Views, reference: Path, model: Path, *, samples: SampleSource, risk: float
+) -> Agreement:
+    """Compare what an engine makes of a model with what onnxruntime in this process makes of the float model."""
+    with staging(None) as folder:
+        there = views.open_on(engine, model, folder)
+        found = compare(Reference(reference, views), there, evenly(samples, COMPARED_SAMPLES), risk)
+        there.loaded.close()
+    return found
 
 
 def _latency(look: Callable[..., list[Latency]], seconds: float, patience: float, *, again: bool) -> Latency:

@@ -71,8 +71,11 @@ def check_fidelity(report: Report, goal: Goal) -> None:
     elif worst := worst_output(agreement, goal):
         raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
     elif elsewhere and (worst := worst_output(elsewhere.agreement, goal)):
-        told = f"on {elsewhere.engine} {shortfall(worst, goal)}"
-        raise FidelityError(f"{told}; nothing was written; see where it differs with onnxq portability", report)
+        told, remedy = f"on {elsewhere.engine} {shortfall(worst, goal)}", "see where it differs with onnxq portability"
+        if elsewhere.floats is not None and elsewhere.floats < min_sqnr:
+            told = f"{told}, and the float model has {elsewhere.floats:.1f} dB there"
+            remedy = "take an engine that computes in more bits, such as openvino-f32, or ask for a lower --min-sqnr"
+        raise FidelityError(f"{told}; nothing was written; {remedy}", report)
 
 
 def _lacks_fidelity(report: Report) -> bool:

@@ -87,6 +87,9 @@ class _Choice:
             spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
             # Plans are tried on onnxruntime, so another search would not know what is wrong elsewhere.
             last = number == _MORE_SEARCHES or spent or found.verification.disputed
+            if last and found.verification.floats_miss(self.goal.min_sqnr):
+                # What only stores weights computes in the engine's floats.
+                break
             trials = self._with_hardest(trials, found, aim, lacking)
             found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)

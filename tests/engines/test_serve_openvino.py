@@ -38,6 +38,11 @@ def test_it_runs_times_and_profiles_by_the_names_of_nodes(build: Callable[..., M
         assert {"first", "y"} <= made
 
 
+def test_its_version_says_what_it_computes_in_by_itself() -> None:
+    with open_engine("openvino") as engine:
+        assert engine.version.endswith((" in f32", " in bf16", " in f16"))
+
+
 def test_a_model_is_known_by_its_bytes_wherever_it_lies(build: Callable[..., ModelProto], tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first.onnx", "second.onnx")]
     sample = {"x": np.full(4, -2.0, np.float32)}

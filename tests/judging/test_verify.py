@@ -92,7 +92,8 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     assert found.agreement.worst_sqnr == math.inf
     assert found.elsewhere is not None
     assert found.elsewhere.engine == "wrong 1"
-    assert found.elsewhere.agreement.worst_sqnr < 10
+    assert found.elsewhere.floats == found.elsewhere.agreement.worst_sqnr < 10
+    assert found.floats_miss(20.0)
     assert (found.latency.engine if found.latency else "") == ("wrong 1" if seconds else "")
     assert found.agreements == (found.agreement, found.elsewhere.agreement)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +177,13 @@ def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: s
         found = str(error)
     assert found.startswith(told)
     assert bool(found) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("floats", "told"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; take"), (60.0, "; ")]
+)
+def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, told: str) -> None:
+    there = Elsewhere("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
+    message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{told}")
+    with pytest.raises(FidelityError, match=message):
+        check_fidelity(changed(REPORT, fidelity={"elsewhere": there}), Goal(20.0))

@@ -99,9 +99,17 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
     assert found.rounds == 3
 
 
-@pytest.mark.parametrize(("there", "stored"), [(16.0, [False, False, False, True]), (1.0, [False, True])])
-def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_computes_in_float(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, there: float, stored: list[bool]
+@pytest.mark.parametrize(
+    ("there", "floats", "stored"),
+    [
+        (16.0, None, [False, False, False, True]),
+        (1.0, None, [False, True]),
+        (1.0, 30.0, [False, True]),
+        (16.0, 17.0, [False, False, False]),
+    ],
+)
+def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_computes_in_float_where_that_may_do(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, there: float, floats: float | None, stored: list[bool]
 ) -> None:
     plan, steps = chooser.bench.plan({}), []
 
@@ -110,7 +118,8 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
 
     def attempted(self: object, *given: object, stored: bool = False) -> Chosen:
         steps.append(stored)
-        seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, Elsewhere("elsewhere 1", agreement(there)))
+        elsewhere = Elsewhere("elsewhere 1", agreement(there), floats)
+        seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, elsewhere)
         return Chosen(Recipe(), Outcome(plan, (), 1), seen, None)
 
     monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
