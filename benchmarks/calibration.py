@@ -111,16 +111,25 @@ def main() -> None:
         parser.error(f"no model or samples for {', '.join(unknown)}, expected one of {', '.join(pairs)}")
     repeat = 1 if options.quick else 3
     started = time.perf_counter()
-    rows = [row(options.models / f"{name}.onnx", pairs[name], name, repeat) for name in names]
-    bars = [*zoo_bars(rows)]
-    if PEER_MODEL in names:
-        model = options.models / f"{PEER_MODEL}.onnx"
-        bars += peer_bars(model, pairs[PEER_MODEL], repeat)
-        bars += scaling_bars(model, pairs[PEER_MODEL], repeat)
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        keep_bytecode(Path(folder))
+        rows = [row(options.models / f"{name}.onnx", pairs[name], name, repeat) for name in names]
+        bars = [*zoo_bars(rows)]
+        if PEER_MODEL in names:
+            model = options.models / f"{PEER_MODEL}.onnx"
+            bars += peer_bars(model, pairs[PEER_MODEL], repeat)
+            bars += scaling_bars(model, pairs[PEER_MODEL], repeat)
     text = report(rows, bars, time.perf_counter() - started, repeat)
     print(text)
     if not options.quick:
         options.results.write_text(text)
+
+
+def keep_bytecode(folder: Path) -> None:
+    """Let processes find the bytecode of all that they import, as they do of packages that were installed."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    subprocess.run([sys.executable, "-c", "import onnxruntime.quantization, onnxq.pipeline"], check=True)
 
 
 def models(folder: Path, data: Path) -> Iterator[tuple[str, Path]]:
