@@ -20,26 +20,30 @@ from onnxq.training.quantizers import FakeQuantize
 
 
 class Channels(nn.Module):
-    """The factors that the codes of a plan have."""
+    """The factors that the codes of a plan have.
+
+    Attributes:
+        own: those of each tensor that has any, by name.
+    """
 
     def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
         """Take the codes, and the prepared graph and plan that they are of."""
         super().__init__()
         self._begun, self._coded = codes.factors, codes.activations
-        self._own = dict(_owners(graph, plan, codes.factors))
-        self.shared = nn.ModuleList(dict.fromkeys(own.shared for own in self._own.values()))
+        self.own = dict(_owners(graph, plan, codes.factors))
+        self.shared = nn.ModuleList(dict.fromkeys(own.shared for own in self.own.values()))
         self._makers = {
-            maker.name: self._own[tensor.name]
+            maker.name: self.own[tensor.name]
             for _, node in nodes(graph)
             for tensor in node.outputs
-            if tensor.name in self._own
+            if tensor.name in self.own
             and tensor.name in plan.by_tensor
             and (maker := weighted_maker(tensor, plan)) is not None
         }
 
     def factors(self) -> Mapping[str, Factors]:
         """Return the factors that are written, by tensor."""
-        return {name: own.now() for name, own in self._own.items()}
+        return {name: own.now() for name, own in self.own.items()}
 
     def made(self, node: Node) -> Own | None:
         """Return the factors of what a product makes."""
@@ -49,7 +53,7 @@ class Channels(nn.Module):
         """Return what codes of a weight are of, in units of the weight; None where it has no factors around."""
         divided = read_factors(node, decision, self._begun, self._coded) is not None
         data = decision.data if decision.mode is Mode.STATIC else node.inputs[0].name
-        read, made = self._own[data] if divided else None, self.made(node)
+        read, made = self.own[data] if divided else None, self.made(node)
         if read is None and made is None:
             return None
         return Times(
@@ -59,12 +63,12 @@ class Channels(nn.Module):
 
     def divided(self, tensor: Constant) -> NDArray[np.floating]:
         """Return the values of a constant that become codes."""
-        own = self._own.get(tensor.name)
+        own = self.own.get(tensor.name)
         return tensor.values if own is None else own.now().divide(tensor.values)
 
     def coded(self, name: str, values: Tensor, quantizer: FakeQuantize) -> Tensor:
         """Return what the codes of an activation stand for: divided before, and multiplied behind."""
-        own = self._own.get(name)
+        own = self.own.get(name)
         if own is None:
             return quantizer(values)
         factors = own().reshape([-1 if axis == own.axis else 1 for axis in range(values.ndim)])

@@ -37,6 +37,11 @@ class Shared(nn.Module):
         """Return the factors."""
         return (self.base * torch.exp(self.log_factors * self.free)).minimum(self.base.clamp(min=1))
 
+    def start_from(self, factors: Tensor) -> None:
+        """Take other factors where these learn."""
+        self.base.copy_(torch.where(self.free > 0, factors, self.base))
+        self.log_factors.zero_()
+
 
 @dataclass(frozen=True, eq=False)
 class Own:

@@ -27,6 +27,7 @@ from onnxq.training.lessons import Lessons, read_lessons, stackable
 from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, user_loss
 from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
+from onnxq.training.room import make_room
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import METHOD, Training
 from onnxq.training.variations import varied
@@ -149,7 +150,8 @@ def _learned(
     module: FakeQuantized, task: Task, training: Training, keep: tuple[Path | None, str], progress: Progress
 ) -> tuple[list[str], list[str]]:
     """Let blocks and the whole learn; return what is better for it, in words, and what was undone."""
-    kept, undone = list[str](), list[str]()
+    moves = {"scales", "zero-points"} <= set(training.learn)
+    kept, undone = ["room for factors"] if moves and make_room(module, task) else [], list[str]()
     if training.blocks == "first" and training.minutes is not None:
         training = replace(training, minutes=training.minutes / 2)
     if training.blocks == "only" or (training.blocks == "first" and len(module.parts) > 1):

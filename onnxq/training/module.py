@@ -40,7 +40,7 @@ from onnxq.targets import target_named
 from onnxq.training.batch_norms import Factors
 from onnxq.training.channels import Channels
 from onnxq.training.parts import Part, parts
-from onnxq.training.program import Program
+from onnxq.training.program import Program, Reader
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
 from onnxq.training.rounding import dynamically_quantized
 
@@ -189,9 +189,9 @@ class FakeQuantized(nn.Module):
         """Return tensors by output for tensors by input, of all or of a part; those of a part are not yet codes."""
         return self._program.run(fed, self._held, self._read, self._made if part is None else _same, part)
 
-    def exact(self, fed: Mapping[str, Tensor], part: Part) -> dict[str, Tensor]:
-        """Return what the float model makes of tensors by input in a part."""
-        return self._program.run(fed, self._held, _same, _same, part)
+    def exact(self, fed: Mapping[str, Tensor], part: Part, read: Reader | None = None) -> dict[str, Tensor]:
+        """Return what the float model makes of tensors by input in a part; what its nodes read is told."""
+        return self._program.run(fed, self._held, read or _same, _same, part)
 
     @property
     def _held(self) -> dict[Constant, Tensor]:

@@ -94,6 +94,11 @@ class FakeQuantize(nn.Module):
             scale, zero = spread(scale, block, shape), spread(zero, block, shape)
         return fake_quantized(values, scale, zero, self.format)
 
+    @property
+    def moves(self) -> bool:
+        """Whether zero may become another code, and the range larger."""
+        return self._grows and self._affine and not self.base.ndim and self.zero_point.requires_grad
+
     def observe(self, values: Tensor) -> None:
         """Move the range that was seen towards that of new values, and take its scale."""
         seen = torch.stack([values.amin(), values.amax()])

@@ -1,7 +1,7 @@
-"""More samples to learn from where there are few: images, shifted and mirrored.
+"""More samples to learn from where there are few: images shifted and mirrored, and inputs beside those of others.
 
-What a network of many weights learns from a dozen images is how their values happen to be rounded, and nothing of it
-holds for others. The float model says what is expected of any image, so that variations need no labels.
+What a network of many weights learns from a dozen samples is how their values happen to be rounded, and nothing of it
+holds for others. The float model says what is expected of any values, so that variations need no labels.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.selection import Selection
 
-# So many samples are no longer few.
-_ENOUGH = 64
+# So many samples are no longer few; pairs of what was seen say less.
+_ENOUGH, _ENOUGH_PAIRED = 64, 192
 # Along shorter axes stand channels, not places.
 _LONG = 16
 _IMAGE, _SPREAD = 4, 2
 _FARTHEST = 4
+_Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,62 @@ class Varied:
         for turn in range(self.times):
             for place, sample in enumerate(self.samples):
                 own = (self.seed, turn, place)
-                yield {name: _varied(np.asarray(array), own) for name, array in sample.items()}
+                yield {name: _moved(np.asarray(array), own) for name, array in sample.items()}
+
+
+@dataclass(frozen=True)
+class Paired(Varied):
+    """Samples, and behind them each with some inputs of floats from another of its shapes.
+
+    >>> [one["x"].tolist() for one in Paired([{"x": np.array([0.5])}], 1, 0)]
+    [[0.5], [0.5]]
+    """
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from self.samples
+        alike: dict[_Shapes, list[int]] = {}
+        for place, sample in enumerate(self.samples):
+            alike.setdefault(_shapes(sample), []).append(place)
+        for turn in range(self.times):
+            random = np.random.default_rng((self.seed, turn))
+            for sample in self.samples:
+                (other,) = Selection(self.samples, [int(random.choice(alike[_shapes(sample)]))])
+                from_other = {name for name in sample if _is_float(sample[name]) and random.integers(2)}
+                yield {name: other[name] if name in from_other else one for name, one in sample.items()}
 
 
 def varied(samples: SampleSource, seed: int) -> SampleSource:
     """Return samples with as many variations of each as there are too few of them; as they are where none vary.
 
-    Images of several shapes stay as well: where their extents differ, places along them mean something, as those of
-    letters in lines of text do, and mirrored letters are none that a model meets.
+    Images are shifted and mirrored. Of several shapes they stay: where their extents differ, places along them mean
+    something, as those of letters in lines of text do, and mirrored letters are none that a model meets. Of several
+    inputs, such as a sound and the state before it, each was met as it is, and few of all pairs of them.
 
     Args:
         samples: whose arrays of four axes are images, in which places lie along the two longest axes.
         seed: of what is chosen at random.
     """
-    times = math.ceil(_ENOUGH / len(samples)) - 1
-    if not times:
+    count, arrays = len(samples), [np.asarray(array) for array in next(iter(samples)).values()]
+    if count >= _ENOUGH_PAIRED:
         return samples
-    shapes = {tuple(np.shape(array) for array in sample.values()) for sample in samples}
-    vary = len(shapes) == 1 and any(_places(np.asarray(array)) for array in next(iter(samples)).values())
-    return Varied(samples, times, seed) if vary else samples
+    shapes = {_shapes(sample) for sample in samples}
+    if any(array.ndim == _IMAGE for array in arrays):
+        varies = count < _ENOUGH and len(shapes) == 1 and any(_places(array) for array in arrays)
+        return Varied(samples, _times(count, _ENOUGH), seed) if varies else samples
+    pairs = len(shapes) < count and sum(_is_float(array) for array in arrays) > 1
+    return Paired(samples, _times(count, _ENOUGH_PAIRED), seed) if pairs else samples
+
+
+def _shapes(sample: Sample) -> _Shapes:
+    return tuple(tuple(np.shape(array)) for array in sample.values())
+
+
+def _is_float(array: object) -> bool:
+    return np.asarray(array).dtype.kind == "f"
+
+
+def _times(count: int, enough: int) -> int:
+    return math.ceil(enough / count) - 1
 
 
 def _places(array: NDArray[Any]) -> tuple[int, ...]:
@@ -78,7 +117,7 @@ def _places(array: NDArray[Any]) -> tuple[int, ...]:
     return tuple(axis for axis in sorted(longest) if array.shape[axis] >= _LONG)
 
 
-def _varied(array: NDArray[Any], seed: tuple[int, ...]) -> NDArray[Any]:
+def _moved(array: NDArray[Any], seed: tuple[int, ...]) -> NDArray[Any]:
     """Return a variation; images of one sample that lie on each other stay so."""
     random, axes = np.random.default_rng(seed), _places(array)
     if not axes:

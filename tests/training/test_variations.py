@@ -1,4 +1,4 @@
-"""Few images become more: the same values at other places."""
+"""Few samples become more: images at other places, and inputs beside those of others."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def test_images_of_one_sample_stay_on_each_other() -> None:
 def test_what_is_no_image_stays(shape: tuple[int, ...]) -> None:
     some = images(3, shape)
     assert varied(some, 0) is some
+
+
+def test_inputs_of_floats_meet_those_of_other_samples() -> None:
+    some = [{"x": np.full((1, 5), place / 1), "i": np.array([place]), "y": np.eye(2) * place} for place in (1, 3)]
+    found = list(varied(some, 0))
+    assert len(found) == len(varied(some, 0)) == 192
+    assert [one["x"].tolist() for one in found[:2]] == [one["x"].tolist() for one in some]
+    assert all(one["i"].tolist() == [1 + 2 * (place % 2)] for place, one in enumerate(found))
+    assert {(one["x"].max(), one["y"].max()) for one in found} == {(1, 1), (1, 3), (3, 1), (3, 3)}
+
+
+def test_only_those_of_equal_shapes_meet() -> None:
+    some = [{"x": np.full(length, length / 1), "y": np.ones(length)} for length in (2, 2, 3)]
+    assert {(one["x"].shape, one["y"].shape) for one in varied(some, 0)} == {((2,), (2,)), ((3,), (3,))}
+    alone, tokens = some[1:], [{"x": np.array([place]), "y": np.array([0.5])} for place in range(3)]
+    assert varied(alone, 0) is alone
+    assert varied(tokens, 0) is tokens
 
 
 def test_images_of_several_shapes_stay() -> None:
