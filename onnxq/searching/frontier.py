@@ -240,15 +240,17 @@ class _Search:
         weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
         assigned = cache(lambda index: prices.best(noise, weights[index]))
         tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]
-        low, high = 0, len(weights)
+        low, high, guesses = 0, len(weights), 0
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
             expected = partial(_expected, assigned, expectation(tried, self.goal))
             index = high - 1
-            if len(tried) > _GUESSES:
+            if guesses == _GUESSES:
                 index = (low + high) // 2
             elif not self._is_late:
+                # Another weight may mean a plan that is known: that is a guess too.
+                guesses += 1
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
             one = self._planned(prices, noise, weights[index], assigned(index))
             one = self._measured(replace(one, predicted=expected(index)))

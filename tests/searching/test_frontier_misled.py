@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from onnx import ModelProto
 
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
+from onnxq.searching import frontier
 from searching.table_laboratory import NODES, Table, products_of, search, static
 
 
@@ -48,3 +50,24 @@ def test_a_plan_with_all_stands_in_for_one_that_is_expected_to_take_hardly_less(
     table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), times, {})
     assert static(search(table)) == list(NODES)
     assert table.timed == timed
+
+
+@dataclass
+class Asked(Table):
+    """Remembers how many nodes were integers in each plan that it was asked the fidelity of."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def sqnr(self, plan: Plan) -> float:
+        self.asked.append(plan.count(Mode.STATIC))
+        return super().sqnr(plan)
+
+
+def test_weights_of_noise_that_mean_a_plan_that_is_known_are_soon_halved(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontier, "expectation", lambda measured, goal: lambda predicted: -math.inf)
+    noise = dict.fromkeys(NODES, 0.5)
+    table = Asked(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    assert static(search(table)) == []
+    assert len(table.asked) < 15
