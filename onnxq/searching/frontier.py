@@ -27,7 +27,7 @@ from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
 _WEIGHTS, _STEP = 48, math.sqrt(2)
-# So many times is the plan tried that is expected to reach the goal; then the one halfway.
+# So many times is the plan tried that is expected to reach the goal, which may be known already; then the one halfway.
 _GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED = 6
@@ -249,7 +249,6 @@ class _Search:
             if guesses == _GUESSES:
                 index = (low + high) // 2
             elif not self._is_late:
-                # Another weight may mean a plan that is known: that is a guess too.
                 guesses += 1
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
             one = self._planned(prices, noise, weights[index], assigned(index))
