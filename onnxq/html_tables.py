@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 _MOST_ROWS = 50
@@ -14,8 +13,10 @@ def html_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[obje
     >>> html_table("a < b", ["name"], [["<x>"]])
     '<table><caption>a &lt; b</caption><tr><th>name</th></tr><tr><td>&lt;x&gt;</td></tr></table>'
     """
+    from html import escape
+
     left = len(rows) - _MOST_ROWS
     shown = [*rows[:_MOST_ROWS], *([[f"and {left} more"]] if left > 0 else [])]
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in shown)
-    return f"<table><caption>{html.escape(caption)}</caption><tr>{head}</tr>{lines}</table>"
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in shown)
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{lines}</table>"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
 from onnxq.engines.table import engine_of
 from onnxq.errors import SchemeError
-from onnxq.explanation import Explanation, explain_plan
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.modelfile.publish import staging
@@ -25,8 +25,6 @@ from onnxq.report import Report, check_fidelity
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported
 from onnxq.scheme import Scheme
-from onnxq.searching.coarser import COARSER_OPSET
-from onnxq.searching.sensitivity import Sensitivity, measure_sensitivity
 from onnxq.steps import (
     Evidenced,
     Prepared,
@@ -44,6 +42,10 @@ from onnxq.steps import (
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
+
+if TYPE_CHECKING:
+    from onnxq.explanation import Explanation
+    from onnxq.searching.sensitivity import Sensitivity
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,7 +141,10 @@ def carried_out(
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
     with engine or nullcontext(), staging(output) as folder:
-        wanted = replace(wanted, least=COARSER_OPSET) if goal.prefers_size else wanted
+        if goal.prefers_size:
+            from onnxq.searching.coarser import COARSER_OPSET
+
+            wanted = replace(wanted, least=COARSER_OPSET)
         ready = prepared(model, wanted, folder, output, budget, engine)
         watch.lap("prepare")
         seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
@@ -189,6 +194,8 @@ def sensitivity(
         SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument is of another type.
         PassError: one of your passes fails.
     """
+    from onnxq.searching.sensitivity import measure_sensitivity
+
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
@@ -246,6 +253,8 @@ def explain(
     Raises:
         ModelError: there is no such node; the message suggests the nearest one.
     """
+    from onnxq.explanation import explain_plan
+
     with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
         became = (name for name, origins in bench.making.origins.items() if node in dict(origins))
         return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))

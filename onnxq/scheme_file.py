@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,6 +30,8 @@ def load_scheme(path: str | Path) -> Scheme:
     Raises:
         SchemeError: the file cannot be read, is not TOML, or has a key or value that does not exist.
     """
+    import tomllib
+
     path = Path(path)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -45,8 +45,6 @@ from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import split
-from onnxq.searching.all_samples import refitted
-from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
@@ -228,9 +226,13 @@ def settled(
         if budget.effort is None:
             found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
         else:
+            from onnxq.searching.attempts import choose
+
             refined = chooser.affordable(seen.plan, refined, goal)
             found = choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
         if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
+            from onnxq.searching.all_samples import refitted
+
             return Settled(*refitted(chooser, seen.plan, refined, found))
         return Settled(refined, found)
     finally:

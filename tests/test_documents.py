@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from cli.commands import COMMANDS
 from click.testing import CliRunner
 from conftest import Build
 from recipe_models import put_recipes
@@ -162,7 +163,7 @@ def test_what_is_installed_and_run_from_a_clone_is_there(block: Block) -> None:
             assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         called = [place for place, word in enumerate(words) if word == "onnxq" or word.endswith("bin/onnxq")]
         for onnxq_at in called:
-            command = cli.commands[words[onnxq_at + 1]]  # type: ignore[attr-defined]
+            command = COMMANDS[words[onnxq_at + 1]]
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in words[onnxq_at + 2 :] if word.startswith("-")} <= known
 

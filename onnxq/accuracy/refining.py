@@ -35,6 +35,9 @@ CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = Mappin
 )
 """What carries out each method that chooses codes, by its name."""
 
+TRAINING = "training"
+"""What a gain of training is called, which comes after all methods."""
+
 
 _LOG = logging.getLogger(__name__)
 # Trials that a method takes beside those in which it chooses ranges, and the fewest of these that tell anything.

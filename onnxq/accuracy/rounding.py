@@ -18,7 +18,6 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.execution.runner import collect
 from onnxq.planning.plan import Plan
-from onnxq.switchboard import Switchboard
 
 # The fewer samples there are for the columns of a weight, the more damping it takes.
 _DAMPINGS = (0.01, 0.1, 0.3)
@@ -75,6 +74,8 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
 
 def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:
     """Whether rounded weights alone make a good part of the noise, as they do where data stays float."""
+    from onnxq.switchboard import Switchboard
+
     if not plan.activations:
         return True
     trials = replace(folds.trials, evidence=basis.evidence)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import click
@@ -53,26 +54,38 @@ class GroupedCommand(click.Command):
 class SectionedGroup(click.Group):
     """Commands whose help lists them by what people want of them.
 
+    A command is loaded when it is asked for.
+
     Attributes:
-        sections: titles with the commands under each, in the order of the help.
+        sections: titles with the names of the commands under each, in the order of the help, and the modules below
+            ``onnxq.cli`` that define these.
     """
 
-    sections: Mapping[str, Sequence[click.Command]]
+    sections: Mapping[str, Mapping[str, str]]
 
-    def __init__(self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sections = sections
-        for commands in sections.values():
-            for command in commands:
-                self.add_command(command)
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(name for names in self.sections.values() for name in names)
+
+    def get_command(self, context: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None where there is none of the name."""
+        modules = {name: module for names in self.sections.values() for name, module in names.items()}
+        if cmd_name not in modules:
+            return None
+        found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name.replace("-", "_"))
+        return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; names stand in one column through all of them."""
-        width = max(len(str(one.name)) for commands in self.sections.values() for one in commands)
-        for title, commands in self.sections.items():
+        width = max(map(len, self.list_commands(context)))
+        for title, names in self.sections.items():
             with formatter.section(title):
-                rows = [(str(one.name).ljust(width), one.get_short_help_str(formatter.width)) for one in commands]
-                formatter.write_dl(rows)
+                commands = ((name, self.get_command(context, name)) for name in names)
+                formatter.write_dl([(n.ljust(width), c.get_short_help_str(formatter.width)) for n, c in commands if c])
 
 
 def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -7,42 +7,24 @@ import sys
 
 import click
 
-from onnxq.cli.bench import bench
-from onnxq.cli.calibration import calibrate, stats
-from onnxq.cli.compare import compare
-from onnxq.cli.dequantize import dequantize
-from onnxq.cli.diff import diff
-from onnxq.cli.explain import explain
 from onnxq.cli.groups import SectionedGroup
-from onnxq.cli.inspect import inspect
-from onnxq.cli.optimize import optimize
-from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES, READING_EXIT_CODES
-from onnxq.cli.portability import portability
-from onnxq.cli.quantize import plan, quantize
-from onnxq.cli.report import report
-from onnxq.cli.run import run
-from onnxq.cli.sensitivity import sensitivity
-from onnxq.cli.train import train
-from onnxq.cli.web_folder import web_folder
+from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES
 
 _BAD_INPUT = 2
 
-
-@click.command(epilog=READING_EXIT_CODES)
-def presets() -> None:
-    """List the presets of quantize, one a line."""
-    from onnxq.presets import DESCRIPTIONS
-
-    for name, description in DESCRIPTIONS.items():
-        click.echo(f"{name}\t{description}")
-
-
+# Commands and their modules below onnxq.cli, of which only that of the command that runs is loaded.
 _SECTIONS = {
-    "Quantize": (quantize, plan, train, web_folder, presets),
-    "Compare": (compare, bench, portability, diff),
-    "Look inside": (inspect, explain, sensitivity, report),
-    "Calibrate": (calibrate, stats),
-    "Rewrite": (optimize, run, dequantize),
+    "Quantize": {
+        "quantize": "quantize",
+        "plan": "quantize",
+        "train": "train",
+        "web-folder": "web_folder",
+        "presets": "presets",
+    },
+    "Compare": {"compare": "compare", "bench": "bench", "portability": "portability", "diff": "diff"},
+    "Look inside": {"inspect": "inspect", "explain": "explain", "sensitivity": "sensitivity", "report": "report"},
+    "Calibrate": {"calibrate": "calibration", "stats": "calibration"},
+    "Rewrite": {"optimize": "optimize", "run": "run", "dequantize": "dequantize"},
 }
 
 

@@ -6,15 +6,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from onnxq.accuracy.refining import TRAINING
 from onnxq.cli.measured import measured
 from onnxq.cli.progress_bars import open_console
-from onnxq.inspection import Inspection
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
-from onnxq.optimization import Optimized
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.report import Report
@@ -23,7 +23,10 @@ from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
-from onnxq.training.settings import METHOD as TRAINING
+
+if TYPE_CHECKING:
+    from onnxq.inspection import Inspection
+    from onnxq.optimization import Optimized
 
 _SHOWN_REASONS = 5
 # What an output is called has so much of the terminal beside its figures, and no less than this.

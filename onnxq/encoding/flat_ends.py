@@ -120,7 +120,9 @@ def _flat_ends(
 ) -> tuple[float, float]:
     """Return from where on what a function gives is flat, to the left and to the right of zero."""
     low, high = min(reached[0], 0.0), max(reached[1], 0.0)
-    points = np.unique(np.append(np.linspace(low, high, _POINTS), 0.0)).astype(np.float32)
+    # np.unique would load the masked arrays of numpy, which takes longer than all of this.
+    points = np.sort(np.append(np.linspace(low, high, _POINTS), 0.0))
+    points = points[np.diff(points, prepend=-math.inf) > 0].astype(np.float32)
     grid = points.reshape(-1, *(1,) * (len(tensor.shape or (0,)) - 1))
     left = [one for node in function for one in node.outputs if one.returned_by or not {*function} >= {*one.outputs}]
     computed = evaluate_all([Step.of(node) for node in function], left, opset, {tensor: grid})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,23 +9,23 @@ from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
     Future,
-    ProcessPoolExecutor,
     ThreadPoolExecutor,
     wait,
 )
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from onnxq.cores import available_cores
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
-from onnxq.execution.cluster import Cluster
 from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
 
-__all__ = ["Cluster", "Processes", "Threads", "Workers", "workers_for"]
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from onnxq.execution.cluster import Cluster
 
 _MOST_THREADS = 8
 """Each thread holds the taps of one sample in memory."""
@@ -106,12 +105,15 @@ class Processes:
     @contextmanager
     def _open(self, tapped: Tapped) -> Iterator[Pool]:
         """Start processes; they import onnxq anew, since a fork would copy the threads of onnxruntime half-alive."""
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
         others = set(multiprocessing.active_children())
         executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, (tapped,))
         # Ctrl-C interrupts the main thread wherever it is, and half a process must not be left.
         starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
         try:
-            started = frozenset[BaseProcess]()
+            started: frozenset[BaseProcess] = frozenset()
 
             def begin(shard: Shard) -> Future[Timed]:
                 nonlocal started
@@ -184,6 +186,8 @@ def workers_for(*, jobs: int | None = None, cluster: str | None = None) -> Worke
     if jobs is not None and cluster is not None:
         raise SchemeError("Jobs and a cluster are both given, expected one; the cluster decides on its own workers")
     if cluster is not None:
+        from onnxq.execution.cluster import Cluster
+
         return Cluster(cluster)
     return Threads() if jobs is None else Processes(jobs)
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
@@ -28,18 +29,16 @@ from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.searching.affording import affordable
-from onnxq.searching.coarser import coarser_weights
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.efforts import Effort
-from onnxq.searching.frontier import find_fastest
-from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
-from onnxq.searching.layer_groups import node_noises
-from onnxq.searching.noises import SILENT, Noises
 from onnxq.searching.search import NodeNoises, Outcome, Planner, leave_what_hurts
-from onnxq.searching.whole import fastest_whole
 from onnxq.trials import TRIED_SAMPLES, Trials, candidate_key
 from onnxq.workbench import Workbench
+
+# What only searches need is loaded where it is used: many a model is quantized without one.
+if TYPE_CHECKING:
+    from onnxq.searching.laboratory import Laboratory
+    from onnxq.searching.noises import Noises
 
 # Aims are higher by so much where no samples could be spared to judge by: codes and plan fit those that are seen.
 _UNSPARED = 4.0
@@ -158,6 +157,8 @@ class Chooser:
             refined: how its codes are chosen best.
             goal: how faithful the model has to be.
         """
+        from onnxq.searching.affording import affordable
+
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
         return affordable(self.laboratory(refined.basis.recipe), plan, refined, self.aim(goal))
@@ -188,6 +189,9 @@ class Chooser:
 
         Where there is no time for a search, it is what the scheme says.
         """
+        from onnxq.searching.frontier import find_fastest
+        from onnxq.searching.whole import fastest_whole
+
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
         effort = replace(effort, seconds=min(effort.seconds, self.judge.deadline.left - self._reserved))
@@ -199,6 +203,8 @@ class Chooser:
 
     def smaller(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Chooser:
         """Return a chooser for plans in which as many weights as an aim in decibels takes have 4 bits, given time."""
+        from onnxq.searching.coarser import coarser_weights
+
         asked = replace(self.laboratory(recipe), trials=trials)
         share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(trials.samples)
 
@@ -215,6 +221,8 @@ class Chooser:
 
     @cached_property
     def _laboratory(self) -> Laboratory:
+        from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
+
         seconds, samples = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
         timing = Timing(samples, seconds, self.judge.timer or OnnxRuntime())
         given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
@@ -249,13 +257,15 @@ class Chooser:
 
     def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
+        from onnxq.searching.layer_groups import node_noises
+        from onnxq.searching.noises import SILENT
+
         runs = _GROUP_RUNS * len(trials.samples)
 
         def measure() -> Noises:
             # With nothing known, the smallest nodes go first.
-            if not self.has_time(runs):
-                return SILENT
-            return replace(self.laboratory(recipe), trials=trials).noises(planner({}), None, runs)
+            laboratory = replace(self.laboratory(recipe), trials=trials)
+            return laboratory.noises(planner({}), None, runs) if self.has_time(runs) else SILENT
 
         return node_noises(self.bench.graph, self.bench.target, measure)
 
@@ -282,8 +292,7 @@ class Chooser:
                 them for each plan that it tried.
         """
         staged, external = self.files.staged, self.files.external_data
-        key = candidate_key(outcome.plan, recipe, self.evidence)
-        if external or not self.candidates.copied(key, staged):
+        if external or not self.candidates.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from onnxq.accuracy.refining import Gain
+from onnxq.accuracy.refining import TRAINING, Gain
 from onnxq.encoding.codes import Codes
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.graph import Graph
@@ -29,7 +29,7 @@ from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
 from onnxq.training.room import make_room
 from onnxq.training.sequence import learn_blocks
-from onnxq.training.settings import METHOD, Training
+from onnxq.training.settings import Training
 from onnxq.training.variations import varied
 
 
@@ -134,7 +134,7 @@ def _fitted(
     better, after = task.measured(module)
     worth = bool(kept) and better < score
     gain = Gain(
-        METHOD,
+        TRAINING,
         decibels(before),
         decibels(after if worth else before),
         ", ".join(kept) if worth else "",

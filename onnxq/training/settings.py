@@ -9,9 +9,6 @@ from pathlib import Path
 
 from onnxq.errors import SchemeError, check_name, check_type
 
-METHOD = "training"
-"""What training is called among the methods that raise fidelity."""
-
 LEARNED = ("weights", "biases", "scales", "zero-points")
 """What can learn."""
 

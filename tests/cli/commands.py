@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 from click.testing import CliRunner, Result
 
 from onnxq.cli.main import cli
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
+COMMANDS = {name: cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli))}
 
 
 def invoke(*arguments: object) -> Result:

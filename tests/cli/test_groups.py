@@ -6,17 +6,17 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from cli.commands import invoke
+from cli.commands import COMMANDS, invoke
 from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
 from onnxq.presets import PRESETS
 from onnxq.targets import TARGETS
 
-GROUPED = [name for name, command in cli.commands.items() if isinstance(command, GroupedCommand)]
+GROUPED = [name for name, command in COMMANDS.items() if isinstance(command, GroupedCommand)]
 
 
 def options_of(command: str) -> list[click.Option]:
-    return [one for one in cli.commands[command].params if isinstance(one, click.Option)]
+    return [one for one in COMMANDS[command].params if isinstance(one, click.Option)]
 
 
 @pytest.mark.parametrize("command", GROUPED)

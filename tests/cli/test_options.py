@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from onnxq.cli.options import chain_option, collection_options, image_options, two_models
+from onnxq.execution.cluster import Cluster
 from onnxq.execution.resume import Collection
-from onnxq.execution.workers import Cluster, Processes
+from onnxq.execution.workers import Processes
 from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
 
 TAKEN: list[dict[str, Any]] = []

@@ -20,10 +20,10 @@ import pytest
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import request_for
+from onnxq.execution.cluster import Cluster
 from onnxq.execution.runner import collect
 from onnxq.execution.work import Shard, Work
 from onnxq.execution.workers import (
-    Cluster,
     Pool,
     Processes,
     Threads,
