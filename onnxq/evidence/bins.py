@@ -27,14 +27,15 @@ def stride_of(size: int, elements: int | None) -> int:
     return stride
 
 
-def bins_of(values: NDArray[Any], exponent: int, first: int) -> NDArray[np.intp]:
+def bins_of(values: NDArray[Any], exponent: int, first: int) -> NDArray[np.signedinteger]:
     """Return the bin of each value, counted from bin `first`."""
     # Multiplying by a power of two from 1 to 2**126 only moves the exponent of a float32, so nothing is rounded.
     if values.dtype == np.float32 and -126 <= exponent <= 0 and abs(first) < _EXACT_FLOAT32:
         scaled = values * np.float32(math.ldexp(1.0, -exponent))
         np.floor(scaled, out=scaled)
         scaled -= np.float32(first)
-        return scaled.astype(np.intp)
+        # Processors convert many floats at once to integers of 32 bits, which hold any such bin.
+        return scaled.astype(np.int32)
     wide = values.astype(np.float64)
     bins = np.floor(np.ldexp(wide, -exponent)).astype(np.intp)
     # A negative denormal may become -0.0 and lose its sign.

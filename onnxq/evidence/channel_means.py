@@ -17,6 +17,8 @@ SUM_BITS = 40
 
 # Of one array; so many of these add up within an int64 that nothing real reaches its end.
 _LARGEST = 2.0**48
+# Sums of channels, of several arrays, that wait to be rounded.
+_WAITING = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +51,14 @@ class ChannelMeans(Statistic):
         Raises:
             DataError: The axis is not there.
         """
-        # What is not finite in the array is not in its sums either.
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums = channel_sums(seen.array, seen.axis(request.axis))
-        # A comparison with NaN is false too.
-        known = bool((np.abs(sums) <= _LARGEST).all())
-        return cls(seen.array.size, _whole_and_fraction(sums)) if known else cls(seen.array.size)
+        observer = cls.observer(request)
+        observer.add(seen)
+        return observer.statistic()
+
+    @classmethod
+    def observer(cls, request: Request) -> MeansObserver:
+        """Return what adds up arrays in place."""
+        return MeansObserver(request.axis)
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
@@ -95,6 +99,52 @@ class ChannelMeans(Statistic):
         return f"means of {len(self.sums)} channels" if len(self.sums) else "no mean, which is not finite or too large"
 
 
+class MeansObserver:
+    """Adds up arrays: what their channels sum up to is rounded, and added to the rest, for many arrays at once.
+
+    Args:
+        axis: Of the channels.
+    """
+
+    def __init__(self, axis: int | None) -> None:
+        self._axis = axis
+        self._total, self._count = ChannelMeans(), 0
+        self._waiting: list[NDArray[np.float64]] = []
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: The axis is not there, or the number of channels is another one than before.
+        """
+        # What is not finite in the array is not in its sums either.
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = channel_sums(seen.array, seen.axis(self._axis))
+        if self._waiting and (len(self._waiting) * len(sums) >= _WAITING or len(sums) != len(self._waiting[0])):
+            self._add_up()
+        self._waiting.append(sums)
+        self._count += seen.array.size
+
+    def statistic(self) -> ChannelMeans:
+        """Return the sums of all that was added.
+
+        Raises:
+            DataError: The number of channels is another one than before.
+        """
+        self._add_up()
+        return self._total
+
+    def _add_up(self) -> None:
+        if not self._waiting:
+            return
+        sums, count = np.array(self._waiting), self._count
+        self._waiting, self._count = [], 0
+        # A comparison with NaN is false too.
+        known = bool((np.abs(sums) <= _LARGEST).all())
+        found = ChannelMeans(count, _whole_and_fraction(sums)) if known else ChannelMeans(count)
+        self._total = self._total.merge(found)
+
+
 def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
     """Return the sum of each channel of an array, float64 of shape (channels,).
 
@@ -111,7 +161,7 @@ def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
 
 
 def _whole_and_fraction(sums: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return sums as whole numbers and the rest in units of 2**-40, which add up without rounding."""
-    whole, found = np.floor(sums), np.empty((len(sums), 2), np.int64)
-    found[:, 0], found[:, 1] = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
-    return found
+    """Return sums of shape (arrays, channels) as whole numbers and the rest in units of 2**-40, added up exactly."""
+    whole = np.floor(sums)
+    parts = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
+    return np.stack([part.astype(np.int64).sum(0) for part in parts], 1)

@@ -19,6 +19,9 @@ HISTOGRAM_ELEMENTS = 1 << 13
 """Counting every element of a convolutional network costs several times its inference; extremes cost little."""
 
 _BLOCK = 1 << 16
+# Elements of small arrays wait until they are so many, as to count a few takes as long as to count some thousands; they
+# take no more memory than the bins.
+_WAITING = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,31 +196,47 @@ class _Counter:
         self._minimum, self._maximum = math.inf, -math.inf
         self._exponent, self._first = MINIMUM_EXPONENT, 0
         self._counts = np.zeros(0, np.int64)
+        self._is_wide_enough = True
+        self._waiting: list[NDArray[Any]] = []
+        self._room = _WAITING
 
     def copy(self) -> _Counter:
+        self._count()
         other = _Counter()
-        vars(other).update(vars(self), _counts=self._counts.copy())
+        vars(other).update(vars(self), _counts=self._counts.copy(), _waiting=[])
         return other
 
     def take(self, ends: tuple[float, float], chosen: NDArray[Any]) -> None:
         """Take in elements of that range, of which the chosen ones are counted."""
         minimum, maximum = ends
         if minimum < self._minimum or maximum > self._maximum:
-            self._widen(min(minimum, self._minimum), max(maximum, self._maximum))
-        for block in _blocks(chosen):
-            self._counts += np.bincount(bins_of(block, self._exponent, self._first), minlength=len(self._counts))
+            self._minimum, self._maximum = min(minimum, self._minimum), max(maximum, self._maximum)
+            self._is_wide_enough = False
+        self._room -= chosen.size
+        # What waits is no part of a large array, which would stay with it.
+        self._waiting.append(chosen if self._room <= 0 else chosen.copy())
+        if self._room <= 0:
+            self._count()
 
     def bins(self) -> Bins:
+        self._count()
         return Bins(self._minimum, self._maximum, self._counts.copy())
 
-    def _widen(self, minimum: float, maximum: float) -> None:
-        exponent = exponent_of(minimum, maximum)
-        first = bin_of(minimum, exponent)
-        counts = np.zeros(bin_of(maximum, exponent) - first + 1, np.int64)
+    def _count(self) -> None:
+        """Count what waits."""
+        if not self._is_wide_enough:
+            self._widen()
+        waiting, self._waiting, self._room = self._waiting, [], _WAITING
+        for block in _blocks(waiting[0] if len(waiting) == 1 else np.concatenate(waiting)) if waiting else ():
+            self._counts += np.bincount(bins_of(block, self._exponent, self._first), minlength=len(self._counts))
+
+    def _widen(self) -> None:
+        exponent = exponent_of(self._minimum, self._maximum)
+        first = bin_of(self._minimum, exponent)
+        counts = np.zeros(bin_of(self._maximum, exponent) - first + 1, np.int64)
         if len(self._counts):
             add_bins(counts, self._counts, self._first, exponent - self._exponent, first)
-        self._minimum, self._maximum, self._counts = minimum, maximum, counts
-        self._exponent, self._first = exponent, first
+        self._counts, self._exponent, self._first, self._is_wide_enough = counts, exponent, first, True
 
 
 def _blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -52,6 +52,11 @@ class Range(Statistic):
         above = float(np.min(seen.values, initial=math.inf, where=seen.values >= MASK))
         return cls(seen.values.size, low, high, seen.core.size, *seen.core_ends, below, above)
 
+    @classmethod
+    def observer(cls, request: Request) -> RangeObserver:
+        """Return what takes in arrays in place."""
+        return RangeObserver(request)
+
     def merge(self, other: Range) -> Range:
         """Return the range of the elements of both."""
         return Range(
@@ -81,3 +86,30 @@ class Range(Statistic):
         if not 0 <= core_count <= count or not ordered or (core_count > 0 and not low <= core_low <= core_high <= high):
             raise ValueError("the ends of a range contradict its counts")
         return found
+
+
+class RangeObserver:
+    """Takes in arrays in place: to make two values of each would take longer than to look at most of them."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._count, self._minimum, self._maximum = 0, math.inf, -math.inf
+        self._with_masks = Range()
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        low, high = seen.ends
+        if seen.core is not seen.values:
+            self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
+            return
+        self._count += seen.values.size
+        self._minimum, self._maximum = min(low, self._minimum), max(high, self._maximum)
+
+    def statistic(self) -> Range:
+        """Return the range of all that was added."""
+        ends = self._count, self._minimum, self._maximum
+        return self._with_masks.merge(Range(*ends, *ends))
