@@ -126,6 +126,8 @@ class Processes:
         except BaseException:
             # Nobody waits for what is not wanted any more, least of all after Ctrl-C.
             starter.shutdown(wait=True, cancel_futures=True)
+            # A process that died while it sent something leaves the reader of the other end waiting for the rest.
+            answers = executor._result_queue
             # Told first, the executor does not wonder who killed its processes; it may be at its end already.
             with suppress(OSError):
                 executor.shutdown(wait=False, cancel_futures=True)
@@ -134,9 +136,8 @@ class Processes:
                 process.kill()
             for process in left:
                 process.join(1)
-            # A process that died while it sent something leaves the reader of the other end waiting for the rest.
-            with suppress(AttributeError, OSError):
-                executor._result_queue._writer.close()  # type: ignore[attr-defined]
+            with suppress(OSError):
+                answers._writer.close()  # type: ignore[attr-defined]
             raise
         finally:
             starter.shutdown(wait=False)

@@ -3,15 +3,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future
+from concurrent import futures
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,6 +99,28 @@ def test_an_error_of_a_process_is_the_same_sentence() -> None:
     bad = [SAMPLES[0], {"image": np.zeros((1, 2, 2, 2), np.float32)}]
     with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime"):
         collect(MODEL, bad, TAPS, workers=Processes(1))
+
+
+def test_nobody_waits_for_the_rest_of_what_a_dead_process_was_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes: list[Any] = []
+
+    class Opened(ProcessPoolExecutor):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            pipes.append(self._result_queue._writer)  # type: ignore[attr-defined]
+
+    def end() -> None:
+        # What one that is killed in between leaves: the length of an answer that never comes.
+        os.write(pipes[0].fileno(), struct.pack("!i", 1 << 26))
+        raise InterruptedError
+
+    monkeypatch.setattr(futures, "ProcessPoolExecutor", Opened)
+    before = set(threading.enumerate())
+    with pytest.raises(InterruptedError):
+        collect(MODEL, Slowly(25, end), TAPS, workers=Processes(2))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 class Mortal:
