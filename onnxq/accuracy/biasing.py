@@ -11,6 +11,7 @@ import numpy as np
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
 from onnxq.encoding.codes import encode
+from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
 from onnxq.planning.plan import Plan
 from onnxq.runtime import Array
 from onnxq.scheme import Mode
@@ -38,8 +39,6 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
         basis: what codes are chosen by; its biases were those of another plan.
         accuracy: how much is tried, which is no matter here.
     """
-    from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
-
     bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
     static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
