@@ -33,6 +33,7 @@ from onnxq.passes.prepare.merge_equal import MergeEqual
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.scan_cells import ScanCells
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.sink_transposes import SinkTransposes
 from onnxq.passes.prepare.split_hard_swishes import SplitHardSwishes
@@ -57,7 +58,7 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
-_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus(), ConvolvePooled())
+_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus(), ConvolvePooled(), ScanCells())
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
 _ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
@@ -149,18 +150,17 @@ def prepare_for_integers(
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
     """Return the passes that follow the canonical form for the integer kernels of a target."""
-    found: list[Pass] = []
-    if any(rule.mode in DECODING for rule in scheme.rules) and target.workarounds:
-        found.append(UnfuseProducts())
-    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and "HardSigmoid" in target.kernels.fused:
-        found.append(SplitHardSwishes())
-    if "HardSwish" in target.kernels.whole:
-        found.append(JoinHardSwishes())
-    if target.workarounds:
-        found.append(SplitPRelus())
-    if any(rule.mode is Mode.STATIC for rule in scheme.rules) and target.kernels.convolves_pooled:
-        found.append(ConvolvePooled())
-    return tuple(found)
+    kernels, static = target.kernels, any(rule.mode is Mode.STATIC for rule in scheme.rules)
+    decoding = any(rule.mode in DECODING for rule in scheme.rules)
+    wanted = {
+        UnfuseProducts(): decoding and target.workarounds,
+        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused,
+        JoinHardSwishes(): "HardSwish" in kernels.whole,
+        SplitPRelus(): target.workarounds,
+        ConvolvePooled(): static and kernels.convolves_pooled,
+        ScanCells(): static and kernels.scans,
+    }
+    return tuple(step for step, is_wanted in wanted.items() if is_wanted)
 
 
 def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:

@@ -17,7 +17,7 @@ from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_table, weight_spec
+from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
@@ -171,9 +171,11 @@ def _decide(
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
-    mode = Mode.WEIGHT_ONLY if rows else wish.mode
     spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
-    return decide_weights(node, mode, spec, reason, emit, in_body=in_body, whole_blocks=whole)
+    # What a step of a Scan multiplies is read again in each.
+    again = in_body and target.kernels.scans and is_large_product(node) and not isinstance(spec.per, tuple)
+    mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
+    return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
 
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:

@@ -17,7 +17,7 @@ from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
-from onnxq.targets import Target, target_named
+from onnxq.targets import LARGE_WEIGHT, Target, target_named
 
 # The nodes that look up and decode rows take as much as this saves.
 _SMALLEST_TABLE = 1024
@@ -83,6 +83,12 @@ def is_large_table(node: Node) -> bool:
     operator = operator_of(node)
     table = next((node.inputs[index] for index in operator.weights), None) if operator and operator.looks_up else None
     return isinstance(table, Constant) and volume(table.shape) >= _LARGE_TABLE
+
+
+def is_large_product(node: Node) -> bool:
+    """Return whether a node multiplies a constant weight that is large as floats."""
+    weight = optional(node, 1) if node.op in ("Gemm", "MatMul") and not node.domain else None
+    return isinstance(weight, Constant) and volume(weight.shape) >= LARGE_WEIGHT
 
 
 def decide_weights(

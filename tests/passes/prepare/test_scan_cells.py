@@ -1,0 +1,115 @@
+"""ScanCells writes cells with large weights as products in a Scan, whose codes a runtime multiplies as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from model_texts import apply_once, difference, named_graph, ops, outputs
+from onnx import helper, numpy_helper
+
+from onnxq.graph import Graph
+from onnxq.passes import ScanCells
+from onnxq.planning.planner import make_plan
+from onnxq.preparation import integer_steps, prepare_for_integers, steps_named
+from onnxq.presets import PRESETS
+from onnxq.scheme import Mode
+from onnxq.targets import target_named
+
+LARGE, SMALL, STEPS, READ = 296, 8, 5, 6
+
+
+def cell(
+    size: int,
+    *,
+    batch: int | str = "N",
+    state: bool = False,
+    bias: bool = True,
+    lengths: bool = False,
+    **attributes: object,
+) -> onnx.ModelProto:
+    """Return a model of one GRU that gives all states and the last."""
+    numbers = np.random.default_rng(0)
+    shapes = {"w": (1, 3 * size, READ), "r": (1, 3 * size, size), "b": (1, 6 * size)}
+    weights = [
+        numpy_helper.from_array((numbers.normal(size=shape) / np.sqrt(size)).astype(np.float32), name)
+        for name, shape in shapes.items()
+        if bias or name != "b"
+    ]
+    given = [helper.make_tensor_value_info("x", 1, ["T", batch, READ])]
+    names = ["x", "w", "r", "b" if bias else "", "l" if lengths else "", "h" if state else ""]
+    given += [helper.make_tensor_value_info("h", 1, [1, batch, size])] if state else []
+    given += [helper.make_tensor_value_info("l", 6, [batch])] if lengths else []
+    node = helper.make_node("GRU", names, ["y", "z"], name="cell", hidden_size=size, **attributes)
+    made = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "z")]
+    graph = helper.make_graph([node], "g", given, made, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def sample(rows: int, size: int, *, state: bool = False) -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(1)
+    given = {"x": numbers.normal(size=(STEPS, rows, READ)).astype(np.float32)}
+    return {**given, "h": numbers.normal(size=(1, rows, size)).astype(np.float32)} if state else given
+
+
+def body(graph: Graph) -> Graph:
+    (scan,) = (node for node in graph.nodes if node.op == "Scan")
+    return scan.attrs["body"]
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("state", [False, True], ids=["zeros", "a state"])
+@pytest.mark.parametrize(("batch", "rows"), [("N", 1), ("N", 3), (2, 2)])
+def test_a_large_cell_becomes_products(direction: str, *, state: bool, batch: int | str, rows: int) -> None:
+    made = cell(LARGE, batch=batch, state=state, direction=direction, linear_before_reset=1)
+    graph = named_graph(made)
+    assert apply_once(ScanCells(), graph)
+    assert "GRU" not in ops(graph)
+    assert [node.op for node in graph.nodes].count("MatMul") == ops(body(graph)).count("MatMul") == 1
+    given = sample(rows, LARGE, state=state)
+    assert difference(outputs(graph, given), outputs(made, given)) < 1e-5
+
+
+def test_a_cell_without_biases_becomes_products() -> None:
+    made = cell(LARGE, bias=False, linear_before_reset=1)
+    graph = named_graph(made)
+    assert apply_once(ScanCells(), graph)
+    assert difference(outputs(graph, sample(1, LARGE)), outputs(made, sample(1, LARGE))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        cell(SMALL, linear_before_reset=1),
+        cell(LARGE),
+        cell(LARGE, linear_before_reset=1, clip=1.0),
+        cell(LARGE, linear_before_reset=1, lengths=True),
+    ],
+    ids=["small", "reset first", "clipped", "lengths"],
+)
+def test_others_stay(made: onnx.ModelProto) -> None:
+    graph = named_graph(made)
+    assert not apply_once(ScanCells(), graph)
+    assert ops(graph) == ["GRU"]
+
+
+@pytest.mark.parametrize(("target", "wanted"), [("openvino", "Scan"), ("onnxruntime-cpu", "GRU")])
+def test_it_is_for_runtimes_that_multiply_codes_in_bodies(target: str, wanted: str) -> None:
+    made = cell(LARGE, linear_before_reset=1)
+    graph = named_graph(made)
+    steps = integer_steps(PRESETS["int8"], target_named(target))
+    assert steps_named([type(step).__name__ for step in steps]) == steps
+    prepare_for_integers(graph, steps)
+    prepare_for_integers(graph, steps, opset=21)
+    assert wanted in ops(graph)
+    assert difference(outputs(graph, sample(2, LARGE)), outputs(made, sample(2, LARGE))) < 1e-5
+
+
+def test_what_a_step_multiplies_stays_codes() -> None:
+    graph = named_graph(cell(LARGE, linear_before_reset=1))
+    target = target_named("openvino")
+    prepare_for_integers(graph, integer_steps(PRESETS["int8"], target))
+    plan = make_plan(graph, PRESETS["int8"], target)
+    (product,) = (node for node in body(graph).nodes if node.op == "MatMul")
+    assert plan.by_node[product.name].mode is Mode.WEIGHT_ONLY
+    assert product.origins == (("cell", "GRU"),)
