@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.errors import ModelError, SchemeError, nearest
+from onnxq.errors import ModelError
 from onnxq.graph import Applied, Graph, Origins, Pass, Pipeline, RewriteRule, RewriteRules, constants, scopes
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
 from onnxq.passes.canonical.use_hard_swish import UseHardSwish
-from onnxq.passes.prepare.convolve_pooled import ConvolvePooled
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
 from onnxq.passes.prepare.flush_denormals import FlushDenormals
@@ -27,22 +26,17 @@ from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.inline_ifs import InlineIfs
-from onnxq.passes.prepare.join_hard_swishes import JoinHardSwishes
 from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.merge_equal import MergeEqual
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
 from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.scan_cells import ScanCells
 from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.sink_transposes import SinkTransposes
-from onnxq.passes.prepare.split_hard_swishes import SplitHardSwishes
-from onnxq.passes.prepare.split_p_relus import SplitPRelus
-from onnxq.passes.prepare.unfuse_products import UnfuseProducts
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
-from onnxq.planning.plan import DECODING, METADATA_KEY, Plan
-from onnxq.scheme import Mode, Scheme
+from onnxq.planning.plan import METADATA_KEY, Plan
+from onnxq.scheme import Scheme
 from onnxq.targets import Target
 
 # The passes that are repeated, but for the last, which removes what they leave.
@@ -58,7 +52,6 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
-_INTEGER_STEPS = (UnfuseProducts(), SplitHardSwishes(), JoinHardSwishes(), SplitPRelus(), ConvolvePooled(), ScanCells())
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
 _ALWAYS_FINE = 4 * 2**20
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
@@ -146,34 +139,6 @@ def prepare_for_integers(
         applied = (*applied, *Pipeline(steps).apply(graph))
         infer_shapes(graph)
     return applied
-
-
-def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
-    """Return the passes that follow the canonical form for the integer kernels of a target."""
-    kernels, static = target.kernels, any(rule.mode is Mode.STATIC for rule in scheme.rules)
-    decoding = any(rule.mode in DECODING for rule in scheme.rules)
-    wanted = {
-        UnfuseProducts(): decoding and target.workarounds,
-        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused,
-        JoinHardSwishes(): "HardSwish" in kernels.whole,
-        SplitPRelus(): target.workarounds,
-        ConvolvePooled(): static and kernels.convolves_pooled,
-        ScanCells(): static and kernels.scans,
-    }
-    return tuple(step for step, is_wanted in wanted.items() if is_wanted)
-
-
-def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
-    """Return the passes that `integer_steps` has found for an earlier plan.
-
-    Raises:
-        SchemeError: a name is none of these.
-    """
-    known: Mapping[str, Pass] = {type(step).__name__: step for step in _INTEGER_STEPS}
-    for name in names:
-        if name not in known:
-            raise SchemeError(f"the plan has step {name!r}, expected any of {', '.join(known)}{nearest(name, known)}")
-    return tuple(known[name] for name in names)
 
 
 def widens(scheme: Scheme, target: Target) -> bool:

@@ -32,6 +32,7 @@ class Kernels:
         whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
         either_output: op types of ``fused`` whose kernels give floats as fast as codes where not all want codes.
         convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
+        pads_channels: whether a transposed convolution of few channels takes as long as one of many.
         scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
     """
 
@@ -46,6 +47,7 @@ class Kernels:
     whole: frozenset[str] = frozenset()
     either_output: frozenset[str] = frozenset()
     convolves_pooled: bool = False
+    pads_channels: bool = False
     scans: bool = False
 
 
@@ -215,6 +217,7 @@ _OPENVINO = replace(
         either_output=_CONVOLUTIONS,
         # Where all is integer, models/resnet.onnx is 1.1 times as fast with it, and effnet-lite0 1.02 times.
         convolves_pooled=True,
+        pads_channels=True,
         # nsnet2: 22 instead of 48 ms with one thread, 21 instead of 28 with two.
         scans=True,
     ),

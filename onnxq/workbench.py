@@ -29,6 +29,7 @@ from onnxq.graph import (
     put_back_origins,
     types_to_declare,
 )
+from onnxq.integer_steps import integer_steps, steps_named
 from onnxq.large_models import is_large
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, save, spilling, to_model
@@ -41,7 +42,7 @@ from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weight_plan import needed_opset, weight_opset
-from onnxq.preparation import Making, integer_steps, prepare_for_integers, steps_named, widens
+from onnxq.preparation import Making, prepare_for_integers, widens
 from onnxq.progress import Progress
 from onnxq.remembering import remembered
 from onnxq.runtime import serialized

@@ -46,7 +46,7 @@ ROOMS = (
     ("planning", "dequantizing"),
     ("equivalence", "encoding", "judging", "inspection"),
     ("passes",),
-    ("named_passes", "placing", "preparation"),
+    ("integer_steps", "named_passes", "placing", "preparation"),
     ("candidates", "dequantization", "rewriting", "workbench"),
     ("optimization", "trials"),
     ("switchboard",),

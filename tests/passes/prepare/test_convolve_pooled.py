@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
+from onnxq.integer_steps import integer_steps
 from onnxq.passes import ConvolvePooled
-from onnxq.preparation import integer_steps, prepare_for_integers
+from onnxq.preparation import prepare_for_integers
 from onnxq.presets import PRESETS
 from onnxq.targets import target_named
 

@@ -9,9 +9,10 @@ from model_texts import apply_once, difference, named_graph, ops, outputs
 from onnx import helper, numpy_helper
 
 from onnxq.graph import Graph
+from onnxq.integer_steps import integer_steps, steps_named
 from onnxq.passes import ScanCells
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import integer_steps, prepare_for_integers, steps_named
+from onnxq.preparation import prepare_for_integers
 from onnxq.presets import PRESETS
 from onnxq.scheme import Mode
 from onnxq.targets import target_named

@@ -7,8 +7,9 @@ import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
 from onnxq.graph import Graph
+from onnxq.integer_steps import integer_steps
 from onnxq.passes import SplitPRelus
-from onnxq.preparation import integer_steps, prepare_for_integers
+from onnxq.preparation import prepare_for_integers
 from onnxq.presets import preset_named
 from onnxq.targets import target_named
 
