@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from onnxq.searching.search import Point
 # Of short timings, a difference of so little says nothing.
 _SAME_SPEED = 0.98
 # A plan that is expected to take less than a faithful one, but more than this part of it, is not worth a model.
-_HARDLY_FASTER = 0.99
+_HARDLY_FASTER = 0.98
 # What is trusted of a plan may lie below every number.
 _LOWEST_SQNR = -100.0
 # A plan that is so many decibels from the goal counts half of one that has just reached it.
@@ -85,6 +86,13 @@ def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float],
 def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
     """Whether an assignment is expected to be so much faster than a faithful one that it is seen."""
     return one.nanoseconds < _HARDLY_FASTER * faithful.nanoseconds
+
+
+def halfway(assigned: Callable[[int], Assignment], low: int, high: int) -> int:
+    """Return which assignment between two takes a time that is nearest to halfway between theirs, from above."""
+    middle = (assigned(low).nanoseconds + assigned(high).nanoseconds) / 2
+    found = bisect_left(range(low + 1, high), middle, key=lambda index: assigned(index).nanoseconds) + low + 1
+    return min(found, high - 1)
 
 
 def fastest(timed: Sequence[Candidate]) -> Candidate:

@@ -15,7 +15,7 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
-from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, is_worth_trying, points
+from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.measures import Measures
@@ -27,7 +27,7 @@ from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
 _WEIGHTS, _STEP = 48, math.sqrt(2)
-# So many times is the plan tried that is expected to reach the goal, which may be known already; then the one halfway.
+# So many times is the plan tried that is expected to reach the goal, which may be known already; then one halfway.
 _GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED = 6
@@ -247,7 +247,7 @@ class _Search:
             expected = partial(_expected, assigned, expectation(tried, self.goal))
             index = high - 1
             if guesses == _GUESSES:
-                index = (low + high) // 2
+                index = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
             elif not self._is_late:
                 guesses += 1
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)

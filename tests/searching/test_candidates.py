@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
-from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, is_worth_trying, points
+from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
 from onnxq.searching.prices import Assignment
 
 
@@ -59,3 +59,9 @@ def test_plans_of_one_effect_are_told_once_as_they_were_measured_last() -> None:
     assert list(distinct([first, again, other])) == [first, other]
     found = points([first, again, other], other)
     assert {(point.static, point.speed, point.chosen) for point in found} == {(1, 2.0, False), (0, None, True)}
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [(0, 5, 3), (0, 3, 2), (3, 5, 4), (1, 2, 1)])
+def test_halfway_is_told_by_time_and_not_by_how_many_there_are(low: int, high: int, found: int) -> None:
+    times = [10.0, 11.0, 12.0, 19.0, 20.0, 21.0]
+    assert halfway(lambda index: Assignment(frozenset(), {}, times[index], 0.0), low, high) == found
