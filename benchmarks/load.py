@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 import onnxq
-from onnxq.judging.verify import Latency, verify
+from onnxq.judging.verify import Latency, Timer, verify
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.samples.data import evenly, model_inputs, open_samples
@@ -62,7 +62,7 @@ def main(model: Path, data: Path, runs: int, seconds: float) -> None:
         onnxq.quantize(model, samples, quantized, goal=onnxq.Goal(force=True), budget=budget)
 
         def seen() -> Latency:
-            found = verify(model, quantized, samples, seconds=seconds).latency
+            found = verify(model, quantized, samples, timer=Timer(seconds)).latency
             assert found is not None
             told = "stepped back" if found.slower else ""
             click.echo(f"{found.speed:.2f}x, {found.interval[0]:.2f} to {found.interval[1]:.2f} {told}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.deadline import NEVER, Deadline
@@ -12,7 +12,7 @@ from onnxq.judging.hardest import hardest
 from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric
 from onnxq.judging.scoring import Scorer, Scores
-from onnxq.judging.verify import COMPARED_SAMPLES, Verification, verify
+from onnxq.judging.verify import COMPARED_SAMPLES, Timer, Verification, verify
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 
@@ -54,20 +54,11 @@ class Judge:
         Args:
             candidate: file of the model.
             look: how many models these samples have judged, with this one.
-            known: its times, where they are known.
+            known: what is known of its times; more is measured where that is not plain.
         """
         patience = self.deadline.left / 2
-        found = verify(
-            self.reference,
-            candidate,
-            self.samples,
-            seconds=min(self.seconds, patience) if known is None else 0.0,
-            timer=self.timer,
-            risk=risk_of_look(look),
-            patience=patience,
-            engine=self.engine,
-        )
-        return found if known is None else replace(found, latency=known)
+        timer = Timer(min(self.seconds, patience), self.timer, patience, known)
+        return verify(self.reference, candidate, self.samples, timer=timer, risk=risk_of_look(look), engine=self.engine)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""

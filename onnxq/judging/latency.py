@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Latency:
         rounds: how often both models were loaded anew.
         interval: the speed with a confidence of 95 %.
         engine: what ran them and its version.
+        ratios: the speed in each round.
     """
 
     reference: float
@@ -49,6 +50,7 @@ class Latency:
     rounds: int = 0
     interval: tuple[float, float] = (0.0, math.inf)
     engine: str = ""
+    ratios: tuple[float, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -70,6 +72,20 @@ class Latency:
         """Whether the two models differ in speed beyond the measurement's own noise."""
         low, high = self.interval
         return not low <= 1.0 <= high
+
+    def together(self, more: Latency) -> Latency:
+        """Return what these rounds and more of them tell of the same two models."""
+        rounds, ratios = self.rounds + more.rounds, self.ratios + more.ratios
+        part = more.rounds / rounds
+        found = replace(
+            more,
+            reference=(1 - part) * self.reference + part * more.reference,
+            candidate=(1 - part) * self.candidate + part * more.candidate,
+            runs=self.runs + more.runs,
+            rounds=rounds,
+            ratios=ratios,
+        )
+        return replace(found, interval=_around(found.speed, median_interval(ratios)))
 
 
 def measure_latency(
@@ -143,17 +159,22 @@ def measure_latencies(
         for all_turns, turns in zip(times, found, strict=True):
             all_turns.extend(turns)
         typical.append(_typical(found))
-        if enough is not None and all(map(_is_plain, _intervals(typical))):
+        if enough is not None and all(_is_plain(median_interval(one)) for one in _ratios(typical)):
             break
-    whole, runs = _typical(times), sum(map(len, times))
+    whole, runs = [float(one) for one in _typical(times)], sum(map(len, times))
     latencies = []
-    for place, (low, high) in enumerate(_intervals(typical), 1):
-        speed = float(whole[0] / whole[place])
-        # All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
-        interval = min(low, speed), max(high, speed)
-        seconds_of = float(whole[0]), float(whole[place])
-        latencies.append(Latency(*seconds_of, threads, runs, len(typical), interval, engine.version))
+    for candidate, ratios in zip(whole[1:], _ratios(typical), strict=True):
+        interval = _around(whole[0] / candidate, median_interval(ratios))
+        given = whole[0], candidate, threads, runs, len(ratios), interval
+        latencies.append(Latency(*given, engine.version, ratios))
     return latencies
+
+
+def told_apart(timed: Mapping[str, Latency], model: str) -> Latency | None:
+    """Return the times of a model that no other may be as fast as: of several, luck made one the fastest."""
+    known = timed.get(model)
+    others = (one for digest, one in timed.items() if digest != model)
+    return known if known is not None and all(one.interval[1] < known.interval[0] for one in others) else None
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -182,9 +203,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[left_out], ordered[-1 - left_out]
 
 
-def _intervals(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, float]]:
-    """Return what interval each candidate's speed has by the rounds so far."""
-    return [median_interval([float(one[0] / one[place]) for one in typical]) for place in range(1, len(typical[0]))]
+def _ratios(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, ...]]:
+    """Return each candidate's speed in each round so far."""
+    return [tuple(float(one[0] / one[place]) for one in typical) for place in range(1, len(typical[0]))]
+
+
+def _around(speed: float, interval: tuple[float, float]) -> tuple[float, float]:
+    """Return an interval that holds a speed.
+
+    All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
+    """
+    return min(interval[0], speed), max(interval[1], speed)
 
 
 def _is_plain(interval: tuple[float, float]) -> bool:

@@ -40,6 +40,8 @@ _INTEGER_KERNELS = frozenset(
 )
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
+# Rounds of a look, and of one that goes on with what is known.
+_ROUNDS, _FEWEST_ROUNDS = 6, 3
 # Runs of a model in each round of a second look.
 _MANY = 32
 # Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
@@ -50,6 +52,45 @@ COMPARED_SAMPLES = 64
 """How many samples a model is judged by at most, evenly spaced."""
 _TIMED_SAMPLES = 4
 _HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True, eq=False)
+class Timer:
+    """How the speed of a written model is looked at.
+
+    Attributes:
+        seconds: time to spend; 0 leaves it out, and so does a model above 1 GiB.
+        engine: what runs both models; None takes what the model is for.
+        patience: seconds after which models are not loaded once more; 20 at most.
+        known: what rounds before have told of this very model, to which others are added until it is plain.
+    """
+
+    seconds: float
+    engine: Engine | None = None
+    patience: float = _PATIENCE
+    known: Latency | None = None
+
+    def latency(self, look: Callable[..., list[Latency]], *, again: bool) -> Latency:
+        """Look at a model's speed, and once more where it is slower than the float model.
+
+        Args:
+            look: times it, see `measure_latencies`.
+            again: whether there is anything to step back to.
+        """
+        if self.known is not None and self.known.is_plain:
+            return self.known
+        before = self.known.rounds if self.known is not None else 0
+        rounds = max(_ROUNDS - before, _FEWEST_ROUNDS)
+        look = partial(look, patience=min(self.patience, _PATIENCE))
+        [first] = look(seconds=self.seconds * rounds / _ROUNDS, rounds=rounds, enough=ENOUGH)
+        if self.known is not None:
+            first = self.known.together(first)
+        if not (again and first.slower):
+            return first
+        # Other work on the machine may have made it so: a second look, of more runs, decides.
+        patience = min(2 * self.patience, 2 * _PATIENCE)
+        [second] = look(seconds=2 * self.seconds, rounds=2 * first.rounds, patience=patience, enough=_MANY)
+        return second
 
 
 @dataclass(frozen=True)
@@ -126,10 +167,8 @@ def verify(
     candidate: Path,
     samples: SampleSource,
     *,
-    seconds: float,
-    timer: Engine | None = None,
+    timer: Timer,
     risk: float = RISK,
-    patience: float = _PATIENCE,
     engine: Engine | None = None,
 ) -> Verification:
     """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
@@ -138,10 +177,8 @@ def verify(
         reference: file of the float model.
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
-        seconds: time to spend on comparing latency; 0 leaves it out, and so does a model above 1 GiB.
-        timer: what runs both while that is compared; None takes what the model is for.
+        timer: how its speed is looked at.
         risk: how often a bound may be wrong; see `risk_of_look`.
-        patience: seconds after which models are not loaded once more to be timed; 20 at most.
         engine: what the model is for, where that is not onnxruntime in this process; it runs both models too.
 
     Returns:
@@ -162,17 +199,16 @@ def verify(
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
     view = View(session, views.names, views, at_once=not large) if views.plain else opened()
     agreement = compare(Reference(reference, views), view, evenly(samples, COMPARED_SAMPLES), risk)
-    timed = list(evenly(samples, _TIMED_SAMPLES)) if seconds > 0 and not large else []
+    timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
         there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
         found = there(candidate)
         is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
         elsewhere = Elsewhere(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
-    look = partial(measure_latencies, (reference, candidate), timed, engine=timer or engine)
+    look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
     # A model that computes in float throughout has nothing to step back to.
-    again = kernels.integer + kernels.quantize > 0
-    latency = _latency(look, seconds, min(patience, _PATIENCE), again=again) if timed else None
+    latency = timer.latency(look, again=kernels.integer + kernels.quantize > 0) if timed else None
     return Verification(agreement, kernels, latency, elsewhere)
 
 
@@ -185,15 +221,6 @@ def _agreement_on(
         found = compare(Reference(reference, views), there, evenly(samples, COMPARED_SAMPLES), risk)
         there.loaded.close()
     return found
-
-
-def _latency(look: Callable[..., list[Latency]], seconds: float, patience: float, *, again: bool) -> Latency:
-    [first] = look(seconds=seconds, patience=patience, enough=ENOUGH)
-    if not (again and first.slower):
-        return first
-    # Other work on the machine may have made it so: a second look, of more runs, decides.
-    [second] = look(seconds=2 * seconds, rounds=2 * first.rounds, patience=2 * patience, enough=_MANY)
-    return second
 
 
 def loads_in_onnxruntime(model: Path) -> bool:

@@ -22,7 +22,7 @@ from onnxq.evidence.provenance import model_digest
 from onnxq.judging.aims import aim_of
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
-from onnxq.judging.latency import Latency
+from onnxq.judging.latency import Latency, told_apart
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Verification
 from onnxq.planning.plan import Plan
@@ -161,7 +161,9 @@ class Chooser:
 
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        return affordable(self.laboratory(refined.basis.recipe), plan, refined, self.aim(goal))
+        # Its times choose factors and no plan, which none is the fastest of by luck then.
+        laboratory = replace(self.laboratory(refined.basis.recipe), timed={})
+        return affordable(laboratory, plan, refined, self.aim(goal))
 
     def aim(self, goal: Goal) -> float:
         """Return the decibels to aim at, which are more where the samples that judge have chosen as well."""
@@ -230,7 +232,7 @@ class Chooser:
 
     @cached_property
     def _timed(self) -> dict[str, Latency]:
-        """The times of models that a search has timed alone."""
+        """The times of models that searches have timed, by their digests."""
         return {}
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf) -> Outcome:
@@ -296,5 +298,6 @@ class Chooser:
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        known = self._timed.get(model_digest(staged)) if self._timed else None
-        return self.judge.verified(staged, looks, known if known and known.is_plain else None)
+        return self.judge.verified(
+            staged, looks, told_apart(self._timed, model_digest(staged)) if self._timed else None
+        )

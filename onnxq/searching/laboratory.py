@@ -31,8 +31,8 @@ TIMED_SAMPLES = 4
 """On how many samples models are timed."""
 
 # Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
-_PROFILED = 0.1
-_FEWEST_RUNS, _MOST_RUNS = 5, 20
+_PROFILED = 0.06
+_FEWEST_RUNS, _MOST_RUNS = 4, 12
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
 # Seconds that a process takes before its first run.
@@ -67,8 +67,7 @@ class Laboratory:
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
-        timed: the times of models that no other may be as fast as that was timed beside them, by their digests. Of
-            several that may be as fast the one is taken that luck made the fastest.
+        timed: the times of models beside the float model, by their digests.
     """
 
     trials: Trials
@@ -149,8 +148,7 @@ class Laboratory:
         timing, given = self.timing, (self.reference, *models)
         seconds, engine = len(models) * timing.seconds, timing.engine
         found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine)
-        if (place := _plainly_fastest(found)) is not None:
-            self.timed[model_digest(models[place])] = found[place]
+        self.timed.update(zip(map(model_digest, models), found, strict=True))
         return found
 
     def _key(self, digest: str, asked: object) -> str:
@@ -176,13 +174,6 @@ class Laboratory:
     def _runs(self) -> int:
         """How often a model runs under the profiler."""
         return min(max(round(_PROFILED / max(self.trials.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
-
-
-def _plainly_fastest(found: Sequence[Latency]) -> int | None:
-    """Return the place of the model that is faster than all others whatever luck did, or None where there is none."""
-    fastest = max(range(len(found)), key=lambda place: found[place].speed)
-    low, _ = found[fastest].interval
-    return fastest if all(one is found[fastest] or one.interval[1] < low for one in found) else None
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:

@@ -47,7 +47,7 @@ def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[P
     assert worst["x"].max() == max(sample["x"].max() for sample in SAMPLES)
 
 
-def test_times_that_are_known_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
     monkeypatch.setattr(verify, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
     judge = Judge.of(files[0], SAMPLES, 1.0, None)
@@ -55,6 +55,22 @@ def test_times_that_are_known_are_not_measured_again(files: tuple[Path, Path], m
     measured = judge.verified(files[1], 1).latency
     assert measured is not None
     assert measured.speed == 3.0
+
+
+def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Latency(3.0, 2.9, threads=1, runs=8, rounds=4, interval=(0.9, 1.2), ratios=(0.95, 1.0, 1.1, 1.1))
+    asked = []
+
+    def measured(*_: object, rounds: int, **__: object) -> list[Latency]:
+        asked.append(rounds)
+        return [Latency(2.0, 1.0, 1, 2 * rounds, rounds, ratios=(2.0,) * rounds)]
+
+    monkeypatch.setattr(verify, "measure_latencies", measured)
+    found = Judge.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, known).latency
+    assert found is not None
+    assert (asked, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
+    assert (found.reference, found.candidate) == pytest.approx(((4 * 3 + 3 * 2) / 7, (4 * 2.9 + 3 * 1) / 7))
+    assert found.interval == pytest.approx((0.95, 2.0))
 
 
 def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:

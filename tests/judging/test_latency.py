@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.engines.engine import Engine, LoadedModel
-from onnxq.judging.latency import Latency, measure_latencies, measure_latency, median_interval
+from onnxq.judging.latency import Latency, measure_latencies, measure_latency, median_interval, told_apart
 
 
 def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
@@ -144,3 +144,21 @@ def test_of_few_rounds_the_interval_is_that_of_a_normal_distribution(count: int)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_rounds_prove_nothing(count: int) -> None:
     assert median_interval([1.5] * count) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "known"),
+    [
+        ([(0.9, 1.2)], [0]),
+        ([(1.0, 1.4), (1.3, 1.7)], []),
+        ([(1.0, 1.2), (1.3, 1.7)], [1]),
+        ([(1.3, 1.7), (1.0, 1.2)], [0]),
+    ],
+    ids=["alone", "either", "the second", "the first"],
+)
+def test_times_are_known_of_what_luck_did_not_make_the_fastest(
+    intervals: list[tuple[float, float]], known: list[int]
+) -> None:
+    timed = {str(place): Latency(1.0, 1.0, 1, 12, 3, ends) for place, ends in enumerate(intervals)}
+    assert [place for place in range(len(intervals)) if told_apart(timed, str(place)) is not None] == known
+    assert told_apart(timed, "another") is None

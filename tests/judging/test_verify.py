@@ -16,7 +16,7 @@ from wrong_engine import Wrong
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.turns import Turn
 from onnxq.errors import ModelError
-from onnxq.judging.verify import Kernels, count_kernels, verify
+from onnxq.judging.verify import Kernels, Timer, count_kernels, verify
 
 
 def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     for name, op in (("float", "Sin"), ("candidate", "Identity")):
         onnx.save(build(f"(float[64] x) => (float[64] y) {{ h = Tanh(x) y = {op}(h) }}"), tmp_path / f"{name}.onnx")
     samples = [{"x": np.linspace(-1, 1, 64, dtype=np.float32)}]
-    found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, seconds=seconds, engine=Wrong())
+    found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, timer=Timer(seconds), engine=Wrong())
     assert found.agreement.worst_sqnr == math.inf
     assert found.elsewhere is not None
     assert found.elsewhere.engine == "wrong 1"
@@ -129,7 +129,7 @@ def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_through
         return [[(1.0, 1 / speed)] for _ in samples]
 
     monkeypatch.setattr(OnnxRuntime, "time", times)
-    found = verify(tmp_path / "float.onnx", tmp_path / "q.onnx", samples_for(perceptron, 2), seconds=0.1)
+    found = verify(tmp_path / "float.onnx", tmp_path / "q.onnx", samples_for(perceptron, 2), timer=Timer(0.1))
     assert found.latency is not None
     assert next(number) == 3 * looks
     assert found.slower is slower
