@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, NodeProto, ValueInfoProto
 from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from onnxq.graph.data_types import data_type_of
 from onnxq.graph.payload import Payload
@@ -41,6 +42,24 @@ def domain_named(name: str | None) -> str:
     return "" if name in (None, "ai.onnx") else str(name)
 
 
+def bodies_of(values: Iterable[Any]) -> list[Any]:
+    """Return the control-flow bodies among the values of attributes, in order."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, gs.Graph):
+            found.append(value)
+        elif isinstance(value, list) and value and isinstance(value[0], gs.Graph):
+            found.extend(value)
+    return found
+
+
+def _links(owner: Any, field: str) -> SynchronizedList:
+    """Return an empty list of what reads or makes something, which keeps that field of its entries up to date."""
+    links = SynchronizedList.__new__(SynchronizedList)
+    links.parent_obj, links.field_name = owner, field
+    return links
+
+
 class Identity:
     """Two objects are equal when they are the same one; GraphSurgeon compares names and cannot hash."""
 
@@ -65,6 +84,27 @@ class Node(Identity, gs.Node):
     source: NodeProto | None = None
     origins: Origins = ()
 
+    def __init__(
+        self,
+        op: str,
+        name: str | None = None,
+        attrs: dict[str, Any] | None = None,
+        inputs: Iterable[Any] | None = None,
+        outputs: Iterable[Any] | None = None,
+        domain: str | None = None,
+    ) -> None:
+        # GraphSurgeon compares each attribute that is set with the names of its lists.
+        self.__dict__.update(
+            op=op,
+            name=name or "",
+            attrs={} if attrs is None else attrs,
+            inputs=_links(self, "outputs"),
+            outputs=_links(self, "inputs"),
+            domain=domain,
+        )
+        self.inputs.extend(list(inputs or ()))
+        self.outputs.extend(list(outputs or ()))
+
     @property
     def domain(self) -> str:
         """The domain of the operator; that of ONNX itself is ``""``, however it was written."""
@@ -76,13 +116,7 @@ class Node(Identity, gs.Node):
 
     def bodies(self) -> list[Any]:
         """Return the control-flow bodies of this node, in attribute order."""
-        found: list[Any] = []
-        for value in self.attrs.values():
-            if isinstance(value, gs.Graph):
-                found.append(value)
-            elif isinstance(value, list) and value and isinstance(value[0], gs.Graph):
-                found.extend(value)
-        return found
+        return bodies_of(self.attrs.values())
 
     def copy(
         self,
@@ -113,6 +147,16 @@ class Variable(Identity, gs.Variable):
     outputs: list[Any]
     source: ValueInfoProto | None = None
     returned_by: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        name: str,
+        dtype: Any = None,
+        shape: Sequence[int | str | None] | None = None,
+        type: str = "tensor_type",  # noqa: A002 - as GraphSurgeon calls it
+    ) -> None:
+        links = {"inputs": _links(self, "outputs"), "outputs": _links(self, "inputs")}
+        self.__dict__.update(links, name=name, dtype=dtype, shape=shape, type=type)
 
     def to_constant(self, values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> Constant:
         """Turn this tensor into a Constant in place, as GraphSurgeon does; its producer stays attached."""
@@ -153,7 +197,10 @@ class Constant(Identity, gs.Constant):
         data_location: int | None = None,
         export_dtype: object = None,
     ) -> None:
-        super().__init__(name, as_payload(values, export_dtype))
+        links = {"inputs": _links(self, "outputs"), "outputs": _links(self, "inputs")}
+        self.__dict__.update(
+            links, name=name, _values=as_payload(values, export_dtype), data_location=None, _export_dtype=None
+        )
 
     @property
     def payload(self) -> Payload:

@@ -187,6 +187,14 @@ class PackedPayload(Payload):
         if (kept := KEEP.get()(stored)) is not stored:
             object.__setattr__(self, "data", kept)
 
+    def load(self) -> npt.NDArray[np.generic]:
+        """Return the values; the array is read-only."""
+        if is_packed(self.onnx_dtype):
+            return super().load()
+        array = np.frombuffer(_bytes(self.data), self.dtype).reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
     def chunks(self) -> Iterator[memoryview]:
         """Yield the raw data in order."""
         yield _bytes(self.data)

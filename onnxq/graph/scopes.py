@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
-from onnxq.graph.elements import Constant, Node, Tensor, Variable
+import onnx_graphsurgeon as gs
+
+from onnxq.graph.elements import Constant, Node, Tensor, Variable, bodies_of
 
 AnyGraph = TypeVar("AnyGraph")
 """Graph, whose module builds on this one."""
+_HOLDERS = (gs.Graph, list)
 
 
 def scopes(graph: AnyGraph) -> Iterator[AnyGraph]:
@@ -18,8 +22,9 @@ def scopes(graph: AnyGraph) -> Iterator[AnyGraph]:
     while pending:
         scope = pending.pop()
         yield scope
-        # Called on the class, for nodes of plain GraphSurgeon code have no such method yet.
-        pending.extend(reversed([body for node in scope.nodes if node.attrs for body in Node.bodies(node)]))
+        # Not asked of each node: most hold numbers alone, and those of plain GraphSurgeon code have no such method yet.
+        held = [value for node in scope.nodes for value in node.attrs.values() if isinstance(value, _HOLDERS)]
+        pending.extend(reversed(bodies_of(held)))
 
 
 def owner_graphs(graph: AnyGraph) -> dict[Node, AnyGraph]:
@@ -70,25 +75,31 @@ class Visible:
 
 
 class Names:
-    """The names of tensors and nodes in a graph and its bodies, and a source of new ones."""
+    """The names of tensors and nodes in a graph and its bodies, and a source of new ones.
+
+    They are collected when the first is asked for, which many passes never do. The graph around it counts too.
+    """
 
     def __init__(self, graph: Any) -> None:
-        """Collect every name used in ``graph`` and its bodies; the graph around it counts too."""
-        root = graph
+        self._graph = graph
+        self._next: dict[str, int] = {}
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        root = self._graph
         while root.parent is not None:
             root = root.parent
-        self._taken: set[str] = set()
-        self._next: dict[str, int] = {}
+        taken: set[str] = set()
         for scope in scopes(root):
-            declared = (*scope.inputs, *scope.outputs, *scope.initializers)
-            self._taken.update(tensor.name for tensor in declared)
-            self._taken.update(tensor.name for tensor, _ in scope.sparse_initializers)
-            for node in scope.nodes:
-                self._taken.add(node.name)
-                self._taken.update([tensor.name for tensor in node.inputs])
-                self._taken.update([tensor.name for tensor in node.outputs])
-                if node.attrs:
-                    self._taken.update(value.name for value in node.attrs.values() if isinstance(value, Constant))
+            nodes = scope.nodes
+            taken.update([tensor.name for tensor in (*scope.inputs, *scope.outputs, *scope.initializers)])
+            taken.update([tensor.name for tensor, _ in scope.sparse_initializers])
+            taken.update([node.name for node in nodes])
+            taken.update([tensor.name for node in nodes for tensor in node.inputs])
+            taken.update([tensor.name for node in nodes for tensor in node.outputs])
+            held = [value for node in nodes for value in node.attrs.values() if isinstance(value, Constant)]
+            taken.update([value.name for value in held])
+        return taken
 
     def __contains__(self, name: str) -> bool:
         return name in self._taken

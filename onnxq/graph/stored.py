@@ -100,6 +100,11 @@ class ProtoPayload(Payload):
         """
         return locate(self.proto, self.folder, self.nbytes)
 
+    @cached_property
+    def ends(self) -> str:
+        """The first and the last element; what was read never changes."""
+        return super().ends
+
     def load(self) -> npt.NDArray[np.generic]:
         """Return the values; the array is read-only, and mapped from the file when they are external."""
         if self.onnx_dtype == TensorProto.STRING:

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 import onnx_graphsurgeon as gs
 
 from onnxq.errors import ModelError
-from onnxq.graph.elements import Constant, Identity, Node, Variable
+from onnxq.graph.elements import Constant, Identity, Node, Variable, bodies_of
 from onnxq.graph.stored import as_payload
 
 AnyGraph = TypeVar("AnyGraph")
+# Attributes that are neither tensors nor bodies.
+_SIMPLE = (bool, int, float, str, bytes)
 
 
 def restore_classes(graph: AnyGraph) -> AnyGraph:
@@ -36,15 +38,18 @@ def restore_classes(graph: AnyGraph) -> AnyGraph:
                 node.__class__ = Node
             _check_node(node, scope)
             for tensor in (*node.inputs, *node.outputs):
-                _restore_tensor(tensor, seen)
+                if id(tensor) not in seen:
+                    _restore_tensor(tensor, seen)
             for name, value in node.attrs.items():
+                if isinstance(value, _SIMPLE):
+                    continue
                 _restore_tensor(value, seen)
                 if isinstance(value, gs.Graph) and not isinstance(value, Identity):
                     raise ModelError(
                         f"attribute {name!r} of node {node.name!r} is a plain GraphSurgeon graph; "
                         "make it from onnxq.graph.Graph"
                     )
-            pending.extend((body, scope) for body in node.bodies())
+                pending.extend((body, scope) for body in bodies_of((value,)))
         for tensor in (*scope.inputs, *scope.outputs):
             _restore_tensor(tensor, seen)
     return graph
@@ -55,7 +60,8 @@ def _check_node(node: Any, scope: Any) -> None:
         raise ModelError(f"graph {scope.name!r} lists {node!r} of type {type(node).__name__}, expected a node")
     if not isinstance(node.op, str) or not node.op or not isinstance(node.name, str):
         raise ModelError(f"node {node.name!r} has the operator {node.op!r}, expected the names of both as text")
-    if stranger := next((one for one in (*node.inputs, *node.outputs) if not isinstance(one, gs.Tensor)), None):
+    if strangers := [one for one in (*node.inputs, *node.outputs) if not isinstance(one, gs.Tensor)]:
+        stranger = strangers[0]
         raise ModelError(
             f"{node.op} node {node.name!r} reads or makes {stranger!r} of type {type(stranger).__name__}, "
             "expected a tensor"
