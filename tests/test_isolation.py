@@ -38,6 +38,15 @@ def test_what_the_program_prints_is_printed_once() -> None:
     assert (run.stdout, run.stderr) == ("out\n", "err")
 
 
+def test_what_is_to_be_done_at_the_end_is_done(tmp_path: Path) -> None:
+    program = f"import atexit, tempfile; global held; held = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})"
+    run = subprocess.run(
+        isolated(f"{program}; atexit.register(print, 'end')"), capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "end\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "cause"), [("SIGSEGV", "onnxruntime"), ("SIGABRT", "onnxruntime"), ("SIGKILL", "memory")]
 )
