@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from onnxq.judging.reference import held_bytes
-from onnxq.modelfile.publish import data_file, stored_bytes
+from onnxq.modelfile.publish import stored_bytes
 
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 """The outputs of a model by the number of the sample."""
@@ -34,10 +34,12 @@ class Candidate:
     Attributes:
         path: its file.
         coded: the tensor of the prepared model that nodes around codes stand for, see `coded_tensors`.
+        is_whole: whether the file holds all of it, or weights lie in files that others share.
     """
 
     path: Path
     coded: Mapping[str, str]
+    is_whole: bool = True
 
 
 class Candidates:
@@ -68,16 +70,14 @@ class Candidates:
         if key not in self._models:
             self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
         self._models.move_to_end(key)
-        while len(self._models) > _NEEDED and sum(_bytes(one.path) for one in self._models.values()) > self._room:
-            gone = self._models.popitem(last=False)[1].path
-            for path in (gone, data_file(gone)):
-                path.unlink(missing_ok=True)
+        while len(self._models) > _NEEDED and sum(stored_bytes(one.path) for one in self._models.values()) > self._room:
+            self._models.popitem(last=False)[1].path.unlink(missing_ok=True)
         return self._models[key]
 
     def copied(self, key: Hashable, place: Path) -> bool:
         """Copy the file of a model that was built before and is all in one; return whether there is one."""
         known = self._models.get(key)
-        if known is None or data_file(known.path).exists():
+        if known is None or not known.is_whole:
             return False
         shutil.copyfile(known.path, place)
         return True
@@ -108,7 +108,3 @@ class Candidates:
     def _lacking(self, key: Hashable, numbers: Sequence[int]) -> list[int]:
         known = self._answers.get(key, {})
         return [number for number in numbers if number not in known]
-
-
-def _bytes(model: Path) -> int:
-    return stored_bytes(model, (data_file(model),))

@@ -207,8 +207,9 @@ class Trials:
         bench = self.bench
 
         def build(path: Path) -> Candidate:
-            graph = bench.build(plan, self.evidence, recipe, path, external_data=bench.is_large)
-            return Candidate(path, coded_tensors(graph, bench.graph))
+            write = bench.build_beside if bench.is_large else partial(bench.build, external_data=False)
+            graph = write(plan, self.evidence, recipe, path)
+            return Candidate(path, coded_tensors(graph, bench.graph), is_whole=not bench.is_large)
 
         return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
 

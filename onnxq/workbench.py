@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,8 +54,6 @@ from onnxq.version import VERSION
 
 # What preparing computes from more bytes of weights waits in a file to be saved.
 _SPILLED = 1 << 30
-
-
 # Each search, each reading of evidence and the report ask for it.
 _digest = remembered(model_digest)
 
@@ -180,8 +178,7 @@ class Workbench:
 
     def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
-        # The codes of a large model wait in a file to be written, for this model and others.
-        with spilling(path.parent) if self.is_large else nullcontext():
+        with self._sharing():
             return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
 
     def write(self, plan: Plan, codes: Codes, path: Path, *, external_data: bool) -> Graph:
@@ -190,23 +187,28 @@ class Workbench:
         save(graph, path, external_data=external_data)
         return graph
 
+    def build_beside(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path) -> Graph:
+        """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
+        with self._sharing():
+            codes = self.codes_of(plan, evidence, recipe)
+            graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
+        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+        return graph
+
     def build_switched(
         self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
     ) -> Switches:
-        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these.
-
-        It has to be written beside the prepared model, whose weights it shares.
-        """
+        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
-        with spilling(path.parent) if self.is_large else nullcontext():
+        with self._sharing():
             SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
-            if self.is_large:
-                save(graph, path, external_data=True)
-            else:
-                # Its floats stay where the prepared model has them.
-                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return switches
+
+    def _sharing(self) -> AbstractContextManager[None]:
+        """Return what lets the codes of a large model wait in a file, for this model and others."""
+        return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
     def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
         """Return the codes of all that a plan quantizes."""

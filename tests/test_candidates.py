@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -11,7 +12,6 @@ import pytest
 
 from onnxq.candidates import Answers, Candidate, Candidates, Runner
 from onnxq.errors import DataError
-from onnxq.modelfile.publish import data_file
 
 
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
@@ -34,16 +34,16 @@ def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
 def test_a_model_that_was_built_is_copied_where_it_is_all_in_one_file(tmp_path: Path) -> None:
     built, place = Candidates(), tmp_path / "copy.onnx"
 
-    def build(path: Path) -> Candidate:
+    def build(path: Path, is_whole: bool = True) -> Candidate:
         path.write_bytes(b"model")
-        return Candidate(path, {})
+        return Candidate(path, {}, is_whole)
 
     assert not built.copied("a", place)
-    model = built.model("a", tmp_path, build)
+    built.model("a", tmp_path, build)
     assert built.copied("a", place)
     assert place.read_bytes() == b"model"
-    data_file(model.path).touch()
-    assert not built.copied("a", place)
+    built.model("b", tmp_path, partial(build, is_whole=False))
+    assert not built.copied("b", place)
 
 
 class Model:

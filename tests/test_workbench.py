@@ -15,6 +15,7 @@ from onnxq.errors import SchemeError
 from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.requests import Request
+from onnxq.graph import constants
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, read_model, save
 from onnxq.planning.plan import Demotion
@@ -233,6 +234,15 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     bench.build(plan, evidence, Recipe(), tmp_path / "second.onnx", external_data=True)
     first, second = ((tmp_path / f"{name}.onnx.data").read_bytes() for name in ("first", "second"))
     assert first == second
+    # Models that are tried refer to that file, which does not grow.
+    for name in ("tried.onnx", "again.onnx"):
+        bench.build_beside(plan, evidence, Recipe(), bench.prepared.with_name(name))
+    assert bench.prepared.with_name("codes.data").stat().st_size == 1 << 20
+    assert bench.prepared.with_name("again.onnx").stat().st_size < 1 << 16
+    found = [load(path) for path in (tmp_path / "first.onnx", bench.prepared.with_name("again.onnx"))]
+    one, other = ({tensor.name: tensor.payload.load() for tensor in constants(graph)} for graph in found)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("bias", [(64,), (1, 64)])

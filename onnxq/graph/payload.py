@@ -58,6 +58,11 @@ class Payload(LazyValues):
         return stored_bytes(self.onnx_dtype, math.prod(self.shape))
 
     @property
+    def stored(self) -> npt.NDArray[np.generic] | None:
+        """The array whose bytes are the stored form; None where there is none."""
+        return None
+
+    @property
     def tensor(self) -> TensorProto:
         """The values as an unnamed TensorProto, for GraphSurgeon."""
         return self.to_proto("")
@@ -132,6 +137,11 @@ class ArrayPayload(Payload):
         """The dimensions."""
         return self.array.shape
 
+    @property
+    def stored(self) -> npt.NDArray[np.generic] | None:
+        """The array, unless its elements are packed."""
+        return None if is_packed(self.onnx_dtype) else self.array
+
     def load(self) -> npt.NDArray[np.generic]:
         """Return the array itself."""
         return self.array
@@ -183,9 +193,15 @@ class PackedPayload(Payload):
                 f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
                 f"takes {self.nbytes} bytes, found {found}"
             )
-        stored = np.frombuffer(_bytes(self.data), np.uint8)
+        # Arrays stay what they are, so that one that is kept somewhere already is not kept twice.
+        stored = _as_bytes(self.data)
         if (kept := KEEP.get()(stored)) is not stored:
             object.__setattr__(self, "data", kept)
+
+    @property
+    def stored(self) -> npt.NDArray[np.generic] | None:
+        """The bytes, where they are an array."""
+        return self.data if isinstance(self.data, np.ndarray) else None
 
     def load(self) -> npt.NDArray[np.generic]:
         """Return the values; the array is read-only."""
@@ -208,6 +224,12 @@ def check_type_and_dims(subject: str, data_type: int, dims: tuple[int, ...]) -> 
         raise ModelError(f"{subject} has {len(dims)} dimensions, expected at most {_MOST_DIMENSIONS}")
     if any(size < 0 for size in dims):
         raise ModelError(f"{subject} has the shape {list(dims)}; the dimensions of stored values cannot be negative")
+
+
+def _as_bytes(data: Bytes) -> npt.NDArray[np.uint8]:
+    if isinstance(data, np.ndarray) and data.flags.c_contiguous:
+        return data.reshape(-1).view(np.uint8)
+    return np.frombuffer(_bytes(data), np.uint8)
 
 
 def _bytes(data: Bytes) -> memoryview:

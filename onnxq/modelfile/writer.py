@@ -19,7 +19,8 @@ from onnxq.modelfile.emit import emit_model
 from onnxq.modelfile.placement import attribute_constants, place_constants
 from onnxq.modelfile.protos import EncodeError
 from onnxq.modelfile.publish import NO_ROOM, data_file, publish, staging
-from onnxq.modelfile.sidecar import SidecarWriter
+from onnxq.modelfile.sidecar import SidecarWriter, refer
+from onnxq.modelfile.spill import place_of
 
 _LARGEST_MODEL = 2**31 - 1
 _LARGEST_INLINE = 1900 * 2**20
@@ -30,7 +31,8 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
 
     Args:
         graph: the main graph.
-        folder: external data that lies in this folder stays there, and the model keeps its references to it.
+        folder: external data that lies in this folder stays there, and the model keeps its references to it; arrays
+            that lie in a file there stay as well.
 
     Raises:
         ModelError: the graph is not whole, its external data cannot be read, or the model would exceed 2 GiB.
@@ -42,6 +44,11 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
         nonlocal total
         if kept is not None and isinstance(payload, ProtoPayload) and payload.lies_in(kept):
             payload.fill_reference(proto, name)
+            return
+        place = place_of(payload.stored) if kept is not None and payload.stored is not None else None
+        if place is not None and place[0].resolve().parent == kept:
+            payload.fill_without_values(proto, name)
+            refer(proto, place[0].name, place[1], payload.nbytes)
             return
         total += payload.nbytes
         if total > _LARGEST_MODEL:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from onnxq.graph import ArrayPayload, PackedPayload, constant
 from onnxq.graph.payload import KEEP
 from onnxq.modelfile import spilling
-from onnxq.modelfile.spill import SMALLEST
+from onnxq.modelfile.spill import SMALLEST, place_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float16, ml_dtypes.bfloat16, ml_dtypes.int4, np.bool_])
@@ -51,6 +51,23 @@ def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None
     assert again.array is plain.values
     np.testing.assert_array_equal(plain.values, codes)
     assert b"".join(packed.chunks()) == codes.tobytes()
+
+
+def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
+    codes = np.arange(2 * SMALLEST, dtype=np.uint32).view(np.uint8)
+    with spilling(tmp_path, "codes.data"):
+        kept = KEEP.get()(codes).reshape(8, -1)
+        again = PackedPayload(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
+        assert place_of(kept) == (tmp_path / "codes.data", 0)
+        assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST)
+        assert place_of(kept[:, ::2]) is None
+        assert again.stored is not None
+        assert place_of(again.stored) == place_of(kept)
+    with spilling(tmp_path, "codes.data"):
+        other = KEEP.get()(np.ones(SMALLEST, np.uint8))
+    assert place_of(other) == (tmp_path / "codes.data", codes.nbytes)
+    assert (tmp_path / "codes.data").read_bytes() == codes.tobytes() + other.tobytes()
+    assert place_of(codes) is None
 
 
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
