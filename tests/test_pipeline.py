@@ -187,7 +187,7 @@ def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatc
 
     let_integers_be_fast(monkeypatch)
     # Whatever was measured in the end counts as slower, also after the search has left some nodes out.
-    monkeypatch.setattr(latency.Latency, "slower", True)
+    monkeypatch.setattr(latency.Latency, "speed", 0.5)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10

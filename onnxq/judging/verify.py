@@ -156,11 +156,6 @@ class Verification:
         floats = self.elsewhere.floats if self.elsewhere is not None else None
         return floats is not None and floats < min_sqnr
 
-    @property
-    def slower(self) -> bool:
-        """Whether the model was found to be slower than the float model, also when looked at again."""
-        return self.latency is not None and self.latency.slower
-
 
 def verify(
     reference: Path,

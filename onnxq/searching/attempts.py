@@ -122,10 +122,9 @@ class _Choice:
             outcome = preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
         refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
-        latency = verification.latency
-        if latency and outcome.plan.decodes and self._is_slower(verification):
+        if outcome.plan.decodes and (speed := self._speed(verification)) < 1:
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-            outcome = replace(self._stored(trials, outcome, latency.speed, aim), frontier=weighed)
+            outcome = replace(self._stored(trials, outcome, speed, aim), frontier=weighed)
             refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
         scores = chooser.judge.scores(chooser.files.staged, number)
@@ -148,10 +147,12 @@ class _Choice:
             trials, self.recipe, without_integers(self.chooser.bench.plan, self.plan, reason), aim
         )
 
-    def _is_slower(self, verification: Verification) -> bool:
-        """Whether the model that is staged is slower than the float model, by what was found of it first."""
-        if not self.chooser.measurable:
+    def _speed(self, verification: Verification) -> float:
+        """Return how many times as fast as float the model that is staged is, by what was found of it first.
+
+        It is 1 where nothing tells.
+        """
+        if verification.latency is None or not self.chooser.measurable:
             # Another runtime's time tells nothing of the target's.
-            return False
-        laboratory = self.chooser.laboratory(self.recipe)
-        return laboratory.found_slower(self.chooser.files.staged, verification.slower)
+            return 1.0
+        return self.chooser.laboratory(self.recipe).found_speed(self.chooser.files.staged, verification.latency.speed)

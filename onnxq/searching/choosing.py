@@ -18,7 +18,7 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.table import times_tell
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.provenance import model_digest
+from onnxq.evidence.provenance import file_digest
 from onnxq.judging.aims import aim_of
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
@@ -161,9 +161,8 @@ class Chooser:
 
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        # Its times choose factors and no plan, which none is the fastest of by luck then.
-        laboratory = replace(self.laboratory(refined.basis.recipe), timed={})
-        return affordable(laboratory, plan, refined, self.aim(goal))
+        # Its times choose factors, so that no plan is the fastest by their luck.
+        return affordable(replace(self.laboratory(refined.basis.recipe), timed={}), plan, refined, self.aim(goal))
 
     def aim(self, goal: Goal) -> float:
         """Return the decibels to aim at, which are more where the samples that judge have chosen as well."""
@@ -232,7 +231,7 @@ class Chooser:
 
     @cached_property
     def _timed(self) -> dict[str, Latency]:
-        """The times of models that searches have timed, by their digests."""
+        """The times of models that searches have timed, by the digests of their files."""
         return {}
 
     def quietest(self, trials: Trials, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf) -> Outcome:
@@ -254,8 +253,7 @@ class Chooser:
             return trials.sqnr(plan, recipe) if in_time else -math.inf
 
         told = self._told(trials, recipe, planner) if self.bench.is_large else None
-        found = leave_what_hurts(planner, measure, aim, self.progress, told=told)
-        return replace(found, measured=trials.count)
+        return replace(leave_what_hurts(planner, measure, aim, self.progress, told=told), measured=trials.count)
 
     def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
@@ -298,6 +296,5 @@ class Chooser:
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        return self.judge.verified(
-            staged, looks, told_apart(self._timed, model_digest(staged)) if self._timed else None
-        )
+        known = told_apart(self._timed, file_digest(staged)) if self._timed else None
+        return self.judge.verified(staged, looks, known)

@@ -19,6 +19,7 @@ from onnxq.graph import scopes
 from onnxq.judging.latency import ENOUGH, Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress, silent
+from onnxq.remembering import remembered
 from onnxq.samples.inputs import Sample
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes, trace_kernels
@@ -38,6 +39,7 @@ _ROUNDS = 3
 # Seconds that a process takes before its first run.
 _STARTUP = 0.4
 _SHORTEST_RUN = 1e-6
+_digest = remembered(file_digest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ class Laboratory:
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
-        timed: the times of models beside the float model, by their digests.
+        timed: the times of models beside the float model, by the digests of their files.
     """
 
     trials: Trials
@@ -134,22 +136,21 @@ class Laboratory:
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
-        keys = [self._key(file_digest(model), "speed") for model in models]
+        keys = [self._key(_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
-        found = self._latencies(asked) if asked else []
-        measured = {model: latency.speed for model, latency in zip(asked, found, strict=True)}
+        found = dict(zip(asked, self._latencies(asked), strict=True)) if asked else {}
+        self.timed.update({_digest(model): latency for model, latency in found.items()})
+        measured = {model: latency.speed for model, latency in found.items()}
         return [self.costs.speed(key, measured.get(model, 0.0)) for model, key in zip(models, keys, strict=True)]
 
-    def found_slower(self, model: Path, now: bool) -> bool:
-        """Return whether a model was found to be slower than the float model: before, where that is known, or now."""
-        return self.costs.speed(self._key(model_digest(model), "slower"), 0.0 if now else 1.0) == 0
+    def found_speed(self, model: Path, now: float) -> float:
+        """Return how many times as fast as the float model a model is, as was found before or else now."""
+        return self.costs.speed(self._key(model_digest(model), "verdict"), now)
 
     def _latencies(self, models: Sequence[Path]) -> list[Latency]:
         timing, given = self.timing, (self.reference, *models)
         seconds, engine = len(models) * timing.seconds, timing.engine
-        found = measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine)
-        self.timed.update(zip(map(model_digest, models), found, strict=True))
-        return found
+        return measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine)
 
     def _key(self, digest: str, asked: object) -> str:
         engine = self.timing.engine

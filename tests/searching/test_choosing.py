@@ -145,7 +145,7 @@ def test_another_target_is_planned_without_timing_its_nodes() -> None:
 
 def test_a_timed_search_keeps_its_frontier_and_regions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Other work on the machine could make it step back.
-    monkeypatch.setattr(latency.Latency, "slower", False)
+    monkeypatch.setattr(latency.Latency, "speed", 2.0)
     report = quantize(
         MODELS / "resnet.onnx", Data(CALIB, limit=8), tmp_path / "o.onnx", budget=Budget(latency=0.05)
     ).report
@@ -158,7 +158,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(monkeypatch: pytest.Monke
 
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     let_integers_be_fast(monkeypatch)
-    monkeypatch.setattr(latency.Latency, "slower", True)
+    monkeypatch.setattr(latency.Latency, "speed", 0.5)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert len(report.search.frontier) > 0

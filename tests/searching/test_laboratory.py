@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxq.cores import available_cores
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.local import OnnxRuntime
-from onnxq.evidence.provenance import model_digest
+from onnxq.evidence.provenance import file_digest
 from onnxq.modelfile import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparation import prepare
@@ -55,8 +55,13 @@ def test_every_convolution_has_a_time_in_both_models(laboratory: Laboratory) -> 
 def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None:
     assert all(0.01 < speed < 100 for speed in laboratory.speeds([laboratory.plan({}), laboratory.plan({})]))
     assert laboratory.timed.keys() == {
-        model_digest(laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path)
+        file_digest(laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path)
     }
+
+
+def test_a_verdict_on_the_speed_of_a_model_stays(laboratory: Laboratory) -> None:
+    model = laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path
+    assert [laboratory.found_speed(model, now) for now in (0.9, 1.2)] == [0.9, 0.9]
 
 
 def test_times_of_other_threads_are_not_taken_for_these(laboratory: Laboratory) -> None:
