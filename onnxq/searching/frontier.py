@@ -18,6 +18,7 @@ from onnxq.searching.alternatives import STATIC
 from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
+from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
 from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
@@ -37,6 +38,8 @@ _DOUBT = 1.0
 _PROFILED = 1 / 4
 # So many of the noisiest nodes, each number twice the one before, are taken out of a plan that is integer throughout.
 _NOISIEST = (1, 2, 4, 8)
+# How often it is asked which of them may be integers after all.
+_HANDED_BACK = 14
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
 # A plan that is expected to take so many times as long as one with more borders takes as long.
@@ -166,11 +169,7 @@ class _Search:
     def _with_whole(
         self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]
     ) -> list[Candidate]:
-        """Return promising plans and the one in which all is as the scheme wants it, or that one in their place.
-
-        Costs add up to a model of the machine that may be wrong where everything is integer, which is easily tried, and
-        the more so the more borders a plan has.
-        """
+        """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
         full = prices.planned(self._full, SILENT).nanoseconds
         hopeless = promising and full > _HOPELESS * prices.costs.floats.total
         found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal))
@@ -181,27 +180,28 @@ class _Search:
         return list(distinct([*promising, whole]))
 
     def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float]) -> Iterator[Candidate]:
-        """Yield the plan in which all is as the scheme wants it, but for as few of the noisiest nodes as it takes.
-
-        What is known of their noise says which are not worth a try.
-
-        Args:
-            prices: the costs.
-            noise: what is known of it.
-            trusted: tells what plans are expected to be trusted with, see `expectation`.
-        """
-        ways = prices.ways(noise)
-        full = prices.planned(self._full, noise)
+        """Yield the plan in which all is as the scheme wants it, but for as few as it takes, those expected to do."""
+        full, ways = prices.planned(self._full, noise), prices.ways(noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
         stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
+
+        def all_but(left: Mapping[str, Demotion]) -> Candidate:
+            plan = self.laboratory.plan({name: prices.left.get(name, one) for name, one in left.items()})
+            return Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
+
+        def is_enough(left: Mapping[str, Demotion]) -> bool:
+            return not self._is_late and self._is_faithful(self._measured(all_but(left)))
+
         for count in (0, *_NOISIEST):
             if count and (noise is SILENT or count >= len(noisiest) or self._is_late):
                 break
-            plan = self.laboratory.plan({name: prices.left.get(name, stored) for name in noisiest[:count]})
-            one = Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
-            expected = trusted(decibels(one.assignment.noise))
+            left: Mapping[str, Demotion] = dict.fromkeys(noisiest[:count], stored)
+            # Plans that missed what was expected may have had codes that are left out here.
+            expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
             if noise is SILENT or expected >= self.goal - _DOUBT:
-                one = self._measured(one if noise is SILENT else replace(one, predicted=expected))
+                if count > 1 and is_enough(left):
+                    left = handed_back(left, dict.fromkeys(reversed(left)), is_enough, most=_HANDED_BACK)
+                one = self._measured(replace(all_but(left), predicted=None if noise is SILENT else expected))
                 yield one
                 if self._is_faithful(one):
                     break

@@ -34,6 +34,16 @@ def test_all_but_the_noisiest_is_tried_whatever_the_profile_says(build: Callable
     assert static(search(table)) == ["c0", "c2", "c3", "c4", "c5"]
 
 
+def test_of_the_noisiest_those_are_integers_after_all_that_may_be(build: Callable[..., ModelProto]) -> None:
+    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6, "c5": 2e6}
+    noisy = {name: 0.006 - number * 1e-5 for number, name in enumerate(NODES[:4])}
+    table = Misprofiled(
+        products_of(build), dict.fromkeys(NODES, 9e5), slow_to_integers, {**noisy, "c4": 1e-4, "c5": 1e-4}
+    )
+    # Two of the four are too noisy together, so that four are left out first, and the quietest comes back.
+    assert static(search(table)) == ["c3", "c4", "c5"]
+
+
 @pytest.mark.parametrize(("time", "tried"), [(12e5, True), (20e5, False)])
 def test_integers_that_take_much_longer_than_floats_throughout_are_not_tried(
     build: Callable[..., ModelProto], time: float, tried: bool
