@@ -200,7 +200,7 @@ class _Search:
             expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
             if noise is SILENT or expected >= self.goal - _DOUBT:
                 if count > 1 and is_enough(left):
-                    left = handed_back(left, dict.fromkeys(reversed(left)), is_enough, most=_HANDED_BACK)
+                    left = handed_back(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
                 one = self._measured(replace(all_but(left), predicted=None if noise is SILENT else expected))
                 yield one
                 if self._is_faithful(one):
