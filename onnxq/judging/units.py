@@ -25,6 +25,8 @@ _MANY = 40.0
 _USUAL_TERMS = 27
 _SHIFTS = frozenset({"Add", "Sub"})
 _AFFINE = _SHIFTS | {"Div", "Mul"}
+# Values of a tensor that tell its size.
+_TELLING = 1 << 16
 # Less keeps logarithms and divisors from zero.
 _SMALLEST_SHIFT = 0.01
 
@@ -60,7 +62,7 @@ class _Probe:
         """Return how many times as large as expected values are, or how widely spread where their mean is 0."""
         # Infinite values have no size, which is none that is doubted.
         with np.errstate(invalid="ignore"):
-            values = [array.astype(np.float64) - self.offset for array in arrays if array.size]
+            values = [_thinned(array - self.offset.astype(array.dtype)) for array in arrays if array.size]
         if not values:
             return 0.0
         size = math.sqrt(float(np.mean([np.square(one).mean() for one in values]))) / self.size
@@ -68,6 +70,11 @@ class _Probe:
             return size
         channels = np.concatenate([np.moveaxis(one, 1, 0).reshape(one.shape[1], -1) for one in values], axis=1)
         return math.sqrt(float(channels.var(axis=1).mean())) / self.size
+
+
+def _thinned(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return evenly spaced values of the last axis of an array, of a large one so many as tell its size."""
+    return np.asarray(array[..., :: math.ceil(array.size / _TELLING)] if array.ndim else array, np.float64)
 
 
 def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[str]:
