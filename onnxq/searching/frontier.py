@@ -36,10 +36,11 @@ _SOLVED = 6
 _DOUBT = 1.0
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
-# So many of the noisiest nodes, each number twice the one before, are taken out of a plan that is integer throughout.
-_NOISIEST = (1, 2, 4, 8)
-# How often it is asked which of them may be integers after all.
-_HANDED_BACK = 14
+# So many of the noisiest nodes are taken out of a plan that is integer throughout, and how often it is asked which of
+# them may be integers after all.
+_NOISIEST, _HANDED_BACK = 8, 8
+# Another plan with more integers than this part of them all is nearly whole itself.
+_NEARLY = 0.95
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
 # A plan that is expected to take so many times as long as one with more borders takes as long.
@@ -172,15 +173,17 @@ class _Search:
         """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
         full = prices.planned(self._full, SILENT).nanoseconds
         hopeless = promising and full > _HOPELESS * prices.costs.floats.total
-        found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal))
+        is_near = promising and promising[0].plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
+        trusted, most = expectation(tried, self.goal), 0 if is_near else _NOISIEST
+        found = () if hopeless else self._whole(prices, noise, trusted, most)
         if (whole := next(filter(self._is_faithful, found), None)) is None:
             return list(promising)
         if promising and whole.assignment.nanoseconds < _AS_LONG * promising[0].assignment.nanoseconds:
             return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
         return list(distinct([*promising, whole]))
 
-    def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float]) -> Iterator[Candidate]:
-        """Yield the plan in which all is as the scheme wants it, but for as few as it takes, those expected to do."""
+    def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float], most: int) -> Iterator[Candidate]:
+        """Yield plans in which all is as the scheme wants it, but for some of the noisiest, those expected to do."""
         full, ways = prices.planned(self._full, noise), prices.ways(noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
         stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
@@ -192,14 +195,14 @@ class _Search:
         def is_enough(left: Mapping[str, Demotion]) -> bool:
             return not self._is_late and self._is_faithful(self._measured(all_but(left)))
 
-        for count in (0, *_NOISIEST):
-            if count and (noise is SILENT or count >= len(noisiest) or self._is_late):
+        for count in (0, most) if most else (0,):
+            if count and (noise is SILENT or not noisiest or self._is_late):
                 break
-            left: Mapping[str, Demotion] = dict.fromkeys(noisiest[:count], stored)
+            left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
             # Plans that missed what was expected may have had codes that are left out here.
             expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
             if noise is SILENT or expected >= self.goal - _DOUBT:
-                if count > 1 and is_enough(left):
+                if len(left) > 1 and is_enough(left):
                     left = handed_back(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
                 one = self._measured(replace(all_but(left), predicted=None if noise is SILENT else expected))
                 yield one
@@ -216,11 +219,6 @@ class _Search:
         plan = self.laboratory.plan(prices.demotions(assignment, noise))
         return Candidate(assignment, plan, weight, prices.excluded)
 
-    @cached_property
-    def _allowed(self) -> float:
-        """The noise-to-signal ratio that reaches the goal."""
-        return 10 ** (-self.goal / 10)
-
     def _is_faithful(self, one: Candidate) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
 
@@ -236,7 +234,7 @@ class _Search:
 
         Sought is the first that is faithful; the quietest is measured even when time is up.
         """
-        first = prices.costs.floats.total / self._allowed / 100
+        first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
         weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
         assigned = cache(lambda index: prices.best(noise, weights[index]))
         tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]

@@ -183,8 +183,9 @@ def noisy(chain: Graph) -> Table:
     return Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
 
 
-def test_no_plan_is_timed_twice(chain: Graph) -> None:
-    table = noisy(chain)
+def test_no_plan_is_timed_twice(products: Graph) -> None:
+    noise = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
+    table = Table(products, dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, 3e5), "c0": 2e6}, noise)
     search(table)
     assert len(table.compared) > 1
     assert len(set(table.compared)) == len(table.compared)
