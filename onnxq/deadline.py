@@ -30,6 +30,10 @@ class Deadline:
         """Seconds that are left, none of them below zero."""
         return max(self.at - time.monotonic(), 0.0)
 
+    def at_most(self, seconds: float) -> Deadline:
+        """Return this one, or the one after some seconds from now where that is sooner."""
+        return Deadline(min(self.at, time.monotonic() + seconds))
+
     def part(self, share: float, reserved: float = 0.0) -> Deadline:
         """Return the one after a share of what is left beside the seconds that are reserved for what follows."""
         return Deadline.within(share * max(self.left - reserved, 0.0))

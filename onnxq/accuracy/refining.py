@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ _LOG = logging.getLogger(__name__)
 _TRIALS, _FEWEST = 4, 2
 # Seconds that a model takes to be built, before one was.
 _BUILDING = 0.2
+# Some models take a hundred times as long to load as to run: so many processes that run the float model are enough.
+_PROCESSES = 30
+# Seconds that a process takes before its first run.
+_STARTUP = 0.4
 # Less, in decibels, is not worth codes that are harder to explain.
 _WORTH = 0.05
 
@@ -111,6 +116,7 @@ def refine(
     accuracy: Accuracy,
     progress: Progress,
     until: Deadline = NEVER,
+    enough: float = math.inf,
 ) -> Refined:
     """Try the methods one after the other, each on what the ones before it have found.
 
@@ -123,14 +129,21 @@ def refine(
         basis: what codes are chosen by before.
         accuracy: which methods are tried, and how much.
         progress: told of the stage ``refine``.
-        until: no method begins that may not end by then.
+        until: no method begins that may not end by then; without all effort, nor one that may end after many times
+            the time in which a process runs the float model over the samples.
+        enough: decibels that are not improved on, unless with all effort.
     """
+    start, runs = time.monotonic(), folds.trials.seconds * len(folds.trials.samples)
+    if not accuracy.thorough:
+        trials, until = replace(folds.trials, evidence=basis.evidence), until.at_most(_PROCESSES * (_STARTUP + runs))
+        if (reached := trials.sqnr(plan, basis.recipe)) >= enough:
+            return Refined(basis, spared=reached)
     gains: list[Gain] = []
     ranges = basis.recipe
     # Tables are no matter of how codes are chosen, but of the plan.
     known = tuple(name for name in accuracy.methods if name in CHOOSERS)
     methods = known if len(folds.samples) > 1 and _is_free(plan) else ()
-    trial = folds.trials.seconds * len(folds.trials.samples) + _BUILDING
+    trial = max(runs + _BUILDING, time.monotonic() - start)
     for number, name in enumerate(methods):
         progress("refine", number, len(methods))
         start, before = time.monotonic(), basis

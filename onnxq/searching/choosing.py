@@ -144,10 +144,8 @@ class Chooser:
         basis = Basis(recipe, self.evidence)
         if not accuracy.methods or not self.has_time(0):
             return Refined(basis)
-        if not accuracy.thorough and (reached := self.trials.sqnr(plan, recipe)) >= enough:
-            return Refined(basis, spared=reached)
         until = self.judge.deadline.part(_REFINING, self._reserved)
-        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress, until)
+        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress, until, enough)
 
     def affordable(self, plan: Plan, refined: Refined, goal: Goal) -> Refined:
         """Return what was refined with the factors of channels that cost no time or that fidelity needs.

@@ -22,6 +22,8 @@ class Effort:
         timed: plans of the frontier that are timed beside the float model.
         refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
+        processes: the same, in times that a process takes to run the float model over the samples: some models take a
+            hundred times as long to load as to run.
         measurements: models that are built and run after which nothing more is tried; unlike seconds they end a search
             where the same one ended before.
     """
@@ -33,12 +35,13 @@ class Effort:
     refinements: int
     seconds: float
     measurements: float = math.inf
+    processes: float = math.inf
 
 
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=1.0, tried=8, grown=4, timed=3, refinements=2, seconds=75.0),
+        "fast": Effort(noise=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=60.0),
         "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )

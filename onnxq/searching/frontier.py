@@ -74,6 +74,7 @@ def find_fastest(
     Returns:
         The plan, what was measured, and the frontier.
     """
+    effort = replace(effort, seconds=min(effort.seconds, effort.processes * laboratory.process))
     return _Search(laboratory, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
 
 

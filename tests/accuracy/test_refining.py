@@ -103,5 +103,13 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     folds: Any = SimpleNamespace(samples=[0, 1], trials=SimpleNamespace(seconds=0.1, samples=[0, 1]))
     until = Deadline.within(seconds)
     plan: Any = None
-    refine(folds, plan, Basis(Recipe(), Evidence()), replace(FAST, methods=("ranges",)), silent, until)
+    accuracy = replace(FAST, methods=("ranges",), thorough=True)
+    refine(folds, plan, Basis(Recipe(), Evidence()), accuracy, silent, until)
     assert asked == models
+
+
+def test_without_all_effort_no_method_begins_where_a_trial_takes_as_long_as_many_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refining, "_PROCESSES", 1e-3)
+    assert report("fast", samples=16, goal=Goal(45.0, force=True)).encoding.gains == ()

@@ -14,9 +14,10 @@ from conftest import Build
 from engines.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 from onnx import ModelProto
 
+from onnxq.accuracy import refining
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import Basis
-from onnxq.accuracy.refining import Gain, Refined
+from onnxq.accuracy.refining import Refined
 from onnxq.budget import Budget
 from onnxq.candidates import Candidate
 from onnxq.data import Data
@@ -266,9 +267,9 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
 def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alone(
     effort: Accuracy, enough: float, refined: bool, chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Refined(Basis(Recipe(), chooser.evidence), (Gain("ranges", 40.0, 42.0, "mse", 0.1),))
     monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: 40.0)
-    monkeypatch.setattr("onnxq.searching.choosing.refine", lambda *_: found)
+    monkeypatch.setattr(refining, "_decibels", lambda folds, plan, basis: 40.0)
+    monkeypatch.setattr(refining, "CHOOSERS", {"ranges": lambda folds, plan, basis, accuracy: basis})
     assert bool(chooser.refined(chooser.bench.plan({}), Recipe(), effort, enough).gains) == refined
 
 

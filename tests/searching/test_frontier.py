@@ -212,9 +212,12 @@ def test_only_the_assignments_are_solved_that_are_looked_at(chain: Graph, cuts: 
     assert len(cuts) <= 1 + (1 + 5) + (1 + 3)
 
 
-def test_when_time_is_up_the_quietest_plans_are_still_tried_and_nothing_else(chain: Graph, cuts: list[int]) -> None:
+@pytest.mark.parametrize("limit", ["seconds", "processes"])
+def test_when_time_is_up_the_quietest_plans_are_still_tried_and_nothing_else(
+    chain: Graph, cuts: list[int], limit: str
+) -> None:
     table = noisy(chain)
-    assert table.sqnr(search(table, seconds=0.0).plan) >= 20
+    assert table.sqnr(search(table, **{limit: 0.0}).plan) >= 20
     assert len(cuts) == 3
     assert len(table.compared) == 1
 
