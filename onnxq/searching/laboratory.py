@@ -34,6 +34,8 @@ TIMED_SAMPLES = 4
 # Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
 _PROFILED = 0.06
 _FEWEST_RUNS, _MOST_RUNS = 4, 12
+# So many times as long as the float model's may runs with switches take; on small models they take hardly longer.
+_SWITCHED = 10
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
 # Seconds that a process takes before its first run.
@@ -108,7 +110,8 @@ class Laboratory:
             board, bench = Switchboard.of(self.trials, plan, self.recipe, nodes), self.trials.bench
             asked = ByKind(board, bench.graph) if bench.is_large else board
             shares = likely_shares(plan, self.trials.evidence)
-            self.asked[key] = measure_noises(asked, len(self.trials.samples), runs, told, shares=shares)
+            count, longest = len(self.trials.samples), _SWITCHED * runs * self.run
+            self.asked[key] = measure_noises(asked, count, runs, told, shares=shares, longest=longest)
         return self.asked[key]
 
     @property

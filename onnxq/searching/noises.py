@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,8 @@ _FIRST_LOOK = 4 / 5
 _FIRST_PART = 0.6
 # Questions without which nothing is known, however few runs are to be made.
 _FEWEST = 16
+# Seconds of a run that no clock tells from none.
+_SHORTEST = 1e-6
 # Less noise is none.
 _LEAST = 1e-30
 # Groups that hold less of the noise are not split.
@@ -139,6 +142,7 @@ def measure_noises(
     told: Callable[[int, int], None] = lambda done, total: None,
     *,
     shares: Mapping[Source, float] = MappingProxyType({}),
+    longest: float = math.inf,
 ) -> Noises:
     """Measure what each source adds in noise, the noisiest on all samples.
 
@@ -155,6 +159,8 @@ def measure_noises(
             sources do together.
         told: called with how many questions were answered, and how many there may be.
         shares: by which the noise of groups is divided, see `likely_shares`.
+        longest: seconds that the runs may take, of which there are fewer where they would take longer: of thousands of
+            switches each run takes seconds.
 
     Returns:
         The noises of all sources.
@@ -162,7 +168,9 @@ def measure_noises(
     sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
         return Noises()
+    start = time.monotonic()
     [by_sample] = map(_finite, board.noises([sources], everything))
+    affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
     joint = by_sample.sum(0)
     place = int(np.argsort(by_sample.max(1), kind="stable")[(samples - 1) // 2])
     asked = 0
@@ -178,7 +186,8 @@ def measure_noises(
         alone.update((group[0], ratios) for group, ratios in zip(groups, found, strict=True) if len(group) == 1)
         return found
 
-    most = min(max(int(_FIRST_PART * (runs - samples)), _FEWEST), len(sources)) if runs > 0 else 0
+    wanted = max(int(_FIRST_PART * (runs - samples)), _FEWEST) if runs > 0 else 0
+    most = int(min(wanted, len(sources), affordable))
     [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
     ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
     # The outputs' signals and how noisy the sample is are not those of all.
@@ -188,7 +197,7 @@ def measure_noises(
     others = [other for other in everything if other != place]
     order = _by_loudness(found, joint)
     for number, source in enumerate(order, 1):
-        if not others or asked + (number + 1) * samples > runs:
+        if not others or asked + (number + 1) * samples > min(runs, affordable):
             break
         told(asked + number, asked + len(order))
         [seen] = map(_finite, board.noises([{source}], everything))

@@ -175,3 +175,9 @@ def test_progress_says_how_many_questions_there_are() -> None:
     assert told[0] == (1, 32)
     assert told[-1] == (64, 64)
     assert all(done <= total for done, total in told)
+
+
+def test_where_runs_take_long_fewer_are_made() -> None:
+    told: list[int] = []
+    measure_noises(Board({"t3": 1.0}), 2, 1000, lambda done, _: told.append(done), longest=0.0)
+    assert told == []
