@@ -16,9 +16,10 @@ from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sample_extremes import SampleExtremes
 from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
 from onnxq.execution import resume
+from onnxq.execution.cluster import Cluster
 from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
 from onnxq.execution.runner import collect
-from onnxq.execution.workers import Cluster, Processes
+from onnxq.execution.workers import Processes
 from onnxq.samples.inputs import Sample
 
 
