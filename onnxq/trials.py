@@ -38,6 +38,8 @@ _FEWEST_SAMPLES = 2
 _NUMBERS = itertools.count()
 # Models of which nobody has asked for the noise while others are built.
 _AHEAD = 1
+# Seconds that a process takes before its first run.
+_STARTUP = 0.4
 
 Judgement = TypeVar("Judgement")
 
@@ -120,6 +122,10 @@ class Trials:
     def count(self) -> int:
         """How many models were built and run so far."""
         return self.earlier + len(self.measured)
+
+    def process_seconds(self, run: float) -> float:
+        """Return how long a process takes to run the float model over the samples, each run so many seconds."""
+        return _STARTUP + len(self.samples) * run
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:

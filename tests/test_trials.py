@@ -45,6 +45,8 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert trials.count == len(trials.measured) == 3
     more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.samples)) == (3, 0, 10)
+    assert more.process_seconds(2.0) - trials.process_seconds(2.0) == pytest.approx(4.0)
+    assert 0 < trials.process_seconds(0.0) < 2
 
 
 def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:

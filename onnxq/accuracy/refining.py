@@ -47,8 +47,6 @@ _TRIALS, _FEWEST = 4, 2
 _BUILDING = 0.2
 # Some models take a hundred times as long to load as to run: so many processes that run the float model are enough.
 _PROCESSES = 30
-# Seconds that a process takes before its first run.
-_STARTUP = 0.4
 # Less, in decibels, is not worth codes that are harder to explain.
 _WORTH = 0.05
 
@@ -135,7 +133,8 @@ def refine(
     """
     start, runs = time.monotonic(), folds.trials.seconds * len(folds.trials.samples)
     if not accuracy.thorough:
-        trials, until = replace(folds.trials, evidence=basis.evidence), until.at_most(_PROCESSES * (_STARTUP + runs))
+        trials = replace(folds.trials, evidence=basis.evidence)
+        until = until.at_most(_PROCESSES * trials.process_seconds(trials.seconds))
         if (reached := trials.sqnr(plan, basis.recipe)) >= enough:
             return Refined(basis, spared=reached)
     gains: list[Gain] = []

@@ -38,8 +38,6 @@ _FEWEST_RUNS, _MOST_RUNS = 4, 12
 _SWITCHED = 10
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
-# Seconds that a process takes before its first run.
-_STARTUP = 0.4
 _SHORTEST_RUN = 1e-6
 _digest = remembered(file_digest)
 
@@ -122,7 +120,7 @@ class Laboratory:
     @property
     def process(self) -> float:
         """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
-        return _STARTUP + len(self.trials.samples) * self.run
+        return self.trials.process_seconds(self.run)
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
