@@ -1,4 +1,4 @@
-"""A chain of new nodes that belong to one weight and are named after it."""
+"""A chain of new nodes that belong to one weight, or take the place of one node, and are named after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Names, Node, PackedPayload, Payload, Tensor, Variable, constant
+from onnxq.graph import Constant, Names, Node, Origins, PackedPayload, Payload, Tensor, Variable, constant
 from onnxq.numbers.formats import Format
 from onnxq.numbers.numerics import Array
 from onnxq.numbers.packing import pack
@@ -21,26 +21,45 @@ class Chain:
         nodes: the nodes made so far.
     """
 
-    def __init__(self, base: str, names: Names) -> None:
-        """Name everything after ``base``, which is the float weight."""
+    def __init__(self, base: str, names: Names, origins: Origins = ()) -> None:
+        """Name everything after ``base``, which is the float weight or the node that the nodes stand for.
+
+        Args:
+            base: what names begin with.
+            names: gives new ones.
+            origins: of each node.
+        """
         self.nodes: list[Node] = []
         self._base = base
         self._names = names
+        self._origins = origins
+
+    def named(self, role: str) -> str:
+        """Return a new name ``base.role``."""
+        return self._names.fresh(f"{self._base}.{role}")
+
+    def variable(self, role: str, dtype: npt.DTypeLike | None = None) -> Variable:
+        """Return a new variable ``base.role``."""
+        return Variable(self.named(role), None if dtype is None else np.dtype(dtype))
 
     def store(self, role: str, values: npt.ArrayLike | Payload) -> Constant:
         """Return a new constant ``base.role``."""
-        name = self._names.fresh(f"{self._base}.{role}")
+        name = self.named(role)
         return Constant(name, values) if isinstance(values, Payload) else constant(name, values)
 
     def store_codes(self, role: str, codes: Array, format: Format) -> Constant:
         """Return a new constant of the format's ONNX type, several codes in a byte where that type has them."""
         return self.store(role, PackedPayload(format.onnx_type, codes.shape, pack(codes, format)))
 
+    def append(self, node: Node) -> None:
+        """Append a node, which gets the origins of all."""
+        node.origins = self._origins
+        self.nodes.append(node)
+
     def then(self, op: str, role: str, inputs: Sequence[Tensor], *, domain: str = "", **attributes: object) -> Variable:
         """Append a node and return its output ``base.role``."""
-        made = Variable(self._names.fresh(f"{self._base}.{role}"))
-        name = self._names.fresh(f"{self._base}.{role}.{op.lower()}")
-        self.nodes.append(Node(op, name, dict(attributes), list(inputs), [made], domain or None))
+        made = self.variable(role)
+        self.append(Node(op, self.named(f"{role}.{op.lower()}"), attributes, list(inputs), [made], domain or None))
         return made
 
     def cast(self, role: str, source: Tensor, onnx_type: int = TensorProto.FLOAT) -> Variable:

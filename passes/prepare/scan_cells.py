@@ -19,13 +19,13 @@ from onnxq.graph import (
     Pass,
     Tensor,
     Variable,
-    constant,
     is_fixed,
     joined_origins,
     nodes,
     optional,
     replace_nodes,
 )
+from onnxq.lowering import Chain
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.targets import LARGE_WEIGHT
@@ -92,18 +92,19 @@ def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
     made = _Made(node, names)
     bias = optional(node, 3)
     biases = np.zeros(2 * _GATES * size, np.float32) if bias is None else bias.values[0]
-    product = made("MatMul", "of_data", data, made.constant(weight.values[0].T, "of_data"))
-    given = made("Add", "given", product, made.constant(biases[: _GATES * size], "given"))
+    product = made("MatMul", "of_data", data, made.store("of_data.values", np.ascontiguousarray(weight.values[0].T)))
+    given = made("Add", "given", product, made.store("given.values", biases[: _GATES * size]))
     state = optional(node, 5)
     first = _zeros(made, data, size) if state is None else made("Squeeze", "first", state, made.numbers(0))
 
-    body = _step(node, names, made.constant(recurrent.values[0].T, "of_state"), biases[_GATES * size :])
+    of_state = made.store("of_state.values", np.ascontiguousarray(recurrent.values[0].T))
+    body = _step(node, names, of_state, biases[_GATES * size :])
     body.parent, body.opset_imports = scope, scope.opset_imports
     direction = _REVERSE[node.attrs.get("direction", "forward")]
     attributes = {"body": body, "num_scan_inputs": 1}
     attributes.update(scan_input_directions=[direction], scan_output_directions=[direction])
-    last, every = (Variable(names.fresh(f"{node.name}.{role}"), np.float32) for role in ("last", "every"))
-    made.append("Scan", node.name, [first, given], [last, every], attributes)
+    last, every = (made.variable(role, np.float32) for role in ("last", "every"))
+    made.append(Node("Scan", node.name, attributes, [first, given], [last, every]))
     outputs, (all_steps, last_step) = list(node.outputs), (*node.outputs, None, None)[:2]
     node.outputs.clear()
     for tensor, source, axis in ((all_steps, every, 1), (last_step, last, 0)):
@@ -116,9 +117,9 @@ def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any])
     """Return the body: a state and what is given at a step become the next state, twice."""
     size = recurrent.shape[0]
     made = _Made(node, names)
-    state, given = (Variable(names.fresh(f"{node.name}.{role}"), np.float32) for role in ("state", "step"))
+    state, given = (made.variable(role, np.float32) for role in ("state", "step"))
     product = made("MatMul", "of_state", state, recurrent)
-    wanted = made("Add", "wanted", product, made.constant(bias, "wanted"))
+    wanted = made("Add", "wanted", product, made.store("wanted.values", bias))
     thirds = made.numbers(size, size, size)
     kept_given, reset_given, new_given = made.split(given, thirds)
     kept_wanted, reset_wanted, new_wanted = made.split(wanted, thirds)
@@ -128,22 +129,21 @@ def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any])
     new = made("Tanh", "new", made("Add", "new", new_given, made("Mul", "new", reset, new_wanted)))
     following = made("Add", "following", made("Mul", "kept", kept, made("Sub", "change", state, new)), new)
     output = made("Identity", "output", following)
-    return Graph(made.nodes, [state, given], [following, output], names.fresh(f"{node.name}.body"))
+    return Graph(made.nodes, [state, given], [following, output], made.named("body"))
 
 
 def _zeros(made: _Made, data: Tensor, size: int) -> Tensor:
     """Return a state of zeros for each row of a batch."""
     rows = made("Gather", "rows", made("Shape", "shape", data, dtype=np.int64), made.numbers(1), dtype=np.int64)
     shape = made("Concat", "state_shape", rows, made.numbers(size), dtype=np.int64, axis=0)
-    return made("Expand", "first", made.constant(np.zeros((1, size), np.float32), "first"), shape)
+    return made("Expand", "first", made.store("first.values", np.zeros((1, size), np.float32)), shape)
 
 
-class _Made:
-    """Nodes that take the place of a cell, named after it."""
+class _Made(Chain):
+    """Nodes that take the place of a cell, named after it; what they make is float32 where nothing else is said."""
 
     def __init__(self, cell: Node, names: Names) -> None:
-        self.cell, self.names, self.origins = cell.name, names, joined_origins((cell,))
-        self.nodes: list[Node] = []
+        super().__init__(cell.name, names, joined_origins((cell,)))
 
     def __call__(
         self,
@@ -154,24 +154,14 @@ class _Made:
         dtype: type = np.float32,
         **attributes: Any,
     ) -> Variable:
-        made = output if output is not None else Variable(self.names.fresh(f"{self.cell}.{role}"), np.dtype(dtype))
-        self.append(op, self.names.fresh(f"{self.cell}.{role}"), inputs, [made], attributes)
+        made = self.variable(role, dtype) if output is None else output
+        self.append(Node(op, self.named(role), attributes, list(inputs), [made]))
         return made
 
     def split(self, data: Tensor, sizes: Constant) -> Sequence[Variable]:
-        parts = [Variable(self.names.fresh(f"{self.cell}.part"), np.dtype(np.float32)) for _ in sizes.values]
-        self.append("Split", self.names.fresh(f"{self.cell}.split"), (data, sizes), parts, {"axis": -1})
+        parts = [self.variable("part", np.float32) for _ in sizes.values]
+        self.append(Node("Split", self.named("split"), {"axis": -1}, [data, sizes], parts))
         return parts
 
-    def constant(self, values: npt.NDArray[Any], role: str) -> Constant:
-        return constant(self.names.fresh(f"{self.cell}.{role}.values"), np.ascontiguousarray(values))
-
     def numbers(self, *values: int) -> Constant:
-        return constant(self.names.fresh(f"{self.cell}.numbers"), np.array(values, np.int64))
-
-    def append(
-        self, op: str, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], attributes: dict[str, Any]
-    ) -> None:
-        node = Node(op, name, attributes, list(inputs), list(outputs))
-        node.origins = self.origins
-        self.nodes.append(node)
+        return self.store("numbers", np.array(values, np.int64))

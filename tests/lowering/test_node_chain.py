@@ -35,3 +35,13 @@ def test_each_node_reads_what_stands_before_it() -> None:
     cut.dtype, cut.shape = np.dtype(np.float32), [2, 1, 2]
     model = to_model(Graph(chain.nodes, outputs=[cut], name="chain", opset=13))
     assert [node.op_type for node in model.graph.node] == ["Cast", "Pad", "Reshape", "Slice"]
+
+
+def test_each_node_stands_for_what_the_chain_takes_the_place_of() -> None:
+    chain = Chain("cell", Names(Graph()), (("cell", "GRU"),))
+    shape = chain.variable("shape", np.int64)
+    chain.append(Node("Shape", chain.named("shape"), {}, [Variable("x")], [shape]))
+    chain.cast("numbers", shape)
+    assert [node.name for node in chain.nodes] == ["cell.shape.1", "cell.numbers.cast"]
+    assert [node.origins for node in chain.nodes] == [(("cell", "GRU"),)] * 2
+    assert (shape.dtype, chain.nodes[1].outputs[0].dtype) == (np.dtype(np.int64), None)
