@@ -37,7 +37,7 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
         folds: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by; its biases were those of another plan.
-        accuracy: how much is tried, which is no matter here.
+        accuracy: with little effort they are found once, and judged by the samples that are left.
     """
     bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
@@ -51,13 +51,14 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
     def found(groups: Groups) -> Basis:
         if groups == ALL:
             # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
-            biases = _mean([found(one).recipe.biases for one in folds.found_on])
+            every = folds.found_on if accuracy.thorough else folds.found_on[:1]
+            biases = _mean([found(one).recipe.biases for one in every])
             return replace(plain, recipe=replace(plain.recipe, biases=biases))
         samples = folds.of(groups, _MOST_SAMPLES)
         recipe = with_sequential_biases(plain.recipe, plan, bench.graph, codes, bench.prepared, samples)
         return replace(plain, recipe=recipe)
 
-    return folds.kept(plan, plain, [found], _HARMLESS)
+    return folds.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
 
 
 def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

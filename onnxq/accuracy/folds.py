@@ -38,8 +38,8 @@ WORTH = 0.977
 _HOPELESS = 1.26
 # How often what changes nothing takes off more than one standard error.
 _CHANCE = 0.16
-# So seldom does it take off so much that nobody asks others.
-_NO_DOUBT = 0.01
+# So seldom does it take off so much that nobody asks others, and so much that one fold decides where one is to.
+_NO_DOUBT, _LITTLE_DOUBT = 0.01, 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,9 @@ class Folds:
         seen = [pooled(noise) for noise in self._seen(plan, ((0, one) for one in findings))]
         return findings[seen.index(min(seen))]
 
-    def kept(self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = WORTH) -> Basis:
+    def kept(
+        self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = WORTH, *, once: bool = False
+    ) -> Basis:
         """Return what the best of some findings makes of all samples, or the basis where none is worth it.
 
         Args:
@@ -115,11 +117,12 @@ class Folds:
             basis: what there is without them.
             findings: of which the first fold says which is the best.
             worth: how many times the noise of the basis it may leave at most, as both folds see it.
+            once: whether the first fold decides by itself, see `pays`.
         """
         best = self.quietest(plan, findings)
-        return best(ALL) if self.pays(plan, best, lambda _: basis, worth) else basis
+        return best(ALL) if self.pays(plan, best, lambda _: basis, worth, once=once) else basis
 
-    def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH) -> bool:
+    def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False) -> bool:
         """Return whether a finding leaves less noise than another, as both folds see it.
 
         The second fold finds nothing where what the first sees cannot be made up for, or leaves no doubt.
@@ -129,12 +132,14 @@ class Folds:
             finding: the one.
             other: the other.
             worth: how many times the noise of the other it may leave at most.
+            once: whether the first fold decides by itself: what is little in doubt there pays.
         """
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
             return False
-        if len(was) > 1 and takes_off(was, now, student(len(was) - 1, _NO_DOUBT)):
-            return True
+        is_sure = len(was) > 1 and takes_off(was, now, student(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT))
+        if is_sure or once:
+            return is_sure
         first = pooled(was), pooled(now)
         was, now = self._seen(plan, ((1, other), (1, finding)))
         return first[1] + pooled(now) < worth * (first[0] + pooled(was))

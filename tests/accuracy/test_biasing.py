@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from onnxq.accuracy.biasing import with_biases
-from onnxq.accuracy.effort import FAST, FULL, Accuracy
+from onnxq.accuracy.effort import FAST, FULL
 from onnxq.accuracy.folds import Basis, Folds
+from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
+from onnxq.graph import Graph
 from onnxq.modelfile import load
 from onnxq.planning.plan import Plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.samples.data import evenly
+from onnxq.samples.inputs import SampleSource
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
@@ -49,16 +52,35 @@ def folds_of(bench: Workbench, plan: Plan) -> Callable[[int, int], Folds]:
     return folds
 
 
-@pytest.mark.parametrize(("judged", "most", "effort"), [(12, 24, FAST), (12, 12, FAST), (12, 12, FULL)])
+@pytest.mark.parametrize(("judged", "most"), [(12, 24), (12, 12)])
 def test_biases_are_kept_where_they_pay(
-    folds_of: Callable[[int, int], Folds], plan: Plan, judged: int, most: int, effort: Accuracy
+    folds_of: Callable[[int, int], Folds], plan: Plan, judged: int, most: int
 ) -> None:
     folds = folds_of(judged, most)
     basis = Basis(Recipe(), folds.trials.evidence)
-    corrected = with_biases(folds, plan, basis, effort)
+    corrected = with_biases(folds, plan, basis, FULL)
     assert corrected.recipe.biases
     assert folds.trials.trust(plan, corrected.recipe).noise < 0.9 * folds.trials.trust(plan, Recipe()).noise
-    assert with_biases(folds, plan, corrected, effort).recipe.key == corrected.recipe.key
+    assert with_biases(folds, plan, corrected, FULL).recipe.key == corrected.recipe.key
+
+
+@pytest.mark.parametrize("is_sure", [False, True])
+def test_with_little_effort_they_are_found_once_and_kept_where_that_leaves_no_doubt(
+    folds_of: Callable[[int, int], Folds], plan: Plan, monkeypatch: pytest.MonkeyPatch, is_sure: bool
+) -> None:
+    folds, found = folds_of(12, 12), list[int]()
+    basis = Basis(Recipe(), folds.trials.evidence)
+    right = with_biases(folds, plan, basis, FULL).recipe.biases
+
+    def once(recipe: Recipe, plan: Plan, graph: Graph, codes: Codes, model: Path, samples: SampleSource) -> Recipe:
+        found.append(len(samples))
+        return replace(recipe, biases=right)
+
+    monkeypatch.setattr("onnxq.accuracy.biasing.with_sequential_biases", once)
+    monkeypatch.setattr("onnxq.accuracy.folds.takes_off", lambda *_: is_sure)
+    corrected = with_biases(folds, plan, basis, FAST)
+    assert found == [6]
+    assert bool(corrected.recipe.biases) is is_sure
 
 
 def test_biases_that_do_not_pay_are_not_kept(
@@ -66,7 +88,7 @@ def test_biases_that_do_not_pay_are_not_kept(
 ) -> None:
     folds = folds_of(8, 24)
     basis = Basis(Recipe(), folds.trials.evidence)
-    wrong = {node: 1 + bias for node, bias in with_biases(folds, plan, basis, FAST).recipe.biases.items()}
+    wrong = {node: 1 + bias for node, bias in with_biases(folds, plan, basis, FULL).recipe.biases.items()}
     monkeypatch.setattr(
         "onnxq.accuracy.biasing.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
     )
