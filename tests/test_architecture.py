@@ -19,7 +19,6 @@ LONGEST_FILE = 300
 UNTESTED = {"__init__", "__main__"}
 # The model layer shows its inner modules only through these.
 INNER = {
-    "onnxq.graph.stored": "graph/test_payload.py",
     "onnxq.modelfile.declarations": "onnx_tools/test_shapes.py",
     "onnxq.modelfile.emit": "modelfile/test_writer.py",
     "onnxq.modelfile.protos": "modelfile/test_preservation.py",

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
 from onnxq.errors import ModelError
-from onnxq.graph.data_types import data_type_name, data_type_of, is_packed, numpy_dtype
+from onnxq.graph.data_types import bits_per_element, data_type_name, data_type_of, is_packed, numpy_dtype
 from onnxq.graph.external import DataFolder, DataRange, locate
 from onnxq.graph.payload import CHUNK_BYTES, ArrayPayload, Payload, check_type_and_dims
 
@@ -65,7 +65,7 @@ class ProtoPayload(Payload):
         else:
             field, width = _TYPED_FIELDS.get(self.onnx_dtype, ("int32_data", 1))
             found, expected, unit = len(getattr(self.proto, field)), elements * width, f"entries of {field}"
-            if is_packed(self.onnx_dtype):
+            if _shares_entries(self.onnx_dtype):
                 expected = self.nbytes
         if found != expected:
             raise ModelError(
@@ -149,7 +149,7 @@ class ProtoPayload(Payload):
                 yield view[start : start + CHUNK_BYTES].data
         elif self.proto.HasField("raw_data"):
             yield memoryview(self.proto.raw_data)
-        elif is_packed(self.onnx_dtype):
+        elif _shares_entries(self.onnx_dtype):
             yield memoryview(bytes(value & 0xFF for value in self.proto.int32_data))
         else:
             yield from ArrayPayload(np.asarray(numpy_helper.to_array(self.proto))).chunks()
@@ -178,6 +178,11 @@ def as_payload(values: npt.NDArray[Any] | LazyValues, export_dtype: object = Non
         return ArrayPayload(array)
     except TypeError as error:
         raise ModelError(f"a constant cannot be made of {array.dtype} values: {error}") from error
+
+
+def _shares_entries(data_type: int) -> bool:
+    """Return whether several elements lie in one entry of ``int32_data``, as those do that fill a byte together."""
+    return is_packed(data_type) and 8 % bits_per_element(data_type) == 0
 
 
 def _strings(values: Iterable[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
