@@ -10,6 +10,7 @@ import onnx
 
 from onnxq.accuracy.effort import METHODS, OFF, Accuracy
 from onnxq.accuracy.folds import Folds
+from onnxq.accuracy.observing import observe_groups
 from onnxq.accuracy.refining import Refined
 from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget
@@ -188,6 +189,8 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     found = _doubts(model, whole, goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)
+    if given is None and budget.collection is None and tried(model, budget).methods:
+        observe_groups(bench, plan, samples, methods, budget.progress)
     evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     if model.replay is not None:
         refuse_idle_bodies(bench.graph, model.replay, evidence)

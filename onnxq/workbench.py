@@ -19,16 +19,9 @@ from onnxq.evidence.provenance import model_digest
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.execution.chain import ChainedSamples, with_optional
+from onnxq.execution.grouped import Grouped
 from onnxq.execution.resume import Collection, Notice, calibrate_tensors
-from onnxq.execution.runner import collect
-from onnxq.graph import (
-    Graph,
-    constants,
-    inner_variables,
-    origins_by_name,
-    put_back_origins,
-    types_to_declare,
-)
+from onnxq.graph import Graph, constants, inner_variables, origins_by_name, put_back_origins, types_to_declare
 from onnxq.integer_steps import integer_steps, steps_named
 from onnxq.large_models import is_large
 from onnxq.lowering import Emit
@@ -70,6 +63,7 @@ class Workbench:
         fixed: what becomes of some nodes whatever else is wished, such as of those that calibration saw nothing of.
         making: how the prepared model was made.
         codes: what was encoded for the models built so far.
+        grouped: what groups of samples have shown.
     """
 
     prepared: Path
@@ -79,6 +73,7 @@ class Workbench:
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
     making: Making = field(default_factory=Making)
     codes: CodesCache = field(default_factory=CodesCache, compare=False)
+    grouped: Grouped = field(default_factory=Grouped, compare=False)
 
     @cached_property
     def graph(self) -> Graph:
@@ -171,7 +166,7 @@ class Workbench:
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return Evidence()
         if collection is None:
-            return collect(self.prepared, samples, requests, progress=told, others=plan.observed)
+            return self.grouped.collected(self.prepared, samples, requests, progress=told, others=plan.observed)
         return calibrate_tensors(
             self.prepared, samples, requests, collection, progress=told, digest=self.digest, others=plan.observed
         )

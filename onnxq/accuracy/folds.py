@@ -62,6 +62,19 @@ Finding: TypeAlias = Callable[[Groups], Basis]
 Found = TypeVar("Found", bound=Finding)
 
 
+def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
+    """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
+
+    Args:
+        samples: all of them.
+        judging: how many judge.
+    """
+    judges = even_places(len(samples), judging)
+    others = sorted(set(range(len(samples))).difference(judges))
+    kept = [others[place] for place in even_places(len(others), _MOST - len(judges))]
+    return tuple(Selection(samples, places) for places in (judges[::2], judges[1::2], kept))
+
+
 @dataclass(frozen=True, eq=False)
 class Folds:
     """The samples in three groups: the two halves of those that judge candidates, and all others.
@@ -80,10 +93,7 @@ class Folds:
     @cached_property
     def groups(self) -> tuple[Selection, ...]:
         """The samples by group, at most 512 in all."""
-        judging = even_places(len(self.samples), len(self.trials.samples))
-        others = sorted(set(range(len(self.samples))).difference(judging))
-        kept = [others[place] for place in even_places(len(others), _MOST - len(judging))]
-        return tuple(Selection(self.samples, places) for places in (judging[::2], judging[1::2], kept))
+        return groups_of(self.samples, len(self.trials.samples))
 
     @property
     def found_on(self) -> tuple[Groups, Groups]:

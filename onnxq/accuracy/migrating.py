@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, WORTH, Basis, Folds, Groups
+from onnxq.accuracy.observing import channel_requests
 from onnxq.accuracy.ranging import noise_share
 from onnxq.encoding.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
 from onnxq.encoding.flat_ends import Within
 from onnxq.encoding.migration import NOTHING, Migration
-from onnxq.encoding.parameters import activation_parameters
+from onnxq.encoding.parameters import activation_parameters, requests_for
 from onnxq.encoding.range_choice import RangeChoice
 from onnxq.encoding.recipe import Recipe
 from onnxq.encoding.sites import Site, sites
@@ -28,8 +29,9 @@ from onnxq.evidence.ranges import MinMax
 from onnxq.evidence.requests import Request
 from onnxq.evidence.value_range import Range
 from onnxq.execution.channel_taps import ChannelTap, with_channel_taps
+from onnxq.execution.grouped import parts_of
 from onnxq.execution.runner import collect_apart
-from onnxq.graph import Constant, nodes
+from onnxq.graph import Constant, Graph, nodes
 from onnxq.planning.plan import Plan
 from onnxq.samples.selection import Selection
 from onnxq.workbench import Workbench
@@ -40,8 +42,6 @@ _FIRST, _WITH_MARGIN = Setting(0.5, 0.7, 0.0), Setting(0.5, 0.5, 0.5)
 # With all effort, for all sites alike, and for one at a time: much and little, with and without a margin.
 _ALIKE = (_WITH_MARGIN, Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9))
 _APART = (Setting(1.0, 1.0, 0.0), Setting(0.5, 1.0, 0.5), Setting(0.3, 0.5), None)
-# Parts of each group of samples, whose differences tell how far new samples may go beyond them.
-_PARTS = 6
 
 
 def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
@@ -177,25 +177,7 @@ class _Channels:
             for tensor in node.inputs
             if isinstance(tensor, Constant)
         }
-        channels = {
-            name: (own, name in site.inside)
-            for site in found
-            for name, own in site.tensors.items()
-            if name not in self._constants
-        }
-        inside = {
-            name: ChannelTap(own.axis, own.rank, len(own.places)) for name, (own, within) in channels.items() if within
-        }
-        proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
-        model = bench.prepared.with_name("channels.onnx")
-        model.write_bytes(proto.SerializeToString())
-        self._requests = {
-            name: Request(matrices.get(name, name), "channel-ranges", 1 if within else own.axis)
-            for name, (own, within) in channels.items()
-        }
-        parts = [(group, part) for group, samples in enumerate(groups) for part in _apart(samples)]
-        seen = collect_apart(model, [part for _, part in parts], tuple(self._requests.values()))
-        self._parts = [(group, one) for (group, _), one in zip(parts, seen, strict=True)]
+        self._requests, self._parts = _seen(bench, groups, plan, found)
         self._shares: dict[tuple[Hashable, Groups], dict[Site, list[Array]]] = {}
 
     def shares(self, recipe: Recipe, groups: Groups) -> dict[Site, list[Array]]:
@@ -241,6 +223,30 @@ class _Channels:
         return np.stack([constant.values.min(others), constant.values.max(others)], 1).astype(np.float64)
 
 
-def _apart(samples: Selection) -> list[Selection]:
-    """Return parts of some samples, none of them empty."""
-    return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
+def _seen(
+    bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site]
+) -> tuple[dict[str, Request], list[tuple[int, Evidence]]]:
+    """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
+    requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
+    if not inside and (known := bench.grouped.parts(groups, tuple(requests.values()))) is not None:
+        return requests, known
+    proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
+    model = bench.prepared.with_name("channels.onnx")
+    model.write_bytes(proto.SerializeToString())
+    requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
+    parts = [(group, part) for group, samples in enumerate(groups) for part in parts_of(samples)]
+    # Of the same bits as where they are seen with all that the plan needs.
+    others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
+    seen = collect_apart(model, [part for _, part in parts], tuple(requests.values()), others=tuple(others))
+    return requests, [(group, one) for (group, _), one in zip(parts, seen, strict=True)]
+
+
+def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelTap]:
+    """Return where the channels of the tensors of sites lie that bodies make."""
+    constants = {tensor.name for _, node in nodes(graph) for tensor in node.inputs if isinstance(tensor, Constant)}
+    return {
+        name: ChannelTap(own.axis, own.rank, len(own.places))
+        for site in found
+        for name, own in site.tensors.items()
+        if name in site.inside and name not in constants
+    }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -22,6 +24,7 @@ from onnxq.execution.work import Shard, Work
 from onnxq.execution.workers import Threads, Workers
 from onnxq.large_models import is_large
 from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import stretches
 
 
@@ -93,21 +96,35 @@ def collect(
 
 
 def collect_apart(
-    model: onnx.ModelProto | Path, parts: Sequence[SampleSource], requests: Sequence[Request]
-) -> list[Evidence]:
-    """Run every sample of some parts once, in threads of this process, and return what each part shows.
+    model: onnx.ModelProto | Path,
+    parts: Sequence[Selection],
+    requests: Sequence[Request],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    others: Sequence[str] = (),
+) -> Iterator[Evidence]:
+    """Run every sample of some parts once, in threads of this process, and yield what each part shows, in order.
 
     Args:
         model: see `collect`, as for what is raised.
         parts: of the samples.
         requests: what is wanted of tensors.
+        progress: see `collect`.
+        others: see `collect`.
     """
-    tapped, threads = tap(model, requests), available_cores()
+    tapped, threads = tap(model, requests, others), min(available_cores(), len(parts))
+    shards = [Shard(tuple(stretches(part.samples, part.places))) for part in parts]
+    done, count = 0, sum(map(len, shards))
+    executor = ThreadPoolExecutor(max(threads, 1))
     try:
-        return [
-            observe_shard(tapped, Shard(tuple(stretches(part, range(len(part))))), threads=threads) for part in parts
-        ]
+        for shard, evidence in zip(shards, executor.map(partial(observe_shard, tapped), shards), strict=True):
+            yield evidence
+            done += len(shard)
+            if progress:
+                progress(done, count)
     finally:
+        # What has not begun is forgotten, so that an error is not held up.
+        executor.shutdown(wait=True, cancel_futures=True)
         forget_sessions(tapped)
 
 

@@ -20,6 +20,7 @@ from onnxq.execution.runner import Ledger, collect, collect_apart
 from onnxq.execution.taps import with_taps
 from onnxq.execution.workers import Processes, Threads, Workers
 from onnxq.runtime import runtime_version
+from onnxq.samples.selection import Selection
 
 WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
 
@@ -78,7 +79,7 @@ def test_the_workers_do_not_show(workers: Workers) -> None:
 
 def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
     requests = (*wanted("h"), *wanted("x"))
-    parts = collect_apart(model(), [SAMPLES[::2], SAMPLES[1::2]], requests)
+    parts = list(collect_apart(model(), [Selection(SAMPLES, [0, 2]), Selection(SAMPLES, [1])], requests))
     assert [part.samples for part in parts] == [
         collect(model(), some, requests).samples for some in (SAMPLES[::2], SAMPLES[1::2])
     ]

@@ -1,0 +1,52 @@
+"""Calibration for methods of accuracy: the samples run once, and what their groups show is known apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from onnxq.accuracy.folds import groups_of
+from onnxq.encoding.parameters import requests_for
+from onnxq.encoding.sites import Site, sites
+from onnxq.evidence.ranges import RangeMethod
+from onnxq.evidence.requests import Request
+from onnxq.graph import Constant, Graph, nodes
+from onnxq.planning.plan import Plan
+from onnxq.progress import Progress
+from onnxq.samples.inputs import SampleSource
+from onnxq.trials import TRIED_SAMPLES
+from onnxq.workbench import Workbench
+
+
+def observe_groups(
+    bench: Workbench, plan: Plan, samples: SampleSource, methods: Sequence[RangeMethod], progress: Progress
+) -> None:
+    """Let the bench know what each of the groups shows by which methods of accuracy are judged.
+
+    Args:
+        bench: has the model.
+        plan: the one in which every node is static that can be.
+        samples: by which codes are chosen.
+        methods: of ranges, for any of which evidence is kept.
+        progress: told of the stage ``calibrate``.
+    """
+    groups = groups_of(samples, min(len(samples), TRIED_SAMPLES))
+    requests = requests_for(plan, methods)
+    if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
+        return
+    tapped = {request.tensor for request in requests}
+    apart = channel_requests(bench.graph, sites(bench.graph, plan).found).values()
+    # With another tensor the model would be cut elsewhere, and kernels might round otherwise.
+    known = [request for request in apart if request.tensor in tapped]
+    bench.grouped.observe(bench.prepared, groups, requests, known, partial(progress, "calibrate"))
+
+
+def channel_requests(graph: Graph, found: Iterable[Site]) -> dict[str, Request]:
+    """Return what is wanted of the tensors of sites that neither are constants nor lie in bodies, by name."""
+    constants = {tensor.name for _, node in nodes(graph) for tensor in node.inputs if isinstance(tensor, Constant)}
+    return {
+        name: Request(name, "channel-ranges", own.axis)
+        for site in found
+        for name, own in site.tensors.items()
+        if name not in constants and name not in site.inside
+    }

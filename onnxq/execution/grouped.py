@@ -1,0 +1,106 @@
+"""Groups of samples that run once: what each has shown, and what some of them have shown together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+
+from onnxq.evidence.evidence import Evidence, EvidenceTotal
+from onnxq.evidence.requests import Request
+from onnxq.execution.runner import collect, collect_apart
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
+
+# Parts of a group of samples, whose differences tell how far new samples may go beyond them.
+_PARTS = 6
+
+
+def parts_of(samples: Selection) -> list[Selection]:
+    """Return parts of some samples, none of them empty."""
+    return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """What a group of samples has shown, and of what was wanted apart, what each of its parts has."""
+
+    samples: Selection
+    seen: Evidence
+    parts: tuple[Evidence, ...]
+
+
+class Grouped:
+    """What groups of the samples of a model have shown, so that whoever asks for some of them need not run these again.
+
+    Samples are known by their places in the very source that was given.
+    """
+
+    def __init__(self) -> None:
+        self._groups: tuple[_Group, ...] = ()
+
+    def observe(
+        self,
+        model: Path,
+        groups: Sequence[Selection],
+        requests: Sequence[Request],
+        apart: Sequence[Request],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Run every sample of some groups once, whose evidence takes the place of what there was.
+
+        Args:
+            model: the file of the float model.
+            groups: of one source, with no sample in common.
+            requests: what is wanted of all samples.
+            apart: what is wanted of each part of each group, see `parts_of`.
+            progress: see `collect`.
+        """
+        parts = [(place, part) for place, group in enumerate(groups) for part in parts_of(group)]
+        every = tuple(dict.fromkeys((*requests, *apart)))
+        totals = [EvidenceTotal(Evidence()) for _ in groups]
+        kept: list[list[Evidence]] = [[] for _ in groups]
+        for (place, _), evidence in zip(
+            parts, collect_apart(model, [part for _, part in parts], every, progress=progress), strict=True
+        ):
+            totals[place].add(evidence.select(requests))
+            kept[place].append(evidence.select(apart))
+        self._groups = tuple(
+            _Group(group, total.evidence, tuple(own)) for group, total, own in zip(groups, totals, kept, strict=True)
+        )
+
+    def collected(
+        self,
+        model: Path,
+        samples: SampleSource,
+        requests: Sequence[Request],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        others: Sequence[str] = (),
+    ) -> Evidence:
+        """Return what samples show, see `collect`, from groups of which they are made up where that is known."""
+        within = self._made_up_of(samples)
+        if within and all(request in one.seen.statistics for one in within for request in requests):
+            return reduce(Evidence.plus, (one.seen for one in within)).select(dict.fromkeys(requests))
+        return collect(model, samples, requests, progress=progress, others=others)
+
+    def parts(self, groups: Sequence[Selection], requests: Sequence[Request]) -> list[tuple[int, Evidence]] | None:
+        """Return what each part of each group has shown, with the place of the group; None where that is not known."""
+        within = {place: self._made_up_of(samples) for place, samples in enumerate(groups) if samples.places}
+        if not all(len(found) == 1 for found in within.values()):
+            return None
+        parts = [(place, part) for place, (found,) in within.items() for part in found.parts]
+        return parts if all(one in part.statistics for _, part in parts for one in requests) else None
+
+    def _made_up_of(self, samples: SampleSource) -> list[_Group]:
+        """Return the groups that some samples consist of; none where they consist of others."""
+        source = self._groups[0].samples.samples if self._groups else None
+        if samples is source:
+            places = set(range(len(samples)))
+        elif isinstance(samples, Selection) and samples.samples is source:
+            places = set(samples.places)
+        else:
+            return []
+        within = [one for one in self._groups if one.samples.places and places.issuperset(one.samples.places)]
+        return within if sum(len(one.samples) for one in within) == len(places) else []

@@ -1,0 +1,74 @@
+"""What methods of accuracy ask of groups of samples is known from the run in which these were calibrated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build
+
+from onnxq.accuracy.effort import FAST
+from onnxq.accuracy.folds import ALL, Basis, Folds
+from onnxq.accuracy.migrating import with_migration
+from onnxq.accuracy.observing import observe_groups
+from onnxq.encoding.recipe import USUAL
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.execution import runner
+from onnxq.modelfile import as_graph
+from onnxq.presets import preset_named
+from onnxq.progress import silent
+from onnxq.targets import target_named
+from onnxq.trials import TRIED_SAMPLES, Trials
+from onnxq.workbench import Workbench, open_workbench
+
+TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
+COUNT = 21
+
+
+@pytest.fixture
+def model(build: Build) -> onnx.ModelProto:
+    return build(TEXT, w=(8, 6, 1, 1), u=(3, 8, 1, 1))
+
+
+def bench_of(model: onnx.ModelProto, folder: Path) -> Workbench:
+    folder.mkdir()
+    return open_workbench(as_graph(model), preset_named("int8"), target_named("onnxruntime-cpu"), folder)
+
+
+def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(1)
+    samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(COUNT)]
+    found = []
+    for name in ("apart", "grouped"):
+        bench = bench_of(model, tmp_path / name)
+        plan = bench.plan({})
+        if name == "grouped":
+            observe_groups(bench, plan, samples, FIRST_RANGES, silent)
+            monkeypatch.setattr(runner, "observe_shard", None)
+        evidence = bench.calibrate(plan, samples, silent)
+        trials = Trials.of(bench, bench.prepared, samples[:TRIED_SAMPLES], evidence)
+        folds = Folds(trials, samples)
+        held_out = folds.held_out(plan).evidence
+        migrated = with_migration(folds, plan, Basis(USUAL, evidence), FAST)
+        found.append((evidence, held_out, migrated.recipe.key, [len(folds.groups[group]) for group in ALL]))
+    assert found[0] == found[1]
+
+
+def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:
+    bench = bench_of(model, tmp_path / "bench")
+    samples = [{"x": np.zeros((1, 6, 8, 8), np.float32)}] * 513
+    observe_groups(bench, bench.plan({}), samples, FIRST_RANGES, silent)
+    assert (
+        bench.grouped.parts(
+            Folds(
+                Trials.of(bench, bench.prepared, samples[:2], bench.calibrate(bench.plan({}), samples[:2], silent)),
+                samples,
+            ).groups,
+            (),
+        )
+        is None
+    )
