@@ -65,10 +65,11 @@ def test_quiet_channels_get_finer_codes(bench: Workbench, effort: Accuracy) -> N
     assert all(((one.values > 0) & (one.values <= 1)).all() for one in chosen.migration.factors.values())
 
 
-def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench) -> None:
+@pytest.mark.parametrize("effort", [FAST, FULL])
+def test_ranges_that_were_clipped_are_tried_whole(bench: Workbench, effort: Accuracy) -> None:
     found = folds(bench, 8)
     clipped = replace(USUAL, ranges=Percentile(60.0))
-    chosen = with_migration(found, bench.plan({}), Basis(clipped, found.trials.evidence), FAST).recipe
+    chosen = with_migration(found, bench.plan({}), Basis(clipped, found.trials.evidence), effort).recipe
     assert chosen.ranges == MinMax()
     assert chosen.migration.factors
 
