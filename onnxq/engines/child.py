@@ -29,7 +29,7 @@ _PATIENCE = 600.0
 
 
 class ChildEngine(Engine):
-    """An engine that answers messages, see `onnxq.engines.wire`.
+    """An engine that answers messages, see `onnxq.engines.wire`, those of one thread after those of another.
 
     Args:
         name: the name users write.
@@ -37,7 +37,7 @@ class ChildEngine(Engine):
         patience: seconds after which an engine that does not answer is ended.
 
     Raises:
-        EngineError: it does not start, or cannot do what it is for.
+        EngineError: there is no such program.
     """
 
     def __init__(self, name: str, program: Program, patience: float = _PATIENCE) -> None:
@@ -57,21 +57,30 @@ class ChildEngine(Engine):
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(program.sent)
-        try:
-            self._greeted()
-        except EngineError:
-            self.close()
-            raise
+        self._asking, self._has_started = threading.RLock(), False
+
+    def started(self) -> None:
+        """Wait until it has started, which it may do while something else is done; it is ended if it is of no use."""
+        with self._asking:
+            if self._has_started:
+                return
+            try:
+                self._greeted()
+            except EngineError:
+                self.close()
+                raise
+            self._has_started = True
 
     def _greeted(self) -> None:
-        header, _ = self.ask({"ask": "hello"})
+        header, _ = self._answer({"ask": "hello"}, (), "start", self.patience)
         protocol, version = header.get("protocol"), header.get("version")
         if protocol != PROTOCOL or not isinstance(version, str):
             raise EngineError(
                 f"engine {self.name} speaks version {protocol} of the protocol, expected {PROTOCOL}; use one of this "
                 "version of onnxq"
             )
-        self.version, self.profiles, self.threads = version, header.get("profiles") is True, header.get("threads")
+        self.version, self.profiles = version, header.get("profiles") is True
+        self.threads = self.threads or header.get("threads")
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
         """Load a model; it is sent where the engine does not see it."""
@@ -80,6 +89,7 @@ class ChildEngine(Engine):
 
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
         """Load models at once, as far as the engine can."""
+        self.started()
         asked = {"ask": "load", "models": [self._place(model) for model in models], "threads": threads or self.threads}
         header, _ = self.ask(asked, doing=f"load {' and '.join(map(str, models))}")
         return [_ChildModel(self, one["session"], tuple(one["outputs"])) for one in header["loaded"]]
@@ -106,6 +116,7 @@ class ChildEngine(Engine):
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
         """Return what the engine tells itself, or read what onnxruntime has written there."""
+        self.started()
         asked = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
         header, arrays = self.ask(asked, samples, doing=f"profile {model}")
         if "kernels" in header:
@@ -150,7 +161,13 @@ class ChildEngine(Engine):
         Raises:
             EngineError: it refuses, ends, hangs or answers nonsense.
         """
-        allowed = patience or self.patience
+        with self._asking:
+            self.started()
+            return self._answer(header, samples, doing, patience or self.patience)
+
+    def _answer(
+        self, header: Mapping[str, Any], samples: Sequence[Mapping[str, Array]], doing: str, allowed: float
+    ) -> tuple[dict[str, Any], list[Array]]:
         if self._process.poll() is not None or self._errors.closed:
             raise EngineError(f"engine {self.name} has ended before it could {doing}{self._last_words()}")
         assert self._process.stdin is not None

@@ -107,6 +107,13 @@ class Engine(ABC):
         """
         raise EngineError(f"engine {self.name} does not tell what each node takes; time whole models")
 
+    def started(self) -> None:  # noqa: B027
+        """Wait until it has started and knows its version, where that goes on after it was made.
+
+        Raises:
+            EngineError: it does not start, or cannot do what it is for.
+        """
+
     def close(self) -> None:  # noqa: B027
         """End what the engine has started."""
 

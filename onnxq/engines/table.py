@@ -94,6 +94,13 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
     Raises:
         EngineError: there is no such engine, it is not installed, or it does not start.
     """
+    engine = starting(text, threads)
+    engine.started()
+    return engine
+
+
+def starting(text: str, threads: int | None = None) -> Engine:
+    """Begin to start an engine, see `open_engine`; whether it does, and its version, is known when it has `started`."""
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or registered(ENTRY_POINTS, name, "engine")
     if opener is None:
@@ -104,7 +111,7 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
 
 
 def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
-    """Start the engine that measures for a target.
+    """Start the engine that measures for a target; one that was asked for may still be starting.
 
     Args:
         target: a runtime that is planned for.
@@ -115,10 +122,10 @@ def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tu
         The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
 
     Raises:
-        EngineError: the engine that was asked for is not there.
+        EngineError: the engine that was asked for is not installed.
     """
     if asked:
-        return (None if asked == DEFAULT_ENGINE else open_engine(asked, threads)), ""
+        return (None if asked == DEFAULT_ENGINE else starting(asked, threads)), ""
     if target.name == DEFAULT_TARGET:
         return None, ""
     if not target.engine:

@@ -22,8 +22,8 @@ from onnxq.runtime import Array
 ENOUGH = 4
 """Runs of a model in a round: more tell hardly more of its speed, how rounds differ decides."""
 _CONFIDENCE = 0.95
-# Fewer rounds than these say something of their distribution only where it is taken to be normal, and two nothing.
-_FREE_OF_DISTRIBUTION, _FEWEST_ROUNDS = 6, 3
+# Fewer rounds say nothing of their distribution.
+_FEWEST_ROUNDS = 3
 # A model that is so much faster, or whose speed is known as closely, is not looked at any longer.
 _PLAIN, _CLOSE = 1.1, 0.02
 
@@ -171,18 +171,29 @@ def measure_latencies(
 
 
 def told_apart(timed: Mapping[str, Latency], model: str) -> Latency | None:
-    """Return the times of a model that no other may be as fast as: of several, luck made one the fastest."""
+    """Return what is known of the times of a model that was chosen among several.
+
+    Of models that may be as fast luck made one the fastest. Intervals that hold the speeds of all at once hold that of
+    the one too, which is enough where it is plainly faster than float; elsewhere nothing is known of it.
+    """
     known = timed.get(model)
-    others = (one for digest, one in timed.items() if digest != model)
-    return known if known is not None and all(one.interval[1] < known.interval[0] for one in others) else None
+    others = [one for digest, one in timed.items() if digest != model]
+    if known is None or all(one.interval[1] < known.interval[0] for one in others):
+        return known
+    together = replace(known, interval=_around(known.speed, median_interval(known.ratios, 1 + len(others))))
+    return together if together.interval[0] > _PLAIN else None
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, float]:
     """Return an interval that holds the median of what ratios are drawn from with a probability of at least 95 %.
 
     Inverts the sign test, which asks nothing of the distribution (Conover, Practical Nonparametric Statistics, 3.2):
-    as many values lie below the median as a fair coin falls on heads. Of fewer than 6, which that says nothing of, the
-    logarithms are taken to be normal (Student's t).
+    as many values lie below the median as a fair coin falls on heads. Of fewer than 6, all of which lie on one side too
+    often for that to say anything, the logarithms are taken to be normal (Student's t).
+
+    Args:
+        values: the ratios.
+        together: of how many such intervals all are to hold theirs with that probability (Bonferroni).
 
     Returns:
         Two ratios; zero and infinity when there are fewer than 3, which prove nothing.
@@ -192,12 +203,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     if len(values) < _FEWEST_ROUNDS:
         return 0.0, math.inf
-    if len(values) < _FREE_OF_DISTRIBUTION:
+    risk = (1 - _CONFIDENCE) / 2 / together
+    if 2.0 ** -len(values) > risk:
         logs = np.log(values)
-        margin = student(len(values) - 1, (1 - _CONFIDENCE) / 2) * logs.std(ddof=1) / math.sqrt(len(values))
+        margin = student(len(values) - 1, risk) * logs.std(ddof=1) / math.sqrt(len(values))
         return math.exp(logs.mean() - margin), math.exp(logs.mean() + margin)
     count, tail, left_out = len(values), 0.0, -1
-    while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= (1 - _CONFIDENCE) / 2:
+    while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= risk:
         left_out += 1
     ordered = sorted(values)
     return ordered[left_out], ordered[-1 - left_out]

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("fault", ["", "print"])
 def test_it_runs_times_and_profiles(model: Path, fault: str) -> None:
     with fake_engine(fault) as engine:
+        engine.started()
         assert engine.version == "fake 1.0"
         loaded = engine.load(model, 1)
         assert loaded.outputs == ("y",)
@@ -118,7 +120,7 @@ def test_it_may_be_killed_between_two_messages(model: Path) -> None:
 )
 def test_what_is_no_engine_is_a_sentence(command: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(EngineError, match=sentence):
-        ChildEngine("odd", Program(command), 20.0)
+        ChildEngine("odd", Program(command), 20.0).started()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,16 @@ def test_what_is_no_engine_is_a_sentence(command: tuple[str, ...], sentence: str
 def test_an_engine_of_another_version_is_a_sentence(answer: str) -> None:
     program = f"import sys; t = b'{answer}'; sys.stdout.buffer.write(len(t).to_bytes(4, 'big') + t)"
     with pytest.raises(EngineError, match=r"engine odd speaks version . of the protocol, expected 2"):
-        ChildEngine("odd", Program((sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()")), 20.0)
+        ChildEngine(
+            "odd", Program((sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()")), 20.0
+        ).started()
+
+
+def test_threads_ask_one_after_the_other(model: Path) -> None:
+    with fake_engine() as engine, ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(engine.load, [model] * 8)
+        assert len({one.number for one in (first, *others)}) == 8
+        assert [answer[0].tolist() for answer in pool.map(first.run, [SAMPLE] * 8)] == [[1, 2, 3, 4]] * 8
 
 
 def test_models_are_sent_with_their_weights_where_no_files_are_shared(
@@ -169,4 +180,4 @@ def test_the_process_ends_with_the_engine() -> None:
     engine.close()
     assert engine._process.returncode == 0
     with pytest.raises(EngineError, match="engine fake has ended before it could start"):
-        engine.ask({"ask": "hello"})
+        engine.started()

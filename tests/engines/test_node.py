@@ -26,9 +26,11 @@ needs_node = pytest.mark.skipif(node_program() is None, reason="there is no Node
 
 def started(package: str) -> Engine:
     try:
-        return node_engine(package, PLACE)
+        engine = node_engine(package, PLACE)
+        engine.started()
     except EngineError as error:
         pytest.skip(str(error))
+    return engine
 
 
 def test_webassembly_runs_in_as_many_threads_as_it_was_first_told(
@@ -137,7 +139,7 @@ def test_a_package_that_is_not_in_reach_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(
         EngineError, match=r"npm package onnxruntime-odd is not in reach of .*; npm install onnxruntime-odd"
     ):
-        node_engine("onnxruntime-odd", str(tmp_path))
+        node_engine("onnxruntime-odd", str(tmp_path)).started()
 
 
 @needs_node
@@ -146,7 +148,7 @@ def test_a_package_that_breaks_is_a_sentence(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "index.js").write_text("process.exit(7)", encoding="utf-8")
     with pytest.raises(EngineError, match="engine onnxruntime-odd has ended when it was to start"):
-        node_engine("onnxruntime-odd", str(tmp_path))
+        node_engine("onnxruntime-odd", str(tmp_path)).started()
 
 
 def test_without_node_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

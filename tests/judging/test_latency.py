@@ -146,6 +146,21 @@ def test_few_rounds_prove_nothing(count: int) -> None:
     assert median_interval([1.5] * count) == (0.0, math.inf)
 
 
+def test_intervals_that_hold_together_are_wider() -> None:
+    for ratios in ((1.4, 1.5, 1.6), tuple(np.linspace(1, 2, 30))):
+        (low, high), (lower, higher) = median_interval(ratios), median_interval(ratios, 3)
+        assert lower < low < high < higher
+
+
+@pytest.mark.parametrize(("ratios", "is_known"), [((2.0, 2.02, 2.01), True), ((1.1, 1.3, 1.2), False)])
+def test_a_model_that_is_plainly_faster_is_known_among_others(ratios: tuple[float, ...], is_known: bool) -> None:
+    one = Latency(1.0, 1.0 / ratios[0], 1, 12, 3, (min(ratios), max(ratios)), ratios=ratios)
+    found = told_apart({"0": one, "1": one}, "0")
+    assert (found is not None) == is_known
+    if found is not None:
+        assert found.interval[0] < one.interval[0] < one.interval[1] < found.interval[1]
+
+
 @pytest.mark.parametrize(
     ("intervals", "known"),
     [
