@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from onnxq.data import Data
 from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.noting import recipe_of
 from onnxq.encoding.recipe import Recipe
+from onnxq.engines.ahead import Ahead
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.table import times_tell
@@ -70,7 +70,7 @@ class Prepared:
         output: the file to write; None writes nothing.
         engine: what runs and times models, where that is not onnxruntime in this process.
         costs: node times that were measured before, to which new ones are added.
-        loads: whether the engine loads the float model, which it is asked while samples are run.
+        ahead: has the engine load the float model while samples are run.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Prepared:
     output: Path | None
     engine: Engine | None
     costs: CostCache
-    loads: Future[None]
+    ahead: Ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,26 +164,17 @@ def prepared(
     if output is not None:
         refuse_overwriting(graph, data_file(output))
     reference, external = reference_file(graph, source, folder), external_bytes(graph)
-    timed, worker = budget.measures and not is_large(reference), ThreadPoolExecutor(1)
-    loads = worker.submit(_load, engine, reference if timed else None)
+    # What it refuses is told of the file that users know.
+    ahead = Ahead(engine, loads=budget.measures and not is_large(reference))
+    ahead.load(reference)
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
     staged = folder / (output.name if output is not None else "model.onnx")
     bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
-    # The next that it is asked about.
-    worker.submit(_load, engine, bench.prepared if timed else None)
-    worker.shutdown(wait=False)
-    return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs, loads)
-
-
-def _load(engine: Engine | None, model: Path | None) -> None:
-    """Have an engine load a model, if any, once it has started: some take less time when they are asked again."""
-    if engine is not None:
-        engine.started()
-        if model is not None:
-            engine.load(model).close()
+    ahead.load(bench.prepared)
+    return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead)
 
 
 def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:
@@ -207,9 +198,7 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     if given is None and budget.collection is None and tried(model, budget).methods:
         observe_groups(bench, plan, samples, methods, budget.progress)
     evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
-    if model.loads.done():
-        # What it refuses is told of the file that users know, as soon as it is known.
-        model.loads.result()
+    model.ahead.check(wait=False)
     if model.replay is not None:
         refuse_idle_bodies(bench.graph, model.replay, evidence)
         return Evidenced(bench, plan, evidence, samples, judged, found)
@@ -234,20 +223,17 @@ def settled(
 
     New node times are added to those that are known. Where nothing follows that the same samples judge, all effort
     includes ranges of these too.
-
-    Raises:
-        EngineError: the engine does not start, or does not load the float model, which others are timed beside.
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
-        model.loads.result()
+        model.ahead.check()
         chooser = chooser.with_evidence(basis.evidence)
         return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
     try:
         first, last = tried(model, budget).split
         refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
-        model.loads.result()
+        model.ahead.check()
         chooser = chooser.with_evidence(refined.basis.evidence)
         if budget.effort is None:
             found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
