@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,5 +236,5 @@ def _is_plain(interval: tuple[float, float]) -> bool:
 
 def _typical(times: Sequence[Sequence[Turn]]) -> NDArray[np.float64]:
     """Return the median of each model for each sample that ran, averaged over these."""
-    medians = [np.median(turns, axis=0) for turns in times if turns]
+    medians = [[median(runs) for runs in zip(*turns, strict=True)] for turns in times if turns]
     return np.asarray(np.mean(medians, axis=0))

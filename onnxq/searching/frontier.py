@@ -40,7 +40,7 @@ _PROFILED = 1 / 4
 # them may be integers after all.
 _NOISIEST, _HANDED_BACK = 8, 8
 # Another plan with more integers than this part of them all is nearly whole itself.
-_NEARLY = 0.95
+_NEARLY = 0.9
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
 # A plan that is expected to take so many times as long as one with more borders takes as long.
@@ -172,11 +172,12 @@ class _Search:
         self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]
     ) -> list[Candidate]:
         """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
-        full = prices.planned(self._full, SILENT).nanoseconds
-        hopeless = promising and full > _HOPELESS * prices.costs.floats.total
-        is_near = promising and promising[0].plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
-        trusted, most = expectation(tried, self.goal), 0 if is_near else _NOISIEST
-        found = () if hopeless else self._whole(prices, noise, trusted, most)
+        full, best = prices.planned(self._full, SILENT), next(iter(promising), None)
+        hopeless = best and full.nanoseconds > _HOPELESS * prices.costs.floats.total
+        # Nothing that leaves as little out is expected to be faster where whole itself is not.
+        is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
+        most = 0 if best and is_near and not is_worth_trying(full, best.assignment) else _NOISIEST
+        found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal), most)
         if (whole := next(filter(self._is_faithful, found), None)) is None:
             return list(promising)
         if promising and whole.assignment.nanoseconds < _AS_LONG * promising[0].assignment.nanoseconds:
