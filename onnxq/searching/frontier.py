@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 
 from onnxq.graph import Graph
 from onnxq.numbers.ratios import decibels
@@ -238,7 +238,7 @@ class _Search:
         """
         first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
         weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
-        assigned = cache(lambda index: prices.best(noise, weights[index]))
+        assigned = prices.by_weight(noise, weights)
         tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]
         low, high, guesses = 0, len(weights), 0
         while high - low > 1 and len(tried) <= self.effort.tried:

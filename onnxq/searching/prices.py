@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -116,6 +116,24 @@ class Prices:
     def best(self, noise: Noise, weight: float) -> Assignment:
         """Return the assignment of least time and weighed noise; see `problem`."""
         return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
+
+    def by_weight(self, noise: Noise, weights: Sequence[float]) -> Callable[[int], Assignment]:
+        """Return what tells the best assignments for rising weights, by their places, and solves for as few as can be.
+
+        Time plus weighed noise is a line over the weight for each assignment, and the best are the lowest of all lines:
+        what is best for two weights is so for all between.
+        """
+        known: dict[int, Assignment] = {}
+
+        def of(place: int) -> Assignment:
+            if place not in known:
+                below = known.get(max((other for other in known if other < place), default=-1))
+                above = known.get(min((other for other in known if other > place), default=-1))
+                between = below is not None and above is not None and below.ways == above.ways
+                known[place] = below if below is not None and between else self.best(noise, weights[place])
+            return known[place]
+
+        return of
 
     def assignment(self, static: frozenset[str], noise: Noise, weight: float) -> Assignment:
         """Return what it means that these nodes are static, the others taking what is best for them then."""

@@ -12,8 +12,9 @@ from onnx import ModelProto
 
 from onnxq.planning.plan import Demotion
 from onnxq.scheme import Mode, Spec
+from onnxq.searching import prices
 from onnxq.searching.alternatives import STATIC, Alternative
-from onnxq.searching.assignment import cheapest
+from onnxq.searching.assignment import Problem, cheapest
 from onnxq.searching.noises import Noises
 from onnxq.searching.prices import SILENT, Noise, Prices
 from onnxq.switchboard import Source
@@ -165,3 +166,24 @@ def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: Mod
     assert prices.repriced(before, SILENT) == before
     found = prices.corrected(before, times({"first": 5.0, "relu": 1.0, "second": 9.0}))
     assert found.repriced(before, SILENT).nanoseconds == before.nanoseconds + 3.0
+
+
+def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = []
+
+    def counted(problem: Problem) -> frozenset[str]:
+        solved.append(problem)
+        return cheapest(problem)
+
+    floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
+    found = Prices(timed(perceptron, floats, times({"first": 2e6, "relu": 5e5, "second": 6e6})))
+    noise = Noise(noises({}, x=1e-3, h=1e-4, r=1e-2))
+    weights = [0.0, *(2.0**power for power in range(40))]
+    expected = [found.best(noise, weight) for weight in weights]
+    monkeypatch.setattr(prices, "cheapest", counted)
+    assigned = found.by_weight(noise, weights)
+    # The ends first, then what halves them.
+    order = sorted(range(len(weights)), key=lambda place: (place not in (0, 40), place % 20, place % 5, place))
+    assert {place: assigned(place) for place in order} == dict(enumerate(expected))
+    assert len({one.static for one in expected}) > 1
+    assert len(solved) < len(weights) / 2
