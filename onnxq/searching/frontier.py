@@ -265,16 +265,16 @@ class _Search:
         ways = prices.ways(noise)
         out = [way for way in ways if way not in start.assignment.ways]
         groups = [sorted(out, key=lambda way: ways[way])]
-        best, tried = start, 0
-        kept_out = frozenset(out)
+        best, tried, kept_out = start, 0, frozenset(out)
         trusted = expectation([start], self.goal)
         for _ in range(_SOLVED * self.effort.grown):
             if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
             assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
-            expected = trusted(decibels(assignment.noise))
-            if is_worth_trying(assignment, best.assignment) and expected >= self.goal - _DOUBT:
+            if not is_worth_trying(assignment, best.assignment):
+                continue  # Nor is any part of the group.
+            if (expected := trusted(decibels(assignment.noise))) >= self.goal - _DOUBT:
                 one = self._planned(fewer, noise, 0.0, assignment)
                 one, tried = self._measured(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):
