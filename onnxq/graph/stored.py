@@ -30,6 +30,11 @@ _TYPED_FIELDS: Final[dict[int, tuple[str, int]]] = {
     TensorProto.UINT64: ("uint64_data", 1),
     TensorProto.STRING: ("string_data", 1),
 }
+# What says neither values nor where they lie; protobuf copies whatever field it is asked for, such as all values.
+_VALUES = {"raw_data", "int32_data", "external_data", "data_location", "segment"} | {
+    x for x, _ in _TYPED_FIELDS.values()
+}
+_DESCRIBING = tuple(field.name for field in TensorProto.DESCRIPTOR.fields if field.name not in _VALUES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,14 +131,13 @@ class ProtoPayload(Payload):
 
     def fill_without_values(self, proto: TensorProto, name: str) -> None:
         """Write everything but the values and where they lie into an empty TensorProto."""
-        values = {"raw_data", "int32_data", "external_data", "data_location"} | {x for x, _ in _TYPED_FIELDS.values()}
-        for field, value in self.proto.ListFields():
-            if field.name in values:
-                continue
-            if isinstance(value, str | bytes | int | float):
-                setattr(proto, field.name, value)
+        for field in _DESCRIBING:
+            if isinstance(value := getattr(self.proto, field), str | int):
+                # What was not said is not said of the other either.
+                if self.proto.HasField(field):
+                    setattr(proto, field, value)
             else:
-                getattr(proto, field.name).extend(value)
+                getattr(proto, field).extend(value)
         _rename(proto, name)
 
     def fill_reference(self, proto: TensorProto, name: str) -> None:
