@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import OnnxqError, SchemeError, nearest
 
 
 def registered_names(group: str) -> list[str]:
@@ -22,7 +23,7 @@ def registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
     """Return what an installed package offers under a name; None where none does.
 
     Raises:
-        SchemeError: It is there and cannot be loaded; `what` begins the sentence, as in "Range method".
+        SchemeError: It is there and cannot be loaded, or is None; `what` begins the sentence, as in "Range method".
     """
     for entry in entry_points(group=group, name=name):
         try:
@@ -31,8 +32,36 @@ def registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
             raise SchemeError(
                 f"{what} {name!r} of {entry.value} cannot be loaded: {error}; install its package again"
             ) from error
+        except Exception as error:
+            raise SchemeError(
+                f"{what} {name!r} of {entry.value} cannot be loaded: {type(error).__name__}: {error}; correct its "
+                "package, or uninstall it"
+            ) from error
+        if found is None:
+            raise SchemeError(f"{what} {name!r} of {entry.value} is None there; correct its package, or uninstall it")
         return found
     return None
+
+
+@contextmanager
+def blamed(what: str, kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
+    """Tell what goes wrong inside as a failure of what a user has added.
+
+    Args:
+        what: begins the sentence and names it, as in "source 'raw'".
+        kind: of the error.
+
+    >>> with blamed("source 'raw'"):
+    ...     {}["rows"]
+    Traceback (most recent call last):
+    onnxq.errors.SchemeError: source 'raw' failed: KeyError: 'rows'; correct it, or do without it
+    """
+    try:
+        yield
+    except OnnxqError:
+        raise
+    except Exception as error:
+        raise kind(f"{what} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
 
 
 def imported(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:

@@ -7,20 +7,25 @@ from pathlib import Path
 import pytest
 
 from onnxq import extensions as module
-from onnxq.errors import SchemeError
-from onnxq.extensions import imported, registered, registered_names
+from onnxq.errors import DataError, SchemeError
+from onnxq.extensions import blamed, imported, registered, registered_names
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that packages are installed that register a function, a module and an attribute that are not there."""
-    found = (("root", "math:sqrt"), ("gone", "no_such_module:thing"), ("lost", "math:no_such_function"))
+    found = (
+        ("root", "math:sqrt"),
+        ("gone", "no_such_module:thing"),
+        ("lost", "math:no_such_function"),
+        ("bad", "bad_module:thing"),
+    )
     entries = EntryPoints(EntryPoint(name, target, "group") for name, target in found)
     monkeypatch.setattr(module, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 def test_what_is_registered_is_found_by_group_and_name() -> None:
-    assert registered_names("group") == ["root", "gone", "lost"]
+    assert registered_names("group") == ["root", "gone", "lost", "bad"]
     found = registered("group", "root", "Method")
     assert found is not None
     assert found(9) == 3
@@ -42,6 +47,24 @@ def test_another_group_or_name_is_none() -> None:
 def test_what_cannot_be_loaded_is_one_sentence(name: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         registered("group", name, "Method")
+
+
+def test_a_package_that_fails_while_it_is_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_module.py").write_text("thing = None\n1 / 0\n")
+    with pytest.raises(SchemeError, match="Method 'bad' of bad_module:thing cannot be loaded: ZeroDivisionError: div"):
+        registered("group", "bad", "Method")
+    (tmp_path / "bad_module.py").write_text("thing = None\n")
+    with pytest.raises(SchemeError, match="Method 'bad' of bad_module:thing is None there; correct its package"):
+        registered("group", "bad", "Method")
+
+
+def test_what_fails_is_blamed_by_name_and_what_is_told_already_stays() -> None:
+    told = "source 'mine' failed: ValueError: no rows; correct it, or do without it"
+    with pytest.raises(DataError, match=told), blamed("source 'mine'", DataError):
+        raise ValueError("no rows")
+    with pytest.raises(DataError, match=r"^no samples$"), blamed("source 'mine'"):
+        raise DataError("no samples")
 
 
 def test_a_module_is_imported_by_its_name() -> None:

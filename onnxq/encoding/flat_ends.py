@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.constants import Step, evaluate_all
 from onnxq.evidence.evidence import Evidence, TensorEvidence
-from onnxq.evidence.range_table import kinds_read
+from onnxq.evidence.range_table import kinds_read, range_by
 from onnxq.evidence.ranges import RangeMethod, ends_of_data
 from onnxq.evidence.value_range import Range
 from onnxq.graph import Graph, Node, Tensor, Variable, is_fixed
@@ -63,7 +63,7 @@ class Within:
 
     def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within those of the other method."""
-        low, high = self.method(seen, spec)
+        low, high = range_by(self.method, seen, spec)
         return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
 
     def clip(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import request_for
-from onnxq.evidence.range_table import kinds_read
+from onnxq.evidence.range_table import kinds_read, range_by
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.evidence.requests import Request
 from onnxq.evidence.value_range import Range
@@ -99,5 +99,5 @@ def found_range(activation: Activation, evidence: Evidence, method: RangeMethod)
     if key not in evidence.ranges:
         seen = evidence.of(activation.tensor)
         # A tensor that was empty in every sample has no range; zero width becomes scale 1.
-        evidence.ranges[key] = method(seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
+        evidence.ranges[key] = range_by(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
     return evidence.ranges[key]

@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from onnxq.engines.engine import Engine
+from onnxq.errors import EngineError
+from onnxq.extensions import blamed
 
 
 class Ahead:
@@ -40,4 +42,5 @@ class Ahead:
 
 
 def _loaded(engine: Engine, model: Path) -> None:
-    engine.load(model).close()
+    with blamed(f"engine {engine.name!r}", EngineError):
+        engine.load(model).close()

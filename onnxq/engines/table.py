@@ -16,7 +16,7 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.node import node_engine
 from onnxq.engines.programs import backend_source, python_program
 from onnxq.errors import EngineError, unknown
-from onnxq.extensions import registered, registered_names
+from onnxq.extensions import blamed, registered, registered_names
 from onnxq.targets import DEFAULT_TARGET, Target
 
 Opener = Callable[[str], Engine]
@@ -105,7 +105,10 @@ def starting(text: str, threads: int | None = None) -> Engine:
     opener = ENGINES.get(name) or registered(ENTRY_POINTS, name, "engine")
     if opener is None:
         raise EngineError(unknown("engine", name, engine_names()))
-    engine = opener(place)
+    with blamed(f"engine {text!r}", EngineError):
+        engine = opener(place)
+        if not isinstance(engine, Engine):
+            raise TypeError(f"it is {engine!r}, expected an onnxq.engines.engine.Engine")
     engine.threads = threads or engine.threads
     return engine
 

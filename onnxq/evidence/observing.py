@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.kinds import kind_named
+from onnxq.evidence.kinds import KINDS, kind_named
 from onnxq.evidence.requests import Request
 from onnxq.evidence.statistic import Observer, Seen, Statistic
+from onnxq.extensions import blamed
 
 
 class Observers:
@@ -26,7 +29,8 @@ class Observers:
     def __init__(self, requests: Iterable[Request]) -> None:
         self._observers: dict[str, list[tuple[Request, Observer]]] = {}
         for request in requests:
-            observer = kind_named(request.kind).observer(request)
+            kind = kind_named(request.kind)
+            observer = kind.observer(request) if request.kind in KINDS else _OfUser(kind, request)
             self._observers.setdefault(request.tensor, []).append((request, observer))
 
     def add(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
@@ -51,6 +55,29 @@ class Observers:
         """Return the statistics of all that was added."""
         pairs = (pair for group in self._observers.values() for pair in group)
         return {request: observer.statistic() for request, observer in pairs}
+
+
+class _OfUser:
+    """An observer of a kind that a user has added: what goes wrong in it, or is no statistic, is told by its name."""
+
+    def __init__(self, kind: type[Statistic], request: Request) -> None:
+        self._blamed = partial(blamed, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
+        self._kind = kind
+        with self._blamed():
+            self._observer = kind.observer(request)
+
+    def add(self, seen: Seen) -> None:
+        with self._blamed():
+            self._observer.add(seen)
+
+    def statistic(self) -> Statistic:
+        with self._blamed():
+            found = self._observer.statistic()
+            if not isinstance(found, self._kind):
+                raise TypeError(f"it is {found!r}, expected {self._kind.__name__}")
+            if not all(isinstance(array, np.ndarray) for array in found.arrays().values()):
+                raise TypeError("what holds it in a file are no arrays")
+            return found
 
 
 def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> Evidence:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import OnnxqError, SchemeError, nearest
 from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.histogram_search import HistogramSearch
@@ -26,7 +27,7 @@ from onnxq.evidence.ranges import (
 )
 from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.evidence.value_range import Range
-from onnxq.extensions import registered, registered_names
+from onnxq.extensions import blamed, registered, registered_names
 from onnxq.numbers.spec import Spec
 
 ENTRY_POINTS = "onnxq.ranges"
@@ -126,12 +127,39 @@ def parse_range(text: str) -> RangeMethod:
     whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
         given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
-        return make(*given)
+        with blamed(f"Range method {text!r}") if name not in RANGES and not options else nullcontext():
+            return make(*given)
     except (TypeError, ValueError) as error:
         wanted = ", ".join(option.name for option in options) or "its options"
         raise SchemeError(
             f"Range method {text!r} has {numbers!r} for {wanted}, expected {_example(name, options)}"
         ) from error
+
+
+def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    """Return the range that a method finds for a tensor.
+
+    Raises:
+        DataError: No element was seen.
+        SchemeError: The method, which may be a user's, fails or gives something else than a range.
+    """
+    try:
+        low, high = map(float, method(seen, spec))
+    except OnnxqError:
+        raise
+    except Exception as error:
+        raise _failure(method, seen, f"{type(error).__name__}: {error}") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise _failure(method, seen, f"found {low:g} to {high:g}, expected two finite numbers, the lower first")
+    return low, high
+
+
+def _failure(method: RangeMethod, seen: TensorEvidence, problem: str) -> SchemeError:
+    name = range_text(method) or getattr(method, "__name__", repr(method))
+    return SchemeError(
+        f"Range method {name!r} failed for tensor {seen.tensor!r}: {problem}; correct it, or choose another such as "
+        "'minmax'"
+    )
 
 
 def range_text(method: object) -> str:

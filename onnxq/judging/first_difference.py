@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 
 from onnxq.engines.engine import Engine
-from onnxq.errors import OnnxqError
+from onnxq.errors import EngineError, OnnxqError
 from onnxq.execution.taps import tapped_bytes, tensor_types
+from onnxq.extensions import blamed
 from onnxq.judging.agreement import agreement_of
 from onnxq.runtime import Array, serialized
 from onnxq.samples.inputs import is_floating
@@ -85,12 +86,13 @@ class FirstDifference:
         return self.seen[name]
 
     def _value(self, engine: Engine, path: Path, name: str) -> Array:
-        loaded = engine.load(path)
-        try:
-            values: Array = np.asarray(loaded.run(self.sample)[loaded.outputs.index(name)])
-            return values
-        finally:
-            loaded.close()
+        with blamed(f"engine {engine.name!r}", EngineError):
+            loaded = engine.load(path)
+            try:
+                values: Array = np.asarray(loaded.run(self.sample)[loaded.outputs.index(name)])
+                return values
+            finally:
+                loaded.close()
 
 
 def _is_float(value: onnx.ValueInfoProto) -> bool:

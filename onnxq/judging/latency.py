@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.turns import Turn
+from onnxq.errors import EngineError
+from onnxq.extensions import blamed
 from onnxq.judging.bounds import student
 from onnxq.modelfile.publish import staging
 from onnxq.runtime import Array
@@ -152,9 +154,10 @@ def measure_latencies(
             break
         # Nor is one of them always loaded first.
         order = list(range(len(models)) if number % 2 else reversed(range(len(models))))
-        loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
-        running = [loaded[index] for index in range(len(models))]
-        found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
+        with blamed(f"engine {engine.name!r}", EngineError):
+            loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
+            running = [loaded[index] for index in range(len(models))]
+            found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
         for model in running:
             model.close()
         for all_turns, turns in zip(times, found, strict=True):

@@ -13,9 +13,10 @@ import onnx
 
 from onnxq.cores import each_at_once
 from onnxq.engines.engine import Engine, LoadedModel
-from onnxq.errors import DataError
+from onnxq.errors import DataError, EngineError
 from onnxq.execution.runner import read_without_data
 from onnxq.execution.seeded import SeededSession, draws, put_seeds
+from onnxq.extensions import blamed
 from onnxq.graph import Graph, Variable, onnx_dtype
 from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
@@ -61,15 +62,18 @@ class EngineView:
     Attributes:
         loaded: the model.
         names: of what is compared, see `View`.
+        engine: its name, for errors.
     """
 
     loaded: LoadedModel
     names: tuple[str, ...]
+    engine: str
     at_once: ClassVar = False
 
     def run(self, sample: Sample) -> list[Any]:
         """Return what is compared of one sample."""
-        found = dict(zip(self.loaded.outputs, self.loaded.run(sample), strict=True))
+        with blamed(f"engine {self.engine!r}", EngineError):
+            found = dict(zip(self.loaded.outputs, self.loaded.run(sample), strict=True))
         return [found[name] for name in self.names]
 
 
@@ -200,10 +204,11 @@ class Views:
             proto, names = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
-        loaded = engine.load(widened)
+        with blamed(f"engine {engine.name!r}", EngineError):
+            loaded = engine.load(widened)
         if not self.stand_ins:
             self._check(loaded.outputs)
-        return EngineView(loaded, names)
+        return EngineView(loaded, names, engine.name)
 
     def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         """Return a model with the tensors that stand for outputs as outputs too, and the names of all to compare."""

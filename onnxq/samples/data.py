@@ -18,7 +18,7 @@ from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
-from onnxq.samples.spool import Named, from_files, from_rows, spool
+from onnxq.samples.spool import Named, from_files, from_rows, from_source, spool
 from onnxq.samples.stores import Location, check_there, location
 from onnxq.samples.stretches import Stretch, even_places, picked
 
@@ -149,7 +149,7 @@ def open_samples(
             if not parts:
                 parts = spooled(from_files(named or _source_below(place, inputs), place, inputs, images, share))
         elif taken := named or source_for(given):
-            parts = spooled(from_rows(taken.rows(given, inputs, images), inputs, share, "samples"))
+            parts = spooled(from_source(taken, given, inputs, images, share, "samples"))
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):
             raise DataError(
                 f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "

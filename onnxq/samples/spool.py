@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import DataError
+from onnxq.extensions import blamed
 from onnxq.samples.files import Part, files_below, spooled_part
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, check_sample
@@ -72,6 +73,18 @@ def from_rows(
         yield from ((where, sample) for sample in islice(found, each))
 
 
+def from_source(
+    source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, share: int | None, where: str
+) -> Iterator[Named]:
+    """Yield the samples of a file or object that a source takes, see `from_rows`.
+
+    Raises:
+        DataError: it cannot be read, or the source, which may be a user's, fails.
+    """
+    with blamed(f"{where}: source {type(source).__name__}", DataError):
+        yield from from_rows(source.rows(given, inputs, images), inputs, share, where)
+
+
 def from_files(
     source: Source, place: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None
 ) -> Iterator[Named]:
@@ -88,7 +101,7 @@ def from_files(
         files = [files[index] for index in even_places(len(files), share)]
         each = math.ceil(share / len(files))
     for file in files:
-        yield from islice(from_rows(source.rows(file, inputs, images), inputs, each, str(file)), each)
+        yield from islice(from_source(source, file, inputs, images, each, str(file)), each)
 
 
 def _is_sample(row: object) -> bool:

@@ -14,7 +14,9 @@ from onnxq.candidates import Candidate
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
+from onnxq.errors import EngineError
 from onnxq.evidence.provenance import file_digest, model_digest, sample_digest
+from onnxq.extensions import blamed
 from onnxq.graph import scopes
 from onnxq.judging.latency import ENOUGH, Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
@@ -164,7 +166,8 @@ class Laboratory:
         model = Candidate(bench.prepared, {}) if plan is None else self.trials.candidate(plan, self.recipe)
         timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
-        kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
+        with blamed(f"engine {engine.name!r}", EngineError):
+            kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph, model.coded)
 
     @cached_property

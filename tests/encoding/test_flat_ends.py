@@ -11,7 +11,8 @@ import pytest
 from conftest import Build
 
 from onnxq.encoding.flat_ends import Within, flat_ends, unlimited
-from onnxq.evidence.evidence import Evidence
+from onnxq.errors import SchemeError
+from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.kinds import request_for
 from onnxq.evidence.observing import Observers
 from onnxq.evidence.ranges import MinMax, Percentile
@@ -30,6 +31,15 @@ def evidence(tensors: Iterable[str], low: float, high: float) -> Evidence:
     for tensor in tensors:
         observers.add(tensor, np.array([low, high], np.float32))
     return Evidence((), observers.statistics())
+
+
+def fails(seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    raise ZeroDivisionError("no counts")
+
+
+def test_the_method_inside_is_named_where_it_fails() -> None:
+    with pytest.raises(SchemeError, match="Range method 'fails' failed for tensor 'a': ZeroDivisionError: no counts"):
+        Within(fails, -1.0, 1.0)(evidence(["a"], -2, 2).of("a"), Spec("int8"))
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,12 @@ def test_nothing_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
             ahead.load(tmp_path / "missing.onnx")
             ahead.check()
         assert engine.version == "fake 1.0"
+
+
+def test_an_engine_of_a_package_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_engine("") as engine:
+        monkeypatch.setattr(engine, "load", lambda model: {}[model])
+        ahead = Ahead(engine)
+        ahead.load(tmp_path / "model.onnx")
+        with pytest.raises(EngineError, match="engine 'fake' failed: KeyError"):
+            ahead.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,6 +97,26 @@ def test_the_engine_of_an_installed_package_is_started_by_its_name(
     assert np.array_equal(found, next(iter(sample.values())) + 1)
     with open_engine("fake:nan") as engine:
         assert np.isnan(engine.load(tmp_path / "model.onnx").run(sample)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("opener", "message"),
+    [
+        ("def mine(place): raise ValueError(place)", "engine 'mine:here' failed: ValueError: here; correct it, or do"),
+        (
+            "def mine(place): return 3",
+            "engine 'mine:here' failed: TypeError: it is 3, expected an onnxq.engines.engine",
+        ),
+    ],
+)
+def test_an_engine_of_a_package_that_fails_to_start_is_a_sentence(
+    opener: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+    exec(opener, found)
+    monkeypatch.setattr(table, "registered", lambda *_: found["mine"])
+    with pytest.raises(EngineError, match=message):
+        open_engine("mine:here")
 
 
 def test_a_host_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,3 +83,28 @@ def test_a_kind_of_an_installed_package_is_observed_merged_and_kept(tmp_path: Pa
 def test_a_wrong_kind_is_told_why(name: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
         observe({}, [Request("t", name)])
+
+
+def fails(*_: Any) -> Any:
+    raise ZeroDivisionError("no counts")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("observer", fails, "ZeroDivisionError: no counts"),
+        ("observed", fails, "ZeroDivisionError: no counts"),
+        ("merge", fails, "ZeroDivisionError: no counts"),
+        ("merge", lambda one, other: None, "TypeError: it is None, expected Zeros"),
+        ("merge", lambda one, other: 3, "TypeError: it is 3, expected Zeros"),
+        ("arrays", lambda one: {"count": one.count}, "TypeError: what holds it in a file are no arrays"),
+        ("arrays", lambda one: None, "AttributeError: 'NoneType'"),
+    ],
+)
+def test_a_kind_that_fails_is_told_with_the_tensor(
+    method: str, given: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Zeros, method, given)
+    with pytest.raises(SchemeError, match=f"Statistic 'zeros' of tensor 't' failed: {message}"):
+        observe({"t": np.float32([0, 1])}, [Request("t", "zeros")])

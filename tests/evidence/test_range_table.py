@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from onnxq.evidence.range_table import (
     chosen_methods,
     kinds_read,
     parse_range,
+    range_by,
     range_text,
 )
 from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
@@ -65,7 +68,7 @@ def test_a_method_of_an_installed_package_is_found_by_its_name(text: str, expect
     [
         ("hlf", "did you mean 'half'"),
         ("broken", "'broken' of .*:Nothing cannot be loaded"),
-        ("doubled:3", "'doubled:3' has '3' for its options"),
+        ("doubled:3", "Range method 'doubled:3' failed: TypeError: .*doubled"),
         ("half:much", "'much' for share"),
     ],
 )
@@ -170,3 +173,32 @@ def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
     found = evidence({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
     assert chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
     assert chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
+
+
+def raises(seen: Any, spec: Any) -> tuple[float, float]:
+    raise ZeroDivisionError("no counts")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (raises, "'raises' failed for tensor 't': ZeroDivisionError: no counts; correct it, or choose another such as"),
+        (lambda seen, spec: None, "'<lambda>' failed for tensor 't': TypeError: "),
+        (lambda seen, spec: (0, 1, 2), "ValueError: too many values"),
+        (lambda seen, spec: (np.zeros(2), np.ones(2)), "TypeError: "),
+        (lambda seen, spec: ("low", "high"), "ValueError: could not convert"),
+        (lambda seen, spec: (math.nan, 1), "found nan to 1, expected two finite numbers, the lower first; correct"),
+        (lambda seen, spec: (-math.inf, 1), "found -inf to 1, expected two finite numbers"),
+        (lambda seen, spec: (1, -1), "found 1 to -1, expected two finite numbers, the lower first"),
+    ],
+)
+def test_a_method_that_fails_is_told_with_the_tensor(method: RangeMethod, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        range_by(method, seen([-2.0, 4.0]), AFFINE)
+
+
+def test_a_range_is_two_plain_numbers_and_what_a_method_tells_stays() -> None:
+    low, high = range_by(lambda seen, spec: np.float32([-0.1, 2]), seen([-2.0, 4.0]), AFFINE)
+    assert (type(low), low, high) == (float, float(np.float32(-0.1)), 2.0)
+    with pytest.raises(DataError, match="no elements in any sample"):
+        range_by(MinMax(), seen([]), AFFINE)

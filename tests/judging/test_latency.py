@@ -14,7 +14,9 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.engines.engine import Engine, LoadedModel
+from onnxq.errors import EngineError
 from onnxq.judging.latency import Latency, measure_latencies, measure_latency, median_interval, told_apart
+from onnxq.judging.views import Views
 
 
 def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
@@ -177,3 +179,33 @@ def test_times_are_known_of_what_luck_did_not_make_the_fastest(
     timed = {str(place): Latency(1.0, 1.0, 1, 12, 3, ends) for place, ends in enumerate(intervals)}
     assert [place for place in range(len(intervals)) if told_apart(timed, str(place)) is not None] == known
     assert told_apart(timed, "another") is None
+
+
+class Failing(Engine):
+    """An engine of a user: it cannot load, or it loads what cannot run."""
+
+    name, version = "mine", "mine 1.0"
+
+    def __init__(self, *, loads: bool) -> None:
+        self.loads = loads
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        return Broken() if self.loads else {}[model]
+
+
+class Broken(LoadedModel):
+    outputs = ("y",)
+
+    def run(self, sample: Any) -> list[Any]:
+        raise ZeroDivisionError("no cores")
+
+
+@pytest.mark.parametrize(("loads", "message"), [(True, "ZeroDivisionError: no cores"), (False, "KeyError: ")])
+def test_an_engine_that_fails_is_named(loads: bool, message: str, perceptron: ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(perceptron, path)
+    engine = Failing(loads=loads)
+    with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
+        measure_latencies([path, path], [{"x": np.zeros(1)}], seconds=0.1, engine=engine)
+    with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
+        Views.whole(path).open_on(engine, path, tmp_path).run({})

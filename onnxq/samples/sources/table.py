@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import get_type_hints
 
 from onnxq.errors import DataError, nearest, unknown
-from onnxq.extensions import registered, registered_names
+from onnxq.extensions import blamed, registered, registered_names
 from onnxq.option_values import value_of
 from onnxq.samples.sources.audio import Audio
 from onnxq.samples.sources.data_reader import DataReader
@@ -65,7 +65,10 @@ def source_named(text: str) -> Source:
             values[option] = value_of(value, kinds[option])
         except ValueError as error:
             raise DataError(f"option {option!r} of source {name!r} is {value!r}, {error}") from error
-    made: Source = found(**values)
+    with blamed(f"source {name!r}"):
+        made = found(**values)
+        if not isinstance(made, Source):
+            raise TypeError(f"it is {made!r}, which has no takes and rows")
     return made
 
 

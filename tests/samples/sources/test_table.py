@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, OnnxqError
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import Input
 from onnxq.samples.sources.audio import Audio
@@ -59,3 +61,25 @@ def test_a_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [sample["x"].tolist() for sample in samples] == [[[0, 1]], [[2, 3]]]
     monkeypatch.undo()
     assert source_for(tmp_path / "a.lines") is None
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("rows", lambda *given: 1 / 0, r"a\.lines: source Lines failed: ZeroDivisionError"),
+        ("rows", lambda *given: (1 / 0 for _ in range(3)), r"a\.lines: source Lines failed: ZeroDivisionError"),
+        ("rows", lambda *given: None, r"a\.lines: source Lines failed: TypeError: 'NoneType'"),
+        ("rows", lambda *given: [np.zeros(5)], r"a\.lines, sample 0: 'x' has shape \[1, 5\]"),
+        ("__init__", lambda *given: 1 / 0, "source 'lines' failed: ZeroDivisionError"),
+        ("__new__", lambda *given: None, "source 'lines' failed: TypeError: it is None, which has no takes and rows"),
+    ],
+)
+def test_a_source_of_a_package_that_fails_is_told(
+    method: str, given: Callable[..., Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("lines", f"{__name__}:Lines", "onnxq.sources")
+    monkeypatch.setattr("onnxq.extensions.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group))
+    monkeypatch.setattr(Lines, method, given)
+    (tmp_path / "a.lines").write_text("0 1\n2 3\n")
+    with pytest.raises(OnnxqError, match=message):
+        open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))], source="lines")
