@@ -36,6 +36,8 @@ WORTH = 0.977
 """Of several findings one lowers the noise by 0.1 dB by luck alone."""
 # Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
 _HOPELESS = 1.26
+# What all see surely less of, half of them seldom see 0.4 dB more of.
+_UNLIKELY = 1.1
 # How often what changes nothing takes off more than one standard error.
 _CHANCE = 0.16
 # So seldom does it take off so much that nobody asks others, and so much that one fold decides where one is to.
@@ -158,7 +160,8 @@ class Folds:
         """Return whether a finding leaves less noise than another by more than chance, sample by sample.
 
         All samples together have to see more than one standard error less, or where they are few, as much more as
-        Student's t allows for. The second fold finds nothing where what the first sees cannot be made up for.
+        Student's t allows for. The second fold finds nothing where the first sees so much more that this is hardly ever
+        made up for by so much.
 
         Args:
             plan: what becomes of each node.
@@ -169,7 +172,7 @@ class Folds:
         found: list[Noise] = []
         for fold in range(2):
             was, now = self._seen(plan, ((fold, other), (fold, finding)))
-            if not pooled(now) < _HOPELESS * pooled(was) and not fold:
+            if not pooled(now) < _UNLIKELY * pooled(was) and not fold:
                 return False
             before.append(was)
             found.append(now)
