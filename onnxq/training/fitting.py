@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from onnxq.accuracy.refining import TRAINING, Gain
@@ -130,7 +131,9 @@ def _fitted(
     score, before = task.measured(module)
     if math.isnan(score):
         raise _no_number(training)
-    kept, undone = _learned(module, task, training, (state, key), progress)
+    # Steps that go too far overflow, which is undone and told.
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept, undone = _learned(module, task, training, (state, key), progress)
     better, after = task.measured(module)
     worth = bool(kept) and better < score
     gain = Gain(
@@ -161,13 +164,13 @@ def _learned(
     if training.blocks != "only":
         found = learn(module, task, training, Checkpoint.of("whole", *keep), progress)
         if found.undone and not found.epochs:
-            raise _no_number(training)
+            raise _no_number(training, f"; or give a smaller rate than {training.rate:g}" if training.rate else "")
         undone += found.undone
         kept += [f"epoch {found.best} of {found.epochs}"] if found.best else []
     return kept, undone
 
 
-def _no_number(training: Training) -> DataError:
+def _no_number(training: Training, advice: str = "") -> DataError:
     """Return what is said of a loss, or of its gradient, that no step can be taken by."""
     what = "the noise beside the float model"
     if training.labels is not None:
@@ -176,7 +179,7 @@ def _no_number(training: Training) -> DataError:
         what = f"loss {training.loss!r}"
     return DataError(
         f"{what} or its gradient is no finite number from the first step on, so nothing can be learned; look for a "
-        "logarithm, a root or a division of zero there or in the model"
+        f"logarithm, a root or a division of zero there or in the model{advice}"
     )
 
 

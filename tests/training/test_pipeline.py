@@ -127,6 +127,13 @@ def test_a_loss_that_is_never_a_number_is_named_and_nothing_written(loss: str, b
     assert not output.exists()
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_rate_that_is_far_too_large_is_named(build: Build, tmp_path: Path) -> None:
+    training, model = Training(rate=1e30, blocks="no", epochs=1), build(PRODUCT, **SQUARE)
+    with pytest.raises(DataError, match=r"no finite number from the first step on, .* give a smaller rate than 1e\+30"):
+        train(model, SAMPLES, scheme="int4-block32", goal=Goal(force=True), budget=QUICK, training=training)
+
+
 def test_where_no_gradient_passes_what_is_behind_learns(build: Build) -> None:
     text = "(float[N,32] x) => (float[N,32] y) { h = MatMul(x, w)  [hard] m = Hardmax(h)  y = MatMul(m, v) }"
     model, force = build(text, w=(32, 32), v=(32, 32)), Goal(force=True)
