@@ -223,6 +223,7 @@ def by_tool(rows: Sequence[Row]) -> str:
         cells = [str(len(done)), str(faithful), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
         lines.append(f"| {tool} | " + " | ".join(cells) + " |")
     told = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
+    told += f", on {time.strftime('%Y-%m-%d')}"
     by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
     how = "judged alike on samples that no tool saw"
     return "\n".join([*lines, "", f"By {by}, {how}; {told}; means are geometric, of what has results."])
