@@ -173,7 +173,7 @@ def prepared(
     bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
-    ahead.load(bench.prepared)
+    ahead.expect(bench.prepared)
     return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead)
 
 

@@ -27,6 +27,11 @@ class Ahead:
         if self._engine is not None:
             self._begun.append(self._worker.submit(_loaded, self._engine, model))
 
+    def expect(self, model: Path) -> None:
+        """Begin to load a model that is going to be profiled, if the engine does that; what it refuses is told then."""
+        if self._engine is not None:
+            self._worker.submit(_expected, self._engine, model)
+
     def check(self, *, wait: bool = True) -> None:
         """Tell what the engine has refused.
 
@@ -44,3 +49,8 @@ class Ahead:
 def _loaded(engine: Engine, model: Path) -> None:
     with blamed(f"engine {engine.name!r}", EngineError):
         engine.load(model).close()
+
+
+def _expected(engine: Engine, model: Path) -> None:
+    if engine.profiles:
+        _loaded(engine, model)

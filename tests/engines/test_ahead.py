@@ -23,6 +23,7 @@ def test_what_is_refused_is_told_when_it_is_waited_for(tmp_path: Path, fault: st
         ahead = Ahead(engine)
         ahead.check()
         assert engine.version == "fake 1.0"
+        ahead.expect(tmp_path / "missing.onnx")
         ahead.load(tmp_path / "model.onnx")
         if fault:
             with pytest.raises(EngineError, match="engine fake cannot load"):
