@@ -13,8 +13,8 @@ Turn = tuple[float, ...]
 """Seconds of a run of each model, one right behind the other."""
 # Seconds of a round that many runs of a small model are not enough for.
 _SHORTEST_ROUND = 0.02
-# Seconds of a round for each model that fewer runs of a large one are enough for, and so many at least.
-_LONGEST_ROUND, _FEWEST_TURNS = 0.1, 2
+# Seconds of a round for each model that fewer runs of a large one are enough for.
+_LONGEST_ROUND = 0.05
 # Seconds of a run that needs no second one to warm up.
 _LONG = 0.02
 
@@ -33,7 +33,7 @@ def timed_by_turns(
         samples: run round robin.
         seconds: time to spend, one or two runs of each to warm up aside.
         turn: how many turns there were before, which go on where they stopped.
-        enough: turns after which no other begins, unless they took hardly any time; where they take long, two are
+        enough: turns after which no other begins, unless they took hardly any time; where they take long, one may be
             enough, and further rounds go on with the samples that lack. None leaves that to the seconds.
 
     Returns:
@@ -54,7 +54,7 @@ def timed_by_turns(
         turn += 1
         spent = time.perf_counter() - start
         many = turn - first >= (enough or 0) and spent >= _SHORTEST_ROUND
-        long = turn - first >= _FEWEST_TURNS and spent >= _LONGEST_ROUND * len(runs)
+        long = spent >= _LONGEST_ROUND * len(runs)
         # Another turn of a slow model may take longer than there is time.
         no_time = spent * (1 + 0.5 / (turn - first)) >= seconds
         if no_time or (enough is not None and (many or long)):

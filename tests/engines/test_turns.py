@@ -22,8 +22,9 @@ def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.Monk
     assert timed_by_turns(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
     [first, second] = timed_by_turns(pair, [0.002, 0.01], 1e9, enough=3)
     assert len(first) + len(second) == 3
-    # Of what takes long no sample lacks.
-    assert timed_by_turns(pair, [1, 5], 1e9, enough=3) == [[(3, 2)], [(15, 10)]]
+    # Of what takes long one turn is enough: the next round goes on with the other sample.
+    assert timed_by_turns(pair, [1, 5], 1e9, enough=3) == [[(3, 2)], []]
+    assert timed_by_turns(pair, [1, 5], 1e9, turn=1, enough=3) == [[], [(15, 10)]]
 
 
 def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
