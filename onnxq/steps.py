@@ -10,7 +10,7 @@ import onnx
 
 from onnxq.accuracy.effort import METHODS, OFF, Accuracy
 from onnxq.accuracy.folds import Folds
-from onnxq.accuracy.observing import observe_groups
+from onnxq.accuracy.grouping import observe_groups
 from onnxq.accuracy.refining import Refined
 from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, WORTH, Basis, Folds, Groups
-from onnxq.accuracy.observing import channel_requests
+from onnxq.accuracy.grouping import channel_requests
 from onnxq.accuracy.ranging import noise_share
 from onnxq.encoding.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
 from onnxq.encoding.flat_ends import Within

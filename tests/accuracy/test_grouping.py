@@ -11,8 +11,8 @@ from conftest import Build
 
 from onnxq.accuracy.effort import FAST
 from onnxq.accuracy.folds import ALL, Basis, Folds
+from onnxq.accuracy.grouping import observe_groups
 from onnxq.accuracy.migrating import with_migration
-from onnxq.accuracy.observing import observe_groups
 from onnxq.encoding.recipe import USUAL
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution import runner
