@@ -9,9 +9,9 @@ from onnxq.data import Data, SamplesLike
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution.resume import Collection
-from onnxq.modelfile.publish import staging
 from onnxq.named_passes import Step
 from onnxq.opening import Model, opened, rewritten
+from onnxq.publish import staging
 from onnxq.scheme import Scheme
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.wanted import Wanted

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from onnxq.judging.reference import held_bytes
-from onnxq.modelfile.publish import stored_bytes
+from onnxq.publish import stored_bytes
 
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 """The outputs of a model by the number of the sample."""

@@ -13,7 +13,6 @@ from onnxq.graph import Graph, Pipeline, constants, inner_variables, scopes
 from onnxq.modelfile import load, save
 from onnxq.modelfile.intake import taken_in
 from onnxq.modelfile.protos import copy_other_fields
-from onnxq.modelfile.publish import publish, staging
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
 from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
@@ -29,6 +28,7 @@ from onnxq.passes.prepare.lift_constants import LiftConstants
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.planning.plan import METADATA_KEY
+from onnxq.publish import publish, staging
 from onnxq.runtime import open_session
 
 Model = str | Path | onnx.ModelProto | Any

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from onnxq.modelfile.publish import remove_abandoned, told_of_staging
+from onnxq.publish import remove_abandoned, told_of_staging
 
 _BAD_INPUT = 2
 _ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
@@ -31,8 +30,6 @@ def run_isolated(program: Callable[[], None]) -> None:
     if not hasattr(os, "fork"):
         program()
         return
-    # What is loaded stays as long as the process: to look for cycles in it would take a part of a second at each end.
-    gc.freeze()
     lifeline, held = os.pipe()
     places, told = os.pipe()
     child = os.fork()

@@ -27,11 +27,11 @@ from onnxq.judging.latency import Latency, measure_latency
 from onnxq.large_models import is_large
 from onnxq.modelfile import load, save
 from onnxq.modelfile.intake import taken_in
-from onnxq.modelfile.publish import publish, staging, stored_bytes
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.strip_metadata import StripMetadata
 from onnxq.preparation import canonical_steps, prepare_in_place
+from onnxq.publish import publish, staging, stored_bytes
 from onnxq.rewriting import Verify
 
 # Models of thousands of nodes take seconds to load, in each round anew.

@@ -16,11 +16,11 @@ from onnxq.engines.table import engine_of
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.modelfile.publish import staging
 from onnxq.named_passes import Step
 from onnxq.opening import Model, opened, rewritten
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan
+from onnxq.publish import staging
 from onnxq.report import Report, check_fidelity
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported

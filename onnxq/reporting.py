@@ -20,9 +20,9 @@ from onnxq.judging.layers import Layers, compare_layers
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, metadata_bytes
-from onnxq.modelfile.publish import data_file, stored_bytes
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
+from onnxq.publish import data_file, stored_bytes
 from onnxq.report import Report
 from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels

@@ -15,10 +15,10 @@ from onnxq.errors import DataError, ModelError, PassError
 from onnxq.graph import Applied, Graph, Pass, Pipeline
 from onnxq.modelfile import load, save
 from onnxq.modelfile.intake import taken_in
-from onnxq.modelfile.publish import publish, staging
 from onnxq.named_passes import Step, as_passes
 from onnxq.onnx_tools import check_functions, skeleton
 from onnxq.preparation import external_bytes, reference_file
+from onnxq.publish import publish, staging
 from onnxq.runtime import open_session
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Sample

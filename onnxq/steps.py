@@ -38,12 +38,12 @@ from onnxq.large_models import is_large
 from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.intake import refuse_overwriting
-from onnxq.modelfile.publish import check_output, data_file, publish
 from onnxq.named_passes import as_passes
 from onnxq.opening import Model, opened
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
+from onnxq.publish import check_output, data_file, publish
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource

@@ -15,9 +15,9 @@ from onnxq.data import Data, SamplesLike
 from onnxq.errors import ModelError, OnnxqError, check_name
 from onnxq.judging.agreement import Agreement, agreement_of
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.modelfile.publish import data_file, publish, staging
 from onnxq.pipeline import quantize
 from onnxq.presets import preset_named
+from onnxq.publish import data_file, publish, staging
 from onnxq.runtime import serialized, to_half
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec

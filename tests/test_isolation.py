@@ -78,7 +78,7 @@ def test_the_program_ends_with_its_parent() -> None:
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
 def test_what_a_killed_program_had_staged_is_removed(name: str, tmp_path: Path) -> None:
-    imports = "from pathlib import Path; from onnxq.modelfile.publish import staging"
+    imports = "from pathlib import Path; from onnxq.publish import staging"
     stage = f"{imports}; held = staging(Path({str(tmp_path / 'm')!r}))"
     inside = "(held.__enter__() / 'large').write_text('weights')"
     kill = f"{stage}; {inside}; assert list(Path({str(tmp_path)!r}).iterdir()); os.kill(os.getpid(), signal.{name})"

@@ -72,7 +72,7 @@ def calibrate(
     from onnxq.data import Data
     from onnxq.evidence.storage import save_statistics
     from onnxq.execution.resume import Collection, discard_checkpoints
-    from onnxq.modelfile.publish import check_output
+    from onnxq.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model)

@@ -63,7 +63,7 @@ def compare(
     from onnxq.judging.gate import lack
     from onnxq.judging.goal import Goal
     from onnxq.judging.layers import compare_layers
-    from onnxq.modelfile.publish import check_output
+    from onnxq.publish import check_output
     from onnxq.report import load_report
     from onnxq.report.comparison import Comparison
 

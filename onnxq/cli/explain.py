@@ -52,8 +52,8 @@ def explain(
     from onnxq import explanation, pipeline
     from onnxq.cli import tables
     from onnxq.modelfile import load
-    from onnxq.modelfile.publish import staging
     from onnxq.planning.plan import METADATA_KEY
+    from onnxq.publish import staging
     from onnxq.report import load_report
 
     if report is not None and data is not None:

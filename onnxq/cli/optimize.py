@@ -53,8 +53,8 @@ def optimize(
     """
     from onnxq import optimization
     from onnxq.cli import terminal
-    from onnxq.modelfile.publish import check_output, data_file
     from onnxq.modelfile.replacing import write_text
+    from onnxq.publish import check_output, data_file
     from onnxq.rewriting import Verify
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")

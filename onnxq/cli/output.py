@@ -136,7 +136,7 @@ def output_options(default: str) -> Callable[[Command], Command]:
 
 def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None]) -> None:
     """Refuse files of one name before anything runs."""
-    from onnxq.modelfile.publish import check_output, data_file
+    from onnxq.publish import check_output, data_file
 
     written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
     for name, path in others.items():

@@ -70,8 +70,8 @@ def run(
     """
     from onnxq import rewriting
     from onnxq.cli import terminal
-    from onnxq.modelfile.publish import check_output, data_file
     from onnxq.modelfile.replacing import write_text
+    from onnxq.publish import check_output, data_file
     from onnxq.samples.images import ImageOptions
 
     if not passes:

@@ -59,8 +59,8 @@ def sensitivity(
     from onnxq import pipeline
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.modelfile.publish import check_output
     from onnxq.modelfile.replacing import write_text
+    from onnxq.publish import check_output
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)

@@ -20,7 +20,7 @@ from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import Segment
 from onnxq.execution.work import Shard
-from onnxq.modelfile.publish import staging
+from onnxq.publish import staging
 from onnxq.runtime import Array, Memory, Session, open_session, release_shared_memory, run, runtime_version
 from onnxq.samples.inputs import Sample
 

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from onnxq.errors import OutputError
-from onnxq.modelfile.publish import staging
+from onnxq.publish import staging
 from onnxq.runtime import Array
 
 MEMORY = 1 << 28

@@ -19,8 +19,8 @@ from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_no
 from onnxq.judging.reference import FloatView, run_beside
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
-from onnxq.modelfile.publish import staging
 from onnxq.numbers.numerics import signal_to_noise
+from onnxq.publish import staging
 from onnxq.records import plain
 from onnxq.runtime import Array
 from onnxq.samples.inputs import Sample

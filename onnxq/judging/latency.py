@@ -19,7 +19,7 @@ from onnxq.engines.turns import Turn
 from onnxq.errors import EngineError
 from onnxq.extensions import blamed
 from onnxq.judging.bounds import student
-from onnxq.modelfile.publish import staging
+from onnxq.publish import staging
 from onnxq.runtime import Array
 
 ENOUGH = 4

@@ -19,8 +19,8 @@ from onnxq.judging.latency import Latency, measure_latency
 from onnxq.judging.views import Views
 from onnxq.large_models import is_large
 from onnxq.modelfile import load
-from onnxq.modelfile.publish import staging
 from onnxq.onnx_tools import skeleton
+from onnxq.publish import staging
 from onnxq.runtime import open_session, run
 from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.images import ImageOptions

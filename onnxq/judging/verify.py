@@ -18,7 +18,7 @@ from onnxq.judging.latency import ENOUGH, Latency, measure_latencies, measure_la
 from onnxq.judging.reference import Reference
 from onnxq.judging.views import View, Views
 from onnxq.large_models import is_large
-from onnxq.modelfile.publish import staging
+from onnxq.publish import staging
 from onnxq.runtime import open_session
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource

@@ -1,4 +1,4 @@
-"""Bytes to graph and back, without loss: model files, external data, and crash-safe publishing."""
+"""Bytes to graph and back, without loss: model files and external data."""
 
 from __future__ import annotations
 

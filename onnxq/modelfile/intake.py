@@ -7,8 +7,8 @@ from typing import Any
 
 from onnxq.errors import OutputError
 from onnxq.graph import Graph, ProtoPayload, constants
-from onnxq.modelfile.publish import check_output, data_file
 from onnxq.modelfile.reader import as_graph
+from onnxq.publish import check_output, data_file
 
 
 def taken_in(model: str | Path | Any, output: str | Path | None) -> tuple[Graph, Path | None, Path | None]:

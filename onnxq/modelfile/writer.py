@@ -18,9 +18,9 @@ from onnxq.graph.surgeon import restore_classes
 from onnxq.modelfile.emit import emit_model
 from onnxq.modelfile.placement import attribute_constants, place_constants
 from onnxq.modelfile.protos import EncodeError
-from onnxq.modelfile.publish import NO_ROOM, data_file, publish, staging
 from onnxq.modelfile.sidecar import SidecarWriter, refer
 from onnxq.modelfile.spill import place_of
+from onnxq.publish import NO_ROOM, data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1
 _LARGEST_INLINE = 1900 * 2**20

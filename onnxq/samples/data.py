@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from onnxq.errors import DataError
-from onnxq.modelfile.publish import staging
+from onnxq.publish import staging
 from onnxq.samples.files import Part, files_below, is_read, suffixes, walk
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs

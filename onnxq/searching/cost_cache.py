@@ -14,8 +14,8 @@ from typing import Any
 
 from onnxq.cores import available_cores
 from onnxq.errors import DataError
-from onnxq.modelfile.publish import check_output, locked
 from onnxq.modelfile.replacing import write_text
+from onnxq.publish import check_output, locked
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.version import VERSION
 

@@ -15,9 +15,9 @@ from onnxq.errors import SchemeError, check_type
 from onnxq.graph import Graph, constants
 from onnxq.lowering import emit_named
 from onnxq.modelfile import as_graph
-from onnxq.modelfile.publish import staging
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_float_model, check_plan
+from onnxq.publish import staging
 from onnxq.targets import target_named
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.module import FakeQuantized

@@ -13,8 +13,8 @@ from onnxq.data import Data
 from onnxq.engines import local
 from onnxq.engines.kernels import profile_kernels
 from onnxq.errors import DataError, OutputError
-from onnxq.modelfile.publish import locked
 from onnxq.pipeline import quantize
+from onnxq.publish import locked
 from onnxq.searching import cost_cache
 from onnxq.searching.cost_cache import CostCache, cost_key
 from onnxq.searching.kernel_times import NodeTimes

@@ -12,7 +12,7 @@ import pytest
 from publishing_processes import ENDS_AT_RENAME, FOR_EVER, OFTEN, needs_locks, process
 
 from onnxq.errors import OutputError
-from onnxq.modelfile.publish import (
+from onnxq.publish import (
     NoRoomError,
     check_output,
     data_file,
