@@ -43,6 +43,7 @@ class Changes:
 class Pass(ABC):
     """A step of a pipeline; a subclass is one module with one public class named verb and object.
 
+    One that has options is a frozen dataclass, whose fields they are.
     Applied a second time a pass changes nothing.
     """
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen
 
 
-@dataclass(frozen=True)
 class DivideBySquareRoot(RewriteRule):
     """Mul by the reciprocal of a square root becomes Div by the root, as normalizations are looked for."""
 

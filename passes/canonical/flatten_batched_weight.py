@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 
-@dataclass(frozen=True)
 class FlattenBatchedWeight(RewriteRule):
     """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import rank
 
 
-@dataclass(frozen=True)
 class FoldAffineIntoNormalization(RewriteRule):
     """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias."""
 

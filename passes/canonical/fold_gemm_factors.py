@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 
 
-@dataclass(frozen=True)
 class FoldGemmFactors(RewriteRule):
     """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front."""
 

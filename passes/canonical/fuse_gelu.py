@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
@@ -15,7 +14,6 @@ _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)
 
 
-@dataclass(frozen=True)
 class FuseGelu(RewriteRule):
     """GELU in any of its spellings becomes Gelu, or before opset 20 the spelling that runtimes know.
 

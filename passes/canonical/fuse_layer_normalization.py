@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from onnxq.graph.normalizations import normalization_obstacle
 _FIRST_OPSET = 17
 
 
-@dataclass(frozen=True)
 class FuseLayerNormalization(RewriteRule):
     """Means, squares and a root become LayerNormalization, or before opset 17 the spelling that runtimes know.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 
-@dataclass(frozen=True)
 class MergeScalesOfProduct(RewriteRule):
     """Two factors of a MatMul that are each scaled by a number become their product scaled once."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import same_extents
 
 
-@dataclass(frozen=True)
 class MergeTransposeBetweenReshapes(RewriteRule):
     """Reshape to a batch of matrices, Transpose of each and Reshape back become one Transpose of the last two axes."""
 

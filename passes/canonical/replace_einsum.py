@@ -14,7 +14,6 @@ from onnxq.graph.ranks import rank
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
 
-@dataclass(frozen=True)
 class ReplaceEinsum(RewriteRule):
     """An Einsum of two tensors that is a product of matrices becomes MatMul, with Transposes and Reshapes where needed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from onnxq.graph.patterns import Capture
 from onnxq.graph.ranks import same_extents
 
 
-@dataclass(frozen=True)
 class ReplaceGemmBetweenReshapes(RewriteRule):
     """Reshape, Gemm and a Reshape back become MatMul and Add.
 

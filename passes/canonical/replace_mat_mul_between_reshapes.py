@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 
 
-@dataclass(frozen=True)
 class ReplaceMatMulBetweenReshapes(RewriteRule):
     """MatMul and Add between two Reshapes become Gemm between two Reshapes, which has its own bias.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 
 
-@dataclass(frozen=True)
 class ReplaceMatMulOfMatrices(RewriteRule):
     """MatMul of a matrix and Add of a bias become Gemm."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
@@ -14,7 +13,6 @@ _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)
 
 
-@dataclass(frozen=True)
 class UnifyGeluArgument(RewriteRule):
     """What Erf and Tanh of GELU read is spelled ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 

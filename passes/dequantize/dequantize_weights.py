@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.dequantizing.constant_cones import ConstantCones, Decoded
 from onnxq.dequantizing.decoding import value_name
 from onnxq.graph import (
@@ -20,7 +18,6 @@ from onnxq.graph import (
 )
 
 
-@dataclass(frozen=True)
 class DequantizeWeights(Pass):
     """Compute the float weights that subgraphs of constants decode from codes, in every graph of the model.
 

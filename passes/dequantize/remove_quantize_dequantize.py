@@ -44,7 +44,6 @@ _INDEXING: Final = frozenset({"MaxPool", "TopK"})
 _READERS: Final = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
 
 
-@dataclass(frozen=True)
 class RemoveQuantizeDequantize(Pass):
     """Remove QuantizeLinear, DynamicQuantizeLinear and DequantizeLinear of activations, in every graph of the model.
 

@@ -35,7 +35,6 @@ _SOFTMAX_TAKES_AN_AXIS: Final = 13
 _LSTM_INPUTS: Final = 8
 
 
-@dataclass(frozen=True)
 class ReplaceIntegerOperators(Pass):
     """Replace the nodes of INTEGER_OPERATORS, and DynamicQuantizeLSTM, by float ones.
 

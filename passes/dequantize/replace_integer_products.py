@@ -35,7 +35,6 @@ _OPERANDS = 2
 _ROUNDING: Final = frozenset({"Cast", "Ceil", "Floor", "Reshape", "Round", "Unsqueeze"})
 
 
-@dataclass(frozen=True)
 class ReplaceIntegerProducts(Pass):
     """Replace MatMulInteger and ConvInteger, and the Cast and Mul that scale what they give, by MatMul and Conv.
 

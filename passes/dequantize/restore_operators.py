@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from onnxq.graph import Changes, Constant, Graph, Node, Pass, Variable, remove_nodes, replace_uses, scopes
@@ -11,7 +10,6 @@ _CLIP_HAS_INPUTS = 11
 _FLOATS: Final = frozenset({"float16", "float32", "float64"})
 
 
-@dataclass(frozen=True)
 class RestoreOperators(Pass):
     """Turn Max and Min with one number into Relu or Clip, and Sum of one or two tensors into nothing or Add.
 

@@ -23,7 +23,6 @@ _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 _BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32), FORMATS["nf4"].values)
 
 
-@dataclass(frozen=True)
 class UnpackBlockWeights(Pass):
     """Replace MatMulNBits and MatMulBnb4 by MatMul, and GatherBlockQuantized by Gather, in every graph of the model.
 

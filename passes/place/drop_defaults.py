@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ _SPATIAL: Final = frozenset({"AveragePool", "Conv", "ConvTranspose", "LpPool", "
 _OF_AXES: Final[Mapping[str, int]] = {"dilations": 1, "strides": 1, "pads": 0}
 
 
-@dataclass(frozen=True)
 class DropDefaults(Pass):
     """Drop attributes of standard operators that have the value that they have without being written.
 

@@ -31,7 +31,6 @@ _LARGEST_CODE = 2.0**30
 _MATRIX = 2
 
 
-@dataclass(frozen=True)
 class FuseBiases(Pass):
     """Turn a MatMul of codes and the Add of its bias into a Gemm, whose kernel adds the bias to its sums.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Call, Changes, Graph, Match, New, Operators, Pass, RewriteRule, RewriteRules
 from onnxq.graph.patterns import Capture
 
 
-@dataclass(frozen=True)
 class ConvolvePooled(Pass):
     """Gemm of what GlobalAveragePool leaves of an image becomes a convolution of one pixel, and a Flatten behind it.
 

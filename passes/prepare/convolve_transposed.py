@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ _ACTIVATIONS = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
 _PLAIN = {"auto_pad": ("NOTSET", "VALID"), "group": (1,), "output_padding": ([0, 0],), "dilations": ([1, 1],)}
 
 
-@dataclass(frozen=True)
 class ConvolveTransposed(Pass):
     """ConvTranspose of few channels whose windows do not overlap becomes Conv and DepthToSpace, an activation between.
 

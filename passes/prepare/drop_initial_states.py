@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import Changes, Constant, Graph, Node, Pass, Variable, scopes
@@ -13,7 +12,6 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
-@dataclass(frozen=True)
 class DropInitialStates(Pass):
     """Let LSTM, GRU and RNN begin with the zeros that they begin with by themselves.
 

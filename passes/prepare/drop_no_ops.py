@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.graph import (
     Changes,
     Graph,
@@ -19,7 +17,6 @@ from onnxq.graph import (
 )
 
 
-@dataclass(frozen=True)
 class DropNoOps(Pass):
     """Let the consumers of an Identity or Dropout read its input, constants included.
 

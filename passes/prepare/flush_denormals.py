@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,6 @@ _PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
 _EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 
 
-@dataclass(frozen=True)
 class FlushDenormals(Pass):
     """Set the elements of float32 weights to zero that are denormal, below 1.2e-38.
 

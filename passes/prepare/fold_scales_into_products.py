@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _FARTHEST = 16
 
 
-@dataclass(frozen=True)
 class FoldScalesIntoProducts(Pass):
     """Fold a Mul or Div by one number into the weight and bias of the product in front of it.
 

@@ -29,7 +29,6 @@ Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
 class FuseBatchNorm(Pass):
     """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.graph import Changes, Graph, Pass
 from onnxq.onnx_tools import inline_functions
 
 
-@dataclass(frozen=True)
 class InlineFunctions(Pass):
     """Inline every model-local function, so that the nodes inside are planned like any other."""
 

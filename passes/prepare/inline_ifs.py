@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from onnxq.graph import (
     Changes,
@@ -20,7 +19,6 @@ from onnxq.graph import (
 )
 
 
-@dataclass(frozen=True)
 class InlineIfs(Pass):
     """Replace an If whose condition is a constant by the nodes of the branch that it takes.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.errors import ModelError
 from onnxq.graph import Changes, Graph, Node, Pass, RewriteRules, nodes
 from onnxq.onnx_tools import infer_shapes
@@ -13,7 +11,6 @@ from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 _OPSET = 14
 
 
-@dataclass(frozen=True)
 class JoinHardSwishes(Pass):
     """Bring a model to the opset of HardSwish that has it in two nodes, and use it.
 

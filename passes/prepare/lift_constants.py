@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -33,7 +32,6 @@ _PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
 class LiftConstants(Pass):
     """Turn each Constant node into an initializer of the graph it stands in, bodies of control flow included.
 

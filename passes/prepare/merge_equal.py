@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import ChainMap
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from onnxq.graph import (
@@ -38,7 +37,6 @@ _KEPT = frozenset(
 )
 
 
-@dataclass(frozen=True)
 class MergeEqual(Pass):
     """Let all read the first of several nodes of equal operator, attributes and inputs, in bodies what is around them.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.graph import Changes, Graph, Names, Node, Pass, scopes
 
 
-@dataclass(frozen=True)
 class NameNodes(Pass):
     """Name nodes without a name after their op type and first output; number repeated names.
 

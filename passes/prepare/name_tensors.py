@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.graph import Changes, Graph, Names, Pass, Tensor
 from onnxq.modelfile import place_constants
 
 
-@dataclass(frozen=True)
 class NameTensors(Pass):
     """Number the names that tensors of several graphs share, as those of both branches of a merged decoder do.
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from onnxq.graph import Changes, Constant, Graph, Node, Pass, remove_unused, scopes
 
 
-@dataclass(frozen=True)
 class RemoveUnused(Pass):
     """Remove what no output of the model needs, such as the float weight behind its codes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ _USUAL = {"direction", "hidden_size", "linear_before_reset"}
 _REVERSE = {"forward": 0, "reverse": 1}
 
 
-@dataclass(frozen=True)
 class ScanCells(Pass):
     """GRU becomes one product of all steps with the weight of what it reads, and a Scan over what follows.
 

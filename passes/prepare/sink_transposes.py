@@ -36,7 +36,6 @@ from onnxq.graph.layouts import (
 _MOST_ROUNDS: Final = 16
 
 
-@dataclass(frozen=True)
 class SinkTransposes(Pass):
     """Let regions of elementwise operators compute in the layout of what feeds them where that takes Transposes away.
 

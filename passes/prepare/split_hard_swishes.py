@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, nodes, replace_nodes
 
 _SLOPE, _MIDDLE = 1 / 6, 0.5
 
 
-@dataclass(frozen=True)
 class SplitHardSwishes(Pass):
     """Replace HardSwish by HardSigmoid and Mul, as onnxruntime does when it loads a model.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnxq.graph import Changes, Graph, Pass
 from onnxq.modelfile import strip_metadata
 
 
-@dataclass(frozen=True)
 class StripMetadata(Pass):
     """Remove metadata and documentation of nodes and inner tensors, and metadata of graphs, in bodies as well.
 

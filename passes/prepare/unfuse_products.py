@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +33,6 @@ _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Tanh"})
 _OF_ATTENTION = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
 
 
-@dataclass(frozen=True)
 class UnfuseProducts(Pass):
     """Write the products in Attention, FusedMatMul, FusedGemm and FusedConv as MatMul, Gemm and Conv.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,7 +37,6 @@ _WIDENED_DOMAINS = ("", "ai.onnx", "com.microsoft")
 _BITS = "BitCast"
 
 
-@dataclass(frozen=True)
 class WidenFloats(Pass):
     """Turn float16 and bfloat16 to float32 inside a model, in every graph; constants are converted when they are read.
 
