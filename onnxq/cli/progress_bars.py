@@ -7,16 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from onnxq.deadline import Deadline
 from onnxq.progress import Progress as Told
 from onnxq.progress import silent
-from onnxq.report.figures import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Seconds between two lines where no terminal shows bars.
 _SILENCE = 10.0
@@ -50,6 +48,10 @@ def progress_bars(
     if quiet:
         yield silent
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    from onnxq.cli.console import open_console
+
     console, deadline = open_console(stderr=True), Deadline.within(seconds)
 
     def said(stage: str, count: str = "", about: str = "") -> str:
@@ -95,13 +97,3 @@ def _lines(console: Console, said: Callable[[str, str, str], str]) -> Told:
             console.print(said(stage, count, f", about {ahead:.0f} s to go" if ahead else ""))
 
     return say
-
-
-def open_console(*, stderr: bool = False) -> Console:
-    """Return a console that shows the names of a model as they are, and obeys nothing that they hold."""
-    return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-
-
-class _Console(Console):
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.table import Column, Table
 
 from onnxq.accuracy.refining import TRAINING
+from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
-from onnxq.cli.progress_bars import open_console
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.planning.delivery import missing

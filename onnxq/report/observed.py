@@ -98,7 +98,9 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
             axis = weight.axis % values.ndim
             others = tuple(other for other in range(values.ndim) if other != axis)
             maxima = np.maximum(values.max(others), -values.min(others))
-            least, lower, middle, upper, most = map(float, np.quantile(maxima, _QUARTERS))
+            # Quantiles between two values in a line; those of numpy load its masked arrays.
+            places = np.multiply(_QUARTERS, maxima.size - 1)
+            least, lower, middle, upper, most = map(float, np.interp(places, np.arange(maxima.size), np.sort(maxima)))
             five = least, lower, middle, upper, most
             found.append(WeightChannels(decision.node, weight.tensor, int(maxima.size), five))
     return tuple(found)

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import ProgressColumn
 
-from onnxq.cli import progress_bars
+from onnxq.cli import console, progress_bars
 
 
 def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(
@@ -71,13 +71,13 @@ def test_what_is_noted_of_a_stage_stands_beside_it(
 def test_bars_are_drawn_in_a_notebook_that_has_widgets(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    class Bars(progress_bars.Progress):
-        def __init__(self, *columns: ProgressColumn, **options: Any) -> None:
+    class Bars(rich_progress.Progress):
+        def __init__(self, *columns: rich_progress.ProgressColumn, **options: Any) -> None:
             super().__init__(*columns, disable=True, **options)
             made.append(self)
 
-    monkeypatch.setattr(progress_bars, "Progress", Bars)
-    monkeypatch.setattr(progress_bars, "open_console", lambda stderr: Console(force_jupyter=True))
+    monkeypatch.setattr(rich_progress, "Progress", Bars)
+    monkeypatch.setattr(console, "open_console", lambda stderr: Console(force_jupyter=True))
     monkeypatch.setattr(progress_bars, "find_spec", lambda name: object() if widgets else None)
     with progress_bars.progress_bars() as progress:
         progress("calibrate", 1, 2)
