@@ -27,6 +27,7 @@ from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
 from onnxq.passes.prepare.inline_functions import InlineFunctions
 from onnxq.passes.prepare.inline_ifs import InlineIfs
 from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.lift_invariants import LiftInvariants
 from onnxq.passes.prepare.merge_equal import MergeEqual
 from onnxq.passes.prepare.name_nodes import NameNodes
 from onnxq.passes.prepare.name_tensors import NameTensors
@@ -45,6 +46,7 @@ _REPEATED = (
     "FoldShapes",
     "FoldConstants",
     "InlineIfs",
+    "LiftInvariants",
     "ShareInitializers",
     "MergeEqual",
     "DropInitialStates",
@@ -173,6 +175,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
             FoldShapes(),
             FoldConstants(growth=max(_ALWAYS_FINE, sum(tensor.nbytes for tensor in constants(graph)))),
             InlineIfs(),
+            LiftInvariants(),
             ShareInitializers(),
             MergeEqual(),
             DropInitialStates(),

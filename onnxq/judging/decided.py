@@ -80,14 +80,20 @@ class Decided:
             if tensor in seen or isinstance(tensor, Constant) or tensor in self._fixed:
                 continue
             seen.add(tensor)
-            # A float of the body is computed anew in each iteration.
-            if tensor in self._varying or (_is_float(tensor) and tensor not in self._around):
+            if tensor in self._varying or self._is_computed(tensor):
                 return True
             pending += carried.get(tensor, ())
             maker = producer(tensor)
             if maker is not None and maker.op not in _OF_SHAPES:
                 pending += tensors_read(maker)
         return False
+
+    def _is_computed(self, tensor: Tensor) -> bool:
+        """Whether a tensor of a body is a float that is computed from floats, anew in each iteration."""
+        if tensor in self._around or not _is_float(tensor):
+            return False
+        maker = producer(tensor)
+        return maker is None or any(map(_is_float, tensors_read(maker)))
 
     @cached_property
     def _around(self) -> frozenset[Tensor]:

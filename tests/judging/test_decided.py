@@ -63,6 +63,8 @@ LARGE = "largest = ReduceMax<keepdims = 0>(t)"
     [
         ("", "count", "more = Identity(on)", []),
         ("", "most", "more = Less(i, most)", []),
+        # TensorFlow counts so.
+        ("", "most", "f = Cast<to = 1>(i) more = Less(f, limit)", []),
         ("", "most", f"{LARGE} more = Less(largest, limit)", ["h"]),
         ("m = ReduceMax<keepdims = 0>(h) n = Cast<to = 7>(m)", "n", "more = Identity(on)", ["m", "h"]),
         ("s = Shape(h) first = Gather(s, nought)", "first", "more = Identity(on)", []),
