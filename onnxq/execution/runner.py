@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.cores import available_cores
 from onnxq.errors import DataError, ModelError
 from onnxq.evidence.evidence import Evidence, EvidenceTotal
 from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.requests import Request
 from onnxq.execution.segments import segments
-from onnxq.execution.shards import Tapped, forget_sessions, observe_shard
+from onnxq.execution.shards import Tapped
 from onnxq.execution.work import Shard, Work
 from onnxq.execution.workers import Threads, Workers
 from onnxq.large_models import is_large
@@ -85,10 +82,7 @@ def collect(
         further = len(evidence.samples)
         # Before the next comes, this one is let go.
         del evidence
-        for _ in range(further):
-            done += 1
-            if progress:
-                progress(done, len(samples))
+        done = _told(progress, done, further, len(samples))
         if ledger:
             ledger.keep(total.evidence)
     found = total.evidence
@@ -112,20 +106,22 @@ def collect_apart(
         progress: see `collect`.
         others: see `collect`.
     """
-    tapped, threads = tap(model, requests, others), min(available_cores(), len(parts))
     shards = [Shard(tuple(stretches(part.samples, part.places))) for part in parts]
     done, count = 0, sum(map(len, shards))
-    executor = ThreadPoolExecutor(max(threads, 1))
-    try:
-        for shard, evidence in zip(shards, executor.map(partial(observe_shard, tapped), shards), strict=True):
+    with Threads().opened(tap(model, requests, others)) as pool:
+        begun = deque(map(pool.submit, shards))
+        for shard in shards:
+            evidence, _ = begun.popleft().result()
             yield evidence
-            done += len(shard)
-            if progress:
-                progress(done, count)
-    finally:
-        # What has not begun is forgotten, so that an error is not held up.
-        executor.shutdown(wait=True, cancel_futures=True)
-        forget_sessions(tapped)
+            done = _told(progress, done, len(shard), count)
+
+
+def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:
+    """Tell of each of some further samples, and return how many are done with them."""
+    if progress:
+        for one in range(done + 1, done + further + 1):
+            progress(one, count)
+    return done + further
 
 
 def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> Tapped:

@@ -71,10 +71,11 @@ class Threads:
 
     def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
         """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self._open(tapped), work)
+        yield from run_pool(lambda: self.opened(tapped), work)
 
     @contextmanager
-    def _open(self, tapped: Tapped) -> Iterator[Pool]:
+    def opened(self, tapped: Tapped) -> Iterator[Pool]:
+        """Start the threads, and end them when whoever gives them shards is done."""
         count = self.count or min(available_cores(), _MOST_THREADS)
         executor = ThreadPoolExecutor(count)
         try:
