@@ -44,11 +44,11 @@ def registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
 
 
 @contextmanager
-def blamed(what: str, kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
+def blamed(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
     """Tell what goes wrong inside as a failure of what a user has added.
 
     Args:
-        what: begins the sentence and names it, as in "source 'raw'".
+        what: begins the sentence and names it, as in "source 'raw'"; a function is called when something goes wrong.
         kind: of the error.
 
     >>> with blamed("source 'raw'"):
@@ -61,7 +61,8 @@ def blamed(what: str, kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
     except OnnxqError:
         raise
     except Exception as error:
-        raise kind(f"{what} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
+        told = what if isinstance(what, str) else what()
+        raise kind(f"{told} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
 
 
 def imported(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:

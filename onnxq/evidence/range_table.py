@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.errors import OnnxqError, SchemeError, nearest
+from onnxq.errors import SchemeError, nearest
 from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.histogram_search import HistogramSearch
@@ -143,23 +143,16 @@ def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[flo
         DataError: No element was seen.
         SchemeError: The method, which may be a user's, fails or gives something else than a range.
     """
-    try:
+
+    def what() -> str:
+        name = range_text(method) or getattr(method, "__name__", repr(method))
+        return f"Range method {name!r} for tensor {seen.tensor!r}"
+
+    with blamed(what):
         low, high = map(float, method(seen, spec))
-    except OnnxqError:
-        raise
-    except Exception as error:
-        raise _failure(method, seen, f"{type(error).__name__}: {error}") from error
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise _failure(method, seen, f"found {low:g} to {high:g}, expected two finite numbers, the lower first")
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(f"it found {low:g} to {high:g}, expected two finite numbers, the lower first")
     return low, high
-
-
-def _failure(method: RangeMethod, seen: TensorEvidence, problem: str) -> SchemeError:
-    name = range_text(method) or getattr(method, "__name__", repr(method))
-    return SchemeError(
-        f"Range method {name!r} failed for tensor {seen.tensor!r}: {problem}; correct it, or choose another such as "
-        "'minmax'"
-    )
 
 
 def range_text(method: object) -> str:

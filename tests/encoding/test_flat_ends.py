@@ -38,7 +38,7 @@ def fails(seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
 
 
 def test_the_method_inside_is_named_where_it_fails() -> None:
-    with pytest.raises(SchemeError, match="Range method 'fails' failed for tensor 'a': ZeroDivisionError: no counts"):
+    with pytest.raises(SchemeError, match="Range method 'fails' for tensor 'a' failed: ZeroDivisionError: no counts"):
         Within(fails, -1.0, 1.0)(evidence(["a"], -2, 2).of("a"), Spec("int8"))
 
 

@@ -182,8 +182,8 @@ def raises(seen: Any, spec: Any) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (raises, "'raises' failed for tensor 't': ZeroDivisionError: no counts; correct it, or choose another such as"),
-        (lambda seen, spec: None, "'<lambda>' failed for tensor 't': TypeError: "),
+        (raises, "'raises' for tensor 't' failed: ZeroDivisionError: no counts; correct it, or do without it"),
+        (lambda seen, spec: None, "'<lambda>' for tensor 't' failed: TypeError: "),
         (lambda seen, spec: (0, 1, 2), "ValueError: too many values"),
         (lambda seen, spec: (np.zeros(2), np.ones(2)), "TypeError: "),
         (lambda seen, spec: ("low", "high"), "ValueError: could not convert"),
