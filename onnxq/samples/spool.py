@@ -18,6 +18,7 @@ from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, check_sample
 from onnxq.samples.rows import samples_of
 from onnxq.samples.sources.source import Source
+from onnxq.samples.sources.table import does_take
 from onnxq.samples.stores import Location
 from onnxq.samples.stretches import even_places, picked
 
@@ -93,7 +94,7 @@ def from_files(
     Raises:
         DataError: it takes none of them, or one cannot be read.
     """
-    files = [file for file in files_below(place) if source.takes(file)]
+    files = [file for file in files_below(place) if does_take(source, file)]
     if not files:
         raise DataError(f"{place} holds no files that {source} takes; name another source, complete it, or add samples")
     each = None

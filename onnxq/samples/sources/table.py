@@ -74,7 +74,17 @@ def source_named(text: str) -> Source:
 
 def source_for(given: object) -> Source | None:
     """Return the first source that takes a file or object; None where none does."""
-    return next((one for one in map(source_named, _names()) if one.takes(given)), None)
+    return next((one for one in map(source_named, _names()) if does_take(one, given)), None)
+
+
+def does_take(source: Source, given: object) -> bool:
+    """Return whether a source, which may be a user's, takes a file or object.
+
+    Raises:
+        DataError: it fails.
+    """
+    with blamed(f"source {type(source).__name__}", DataError):
+        return bool(source.takes(given))
 
 
 def _names() -> list[str]:

@@ -69,6 +69,7 @@ def test_a_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("rows", lambda *given: 1 / 0, r"a\.lines: source Lines failed: ZeroDivisionError"),
         ("rows", lambda *given: (1 / 0 for _ in range(3)), r"a\.lines: source Lines failed: ZeroDivisionError"),
         ("rows", lambda *given: None, r"a\.lines: source Lines failed: TypeError: 'NoneType'"),
+        ("takes", lambda *given: 1 / 0, "source Lines failed: ZeroDivisionError"),
         ("rows", lambda *given: [np.zeros(5)], r"a\.lines, sample 0: 'x' has shape \[1, 5\]"),
         ("__init__", lambda *given: 1 / 0, "source 'lines' failed: ZeroDivisionError"),
         ("__new__", lambda *given: None, "source 'lines' failed: TypeError: it is None, which has no takes and rows"),
@@ -83,3 +84,13 @@ def test_a_source_of_a_package_that_fails_is_told(
     (tmp_path / "a.lines").write_text("0 1\n2 3\n")
     with pytest.raises(OnnxqError, match=message):
         open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))], source="lines")
+
+
+def test_a_source_that_fails_when_it_is_asked_for_any_samples_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("lines", f"{__name__}:Lines", "onnxq.sources")
+    monkeypatch.setattr("onnxq.extensions.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group))
+    monkeypatch.setattr(Lines, "takes", lambda *given: 1 / 0)
+    with pytest.raises(DataError, match=r"source Lines failed: ZeroDivisionError: .*; correct it, or do without it"):
+        source_for(tmp_path / "a.npz")
