@@ -15,6 +15,7 @@ from onnxq.cli.groups import TRAINING, WHAT, Command, GroupedCommand, option, wi
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
+from onnxq.errors import OnnxqError
 from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
 
 if TYPE_CHECKING:
@@ -208,9 +209,10 @@ def trained(
         training = replace(training, told=functools.partial(note, notes))
         try:
             return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OnnxqError) as end:
             if (kept := state_folder(output)).exists():
-                click.echo(f"onnxq: what was learned is kept in {kept}; the same command goes on there", err=True)
+                next_one = "the same command" if isinstance(end, KeyboardInterrupt) else "one that corrects this"
+                click.echo(f"onnxq: what was learned is kept in {kept}; {next_one} goes on there", err=True)
             raise
 
 

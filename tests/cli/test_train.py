@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.budget import Budget
+from onnxq.cli.main import cli
 from onnxq.cli.train import note
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.training import pipeline
@@ -84,13 +86,19 @@ def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     assert notes == {stage: "loss 0.5, 20.0 dB"}
 
 
-def test_stopped_it_says_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("end", "next_one"),
+    [(KeyboardInterrupt(), "the same command"), (SchemeError("the loss is NaN"), "one that corrects this")],
+)
+def test_at_an_early_end_it_says_where_it_goes_on(
+    end: BaseException, next_one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "o.onnx"
 
     def stop(*args: object, **kwargs: object) -> None:
         pipeline.state_folder(output).mkdir()
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(pipeline, "train", stop)
-    result = invoke("train", MODELS / "gru.onnx", *SHORT, "-o", output)
-    assert "o.onnx.training; the same command goes on there" in result.stderr
+    result = CliRunner().invoke(cli, ["train", str(MODELS / "gru.onnx"), *map(str, SHORT), "-o", str(output)])
+    assert f"o.onnx.training; {next_one} goes on there" in result.stderr
