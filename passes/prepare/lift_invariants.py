@@ -42,7 +42,7 @@ def _states(node: Node) -> range:
 
 
 def _handed_on(node: Node, place: int, states: range) -> int:
-    """Return where the body returns the state that it is given at a place; a Loop's body returns its condition first."""
+    """Return where the body returns the state that is given at a place; a Loop's returns its condition first."""
     return place - states.start + (node.op == "Loop")
 
 
