@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import ModelProto
@@ -135,8 +135,7 @@ def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[Applied, ...]:
     return tuple(applied)
 
 
-@dataclass(frozen=True, eq=False)
-class _Check:
+class _Check(NamedTuple):
     """What a model has to hold to after every pass."""
 
     original: Original

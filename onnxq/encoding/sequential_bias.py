@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,8 +268,7 @@ def told_from_chance(sums: Floats, elements: NDArray[np.int64]) -> Floats:
     return np.asarray(means * np.divide(true, true + errors, out=np.ones_like(means), where=errors > 0))
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """The sum of each channel of an array, and how many elements a channel has."""
 
     sums: Floats

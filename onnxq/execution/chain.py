@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -164,8 +165,7 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
     return ChainedSamples(samples, reference, data.chained) if data.chained else samples
 
 
-@dataclass(frozen=True)
-class _Start:
+class _Start(NamedTuple):
     """The extents of what a model leaves open of a state: of its first dimension, often a batch, and of the others."""
 
     first: int

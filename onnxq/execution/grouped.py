@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxq.evidence.evidence import Evidence, EvidenceTotal
 from onnxq.evidence.requests import Request
@@ -22,8 +23,7 @@ def parts_of(samples: Selection) -> list[Selection]:
     return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
 
 
-@dataclass(frozen=True, eq=False)
-class _Group:
+class _Group(NamedTuple):
     """What a group of samples has shown, and of what was wanted apart, what each of its parts has."""
 
     samples: Selection

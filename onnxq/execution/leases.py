@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from onnxq.errors import DataError, OnnxqError
@@ -51,8 +51,7 @@ class _Lease:
     sent: bool = False
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Evidence at a worker, of so many leases.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from types import EllipsisType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import defs, helper
@@ -162,8 +162,7 @@ class Match:
             raise AttributeError(f"the pattern names nothing {name!r}; it names {', '.join(self.values)}") from None
 
 
-@dataclass(frozen=True, eq=False)
-class _Bound:
+class _Bound(NamedTuple):
     """What a part of a pattern has been found to be."""
 
     opset: int
@@ -173,7 +172,7 @@ class _Bound:
     def with_value(self, name: str, value: Any) -> _Bound | None:
         if name in self.values:
             return self if self.values[name] is value else None
-        return replace(self, values={**self.values, name: value})
+        return self._replace(values={**self.values, name: value})
 
 
 def find(pattern: Call, root: Node, opset: int) -> Match | None:
@@ -211,7 +210,7 @@ def _call(pattern: Call, node: Node, bound: _Bound) -> Iterator[_Bound]:
     if len(given) > len(wanted):
         return
     padded: list[Tensor | None] = [*given, *[None] * (len(wanted) - len(given))]
-    found = replace(bound, calls={**bound.calls, pattern: node})
+    found = bound._replace(calls={**bound.calls, pattern: node})
     yield from _inputs(wanted, padded, found)
     if node.op in COMMUTATIVE and not node.domain and len(given) == len(wanted) == 2:
         yield from _inputs(wanted, padded[::-1], found)

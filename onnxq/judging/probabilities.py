@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,7 @@ Pairs = Sequence[tuple[Array, Array]]
 """The reference's probabilities for each sample, and the candidate's, in float32 or wider."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Unsure:
+class _Unsure(NamedTuple):
     """The rows of a reference's probabilities of the least margins between their first two outcomes, 128 at most.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ _TELLING = 1 << 16
 _SMALLEST_SHIFT = 0.01
 
 
-@dataclass(frozen=True, eq=False)
-class _Probe:
+class _Probe(NamedTuple):
     """A tensor behind an input whose size a model knows.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import onnx
 
@@ -77,8 +77,7 @@ class EngineView:
         return [found[name] for name in self.names]
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What is seen of a float model at once: its outputs, whether it draws random numbers, or counts or orders data."""
 
     outputs: tuple[str, ...]

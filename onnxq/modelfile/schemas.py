@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import AttributeProto, NodeProto, defs
 
@@ -52,8 +51,7 @@ def _check_attributes(node: NodeProto, signature: _Signature) -> None:
         raise _damaged(node, f"lacks the attribute {min(missing)!r}, which is required")
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """How many inputs or outputs an operator has, and the indices of those that cannot be omitted."""
 
     least: int
@@ -72,8 +70,7 @@ class _Side:
         return f"{self.least} or more" if self.most >= _UNBOUNDED else f"{self.least} to {self.most}"
 
 
-@dataclass(frozen=True)
-class _Signature:
+class _Signature(NamedTuple):
     """What a node of an operator looks like; ``attributes`` maps names to values of AttributeProto.AttributeType."""
 
     inputs: _Side

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph, Node, nodes, operator_key, optional, producer
@@ -78,8 +79,7 @@ def make_plan(
     return Plan(decisions, activations, scheme.name, target.name)
 
 
-@dataclass(frozen=True)
-class _Wish:
+class _Wish(NamedTuple):
     """What the scheme and the demotions ask of a node, and why when that is not static."""
 
     rule: Rule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,8 +66,7 @@ class FuseBiases(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
-@dataclass(frozen=True, eq=False)
-class _Product:
+class _Product(NamedTuple):
     """A MatMul between decoders of codes, and the Add of a constant that alone reads it."""
 
     node: Node

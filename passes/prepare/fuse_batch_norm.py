@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +63,7 @@ _AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
 _PRODUCERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-@dataclass(frozen=True, eq=False)
-class _Folded:
+class _Folded(NamedTuple):
     """A producer with its weight and bias after folding; the bias of a MatMul is what an Add behind it must add."""
 
     producer: Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxq.graph import (
     Changes,
@@ -125,8 +125,7 @@ def _suggested(region: _Region) -> list[Permutation]:
     return [one for one in dict.fromkeys((*before, *after)) if len(one) == region.rank and one != tuple(sorted(one))]
 
 
-@dataclass(frozen=True, eq=False)
-class _Turn:
+class _Turn(NamedTuple):
     """A region in a new layout: each of its tensors is what the permutation makes of the one that is computed instead.
 
     Attributes:
