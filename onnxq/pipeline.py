@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
-from onnxq.engines.table import engine_of
+from onnxq.engines.measuring import engine_of
 from onnxq.errors import SchemeError
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal

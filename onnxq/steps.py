@@ -12,7 +12,6 @@ from onnxq.accuracy.effort import METHODS, OFF, Accuracy
 from onnxq.accuracy.folds import Folds
 from onnxq.accuracy.grouping import observe_groups
 from onnxq.accuracy.refining import Refined
-from onnxq.accuracy.replaying import replayed
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.deadline import NEVER, Deadline
@@ -21,7 +20,7 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.engines.ahead import Ahead
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
-from onnxq.engines.table import times_tell
+from onnxq.engines.measuring import times_tell
 from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
@@ -226,6 +225,8 @@ def settled(
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
+        from onnxq.accuracy.replaying import replayed
+
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         model.ahead.check()
         chooser = chooser.with_evidence(basis.evidence)

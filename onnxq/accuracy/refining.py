@@ -5,17 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from onnxq.accuracy.biasing import with_biases
-from onnxq.accuracy.dividing import with_scaling
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
-from onnxq.accuracy.migrating import with_migration
-from onnxq.accuracy.ranging import with_ranges
-from onnxq.accuracy.rounding import with_compensation
 from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import pooled
@@ -24,17 +17,6 @@ from onnxq.evidence.range_table import range_text
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
-
-CHOOSERS: Mapping[str, Callable[[Folds, Plan, Basis, Accuracy], Basis]] = MappingProxyType(
-    {
-        "ranges": with_ranges,
-        "migration": with_migration,
-        "scaling": with_scaling,
-        "compensation": with_compensation,
-        "bias": with_biases,
-    }
-)
-"""What carries out each method that chooses codes, by its name."""
 
 TRAINING = "training"
 """What a gain of training is called, which comes after all methods."""
@@ -137,6 +119,8 @@ def refine(
         until = until.at_most(_PROCESSES * trials.process_seconds(trials.seconds))
         if (reached := trials.sqnr(plan, basis.recipe)) >= enough:
             return Refined(basis, spared=reached)
+    from onnxq.accuracy.choosers import CHOOSERS
+
     gains: list[Gain] = []
     ranges = basis.recipe
     # Tables are no matter of how codes are chosen, but of the plan.

@@ -58,7 +58,8 @@ def compare(
     what lies between such tensors is fed with those of REFERENCE, and accumulated, as CANDIDATE runs.
     """
     from onnxq.cli import tables
-    from onnxq.engines.table import DEFAULT_ENGINE, open_engine
+    from onnxq.engines.measuring import DEFAULT_ENGINE
+    from onnxq.engines.table import open_engine
     from onnxq.judging.agreement import compare_files
     from onnxq.judging.gate import lack
     from onnxq.judging.goal import Goal

@@ -86,10 +86,10 @@ class Output:
 
     def _keep(self, report: Report, plan: Path | None) -> None:
         """Write what was asked to be kept, most of all of what was refused."""
-        from onnxq.planning.plan_file import save_plan
-
         self.kept.write(report)
         if plan is not None:
+            from onnxq.planning.plan_file import save_plan
+
             save_plan(report.plan, plan)
 
 

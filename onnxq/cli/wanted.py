@@ -86,10 +86,10 @@ class Asked:
         Raises:
             UsageError: options say what the plan says.
         """
-        from onnxq.planning.plan_file import load_plan
-
         if plan_file is None:
             return self
+        from onnxq.planning.plan_file import load_plan
+
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan says what happens to every node; leave out --preset, --scheme, --exclude, --range, --target, "

@@ -17,7 +17,6 @@ from onnxq.engines.node import node_engine
 from onnxq.engines.programs import backend_source, python_program
 from onnxq.errors import EngineError, unknown
 from onnxq.extensions import blamed, registered, registered_names
-from onnxq.targets import DEFAULT_TARGET, Target
 
 Opener = Callable[[str], Engine]
 """Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
@@ -79,8 +78,6 @@ ENGINES: Mapping[str, Opener] = MappingProxyType(
 """Every engine of ours by name."""
 
 _ASK_FOR_A_PLACE = frozenset({"python", "ssh"})
-DEFAULT_ENGINE = "onnxruntime"
-"""The engine that onnxq itself runs on."""
 
 
 def open_engine(text: str, threads: int | None = None) -> Engine:
@@ -111,37 +108,6 @@ def starting(text: str, threads: int | None = None) -> Engine:
             raise TypeError(f"it is {engine!r}, expected an onnxq.engines.engine.Engine")
     engine.threads = threads or engine.threads
     return engine
-
-
-def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
-    """Start the engine that measures for a target; one that was asked for may still be starting.
-
-    Args:
-        target: a runtime that is planned for.
-        asked: the engine to use; an empty text leaves that to the target.
-        threads: how many an operator is given; None leaves that to the engine.
-
-    Returns:
-        The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
-
-    Raises:
-        EngineError: the engine that was asked for is not installed.
-    """
-    if asked:
-        return (None if asked == DEFAULT_ENGINE else starting(asked, threads)), ""
-    if target.name == DEFAULT_TARGET:
-        return None, ""
-    if not target.engine:
-        return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
-    try:
-        return open_engine(target.engine, threads), ""
-    except EngineError as error:
-        return None, str(error)
-
-
-def times_tell(target: Target, engine: Engine | None) -> bool:
-    """Return whether times are the target's: those of an engine for it, or of onnxruntime in this process."""
-    return engine is not None or target.name == DEFAULT_TARGET
 
 
 def engine_names() -> list[str]:

@@ -16,7 +16,7 @@ from onnxq.deadline import NEVER
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
 from onnxq.engines.local import OnnxRuntime
-from onnxq.engines.table import times_tell
+from onnxq.engines.measuring import times_tell
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import file_digest
 from onnxq.judging.aims import aim_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from onnxq.accuracy.effort import ACCURACIES, METHODS, accuracy_named
-from onnxq.accuracy.refining import CHOOSERS
 from onnxq.errors import SchemeError
 
 
@@ -19,10 +18,8 @@ def test_every_method_can_be_tried_alone(name: str) -> None:
     assert accuracy_named(name).methods == (name,)
 
 
-def test_methods_are_tried_in_one_order_and_all_are_carried_out() -> None:
+def test_methods_are_tried_in_one_order() -> None:
     assert accuracy_named("bias,ranges").methods == ("ranges", "bias")
-    # Tables are a matter of plans.
-    assert (*CHOOSERS,) == tuple(name for name in METHODS if name != "tables")
 
 
 def test_what_makes_up_for_one_plan_is_found_for_it() -> None:

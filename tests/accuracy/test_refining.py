@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from onnxq import deadline, quantize
-from onnxq.accuracy import refining
+from onnxq.accuracy import choosers, refining
+from onnxq.accuracy.choosers import CHOOSERS
 from onnxq.accuracy.effort import FAST, Accuracy
 from onnxq.accuracy.folds import Basis
-from onnxq.accuracy.refining import CHOOSERS, Gain, Refined, refine
+from onnxq.accuracy.refining import Gain, Refined, refine
 from onnxq.budget import Budget
 from onnxq.deadline import Deadline
 from onnxq.encoding.migration import NOTHING, Factors, Migration
@@ -99,7 +100,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(refining, "_decibels", tried)
     monkeypatch.setattr(refining, "_is_free", lambda plan: True)
-    monkeypatch.setattr(refining, "CHOOSERS", {"ranges": choosing})
+    monkeypatch.setattr(choosers, "CHOOSERS", {"ranges": choosing})
     folds: Any = SimpleNamespace(samples=[0, 1], trials=SimpleNamespace(seconds=0.1, samples=[0, 1]))
     until = Deadline.within(seconds)
     plan: Any = None

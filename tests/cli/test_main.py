@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cli.commands import COMMANDS, invoke
+from cli.commands import CALIB, COMMANDS, MODELS, invoke
 
 CALLED = [(), *((name,) for name in COMMANDS), ("stats", "merge"), ("stats", "show")]
 
@@ -40,6 +41,17 @@ def test_a_command_loads_no_other_ones() -> None:
     code += "    print([name for name in sys.modules if name in ('onnxq.cli.quantize', 'onnxq.cli.train')])\n"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_quiet_run_without_a_search_loads_neither_searches_nor_engines_nor_pages(tmp_path: Path) -> None:
+    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.accuracy.choosers", "onnxq.engines.table"}
+    needless |= {"onnxq.planning.plan_file", "onnxq.report.page", "onnxq.searching.frontier", "onnxq.training"}
+    options = ["--calib", CALIB, "--limit", 4, "--search", "off", "--seconds", 0, "--force", "-q", "-o", tmp_path / "q"]
+    code = "import sys\nfrom onnxq.cli.main import main\n"
+    code += f"sys.argv[1:] = {['quantize', str(MODELS / 'gru.onnx'), *map(str, options)]}\n"
+    code += f"try:\n    main()\nfinally:\n    print({needless} & set(sys.modules) or 'none')\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "none"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["quantize", "--help"], ["inspect", "--help"], ["--version"]])

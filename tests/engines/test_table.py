@@ -13,9 +13,8 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.engines import table
-from onnxq.engines.table import engine_names, engine_of, installed_engines, open_engine
+from onnxq.engines.table import engine_names, installed_engines, open_engine
 from onnxq.errors import EngineError
-from onnxq.targets import target_named
 
 # Does what the real one does with a host that is this machine: hands the command to a shell.
 SSH = """#!/bin/sh
@@ -136,30 +135,3 @@ def test_what_is_installed_starts_and_what_is_not_is_left_out(monkeypatch: pytes
             found.append(engine.name)
     assert found == ["onnxruntime", "onnx-reference"]
     assert {"openvino", "python", "ssh", *found} <= set(engine_names())
-
-
-@pytest.mark.parametrize(
-    ("target", "asked", "engine", "why"),
-    [
-        ("onnxruntime-cpu", "", None, ""),
-        ("openvino", "onnxruntime", None, ""),
-        ("tensorrt", "", None, "no engine runs tensorrt on this machine; give --engine"),
-        ("openvino", "", None, "engine openvino is not installed"),
-        ("onnxruntime-cpu", "onnx-reference", "onnx-reference", ""),
-    ],
-)
-def test_the_engine_of_a_target_is_started_where_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, target: str, asked: str, engine: str | None, why: str
-) -> None:
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
-    found, told = engine_of(target_named(target), asked)
-    assert (found.name if found else None) == engine
-    assert told.startswith(why)
-    assert bool(told) == bool(why)
-    if found:
-        found.close()
-
-
-def test_an_engine_that_was_asked_for_must_be_there() -> None:
-    with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
-        engine_of(target_named("openvino"), "openvina")

@@ -14,7 +14,7 @@ from conftest import Build
 from engines.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 from onnx import ModelProto
 
-from onnxq.accuracy import refining
+from onnxq.accuracy import choosers, refining
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import Basis
 from onnxq.accuracy.refining import Refined
@@ -269,7 +269,7 @@ def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alo
 ) -> None:
     monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: 40.0)
     monkeypatch.setattr(refining, "_decibels", lambda folds, plan, basis: 40.0)
-    monkeypatch.setattr(refining, "CHOOSERS", {"ranges": lambda folds, plan, basis, accuracy: basis})
+    monkeypatch.setattr(choosers, "CHOOSERS", {"ranges": lambda folds, plan, basis, accuracy: basis})
     assert bool(chooser.refined(chooser.bench.plan({}), Recipe(), effort, enough).gains) == refined
 
 

@@ -1,0 +1,43 @@
+"""Which engine measures for a target; others than onnxruntime in this process are loaded when they are needed."""
+
+from __future__ import annotations
+
+from onnxq.engines.engine import Engine
+from onnxq.errors import EngineError
+from onnxq.targets import DEFAULT_TARGET, Target
+
+DEFAULT_ENGINE = "onnxruntime"
+"""The engine that onnxq itself runs on."""
+
+
+def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
+    """Start the engine that measures for a target; one that was asked for may still be starting.
+
+    Args:
+        target: a runtime that is planned for.
+        asked: the engine to use; an empty text leaves that to the target.
+        threads: how many an operator is given; None leaves that to the engine.
+
+    Returns:
+        The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
+
+    Raises:
+        EngineError: the engine that was asked for is not installed.
+    """
+    if asked == DEFAULT_ENGINE or (not asked and target.name == DEFAULT_TARGET):
+        return None, ""
+    from onnxq.engines.table import open_engine, starting
+
+    if asked:
+        return starting(asked, threads), ""
+    if not target.engine:
+        return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
+    try:
+        return open_engine(target.engine, threads), ""
+    except EngineError as error:
+        return None, str(error)
+
+
+def times_tell(target: Target, engine: Engine | None) -> bool:
+    """Return whether times are the target's: those of an engine for it, or of onnxruntime in this process."""
+    return engine is not None or target.name == DEFAULT_TARGET
