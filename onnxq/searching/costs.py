@@ -219,7 +219,19 @@ class Costs:
     def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Nanoseconds of borders that were measured, by tensor: those that quantize, and those that dequantize."""
         into, back = self._directed(self.static, self.static_nodes.keys())
-        return {**into, **self.quantized}, {**back, **self.dequantized}
+        return {**self._fused, **into, **self.quantized}, {**back, **self.dequantized}
+
+    @cached_property
+    def _fused(self) -> Mapping[str, float]:
+        """What is quantized without a kernel of its own: what makes these floats makes codes of them in passing."""
+        if not self.static_nodes:
+            return {}
+        coded = {one.tensor for one in self.full.activations} - self.static.borders.keys()
+        return {
+            tensor.name: 0.0
+            for tensor in self._tensors
+            if tensor.name in coded and (maker := producer(tensor)) and self._integer_maker(maker) is None
+        }
 
     def _directed(self, observed: NodeTimes, static: Set[str]) -> tuple[dict[str, float], dict[str, float]]:
         """Tell borders that quantize from those that dequantize what a static node of the observed model made."""

@@ -65,6 +65,13 @@ def test_floats_that_no_kernel_decodes_cost_their_bytes_and_only_readers_make_co
     assert cheapest(Prices(found).problem(SILENT, 0.0)) == frozenset()
 
 
+def test_codes_that_no_kernel_of_their_own_makes_cost_nothing(gated: ModelProto) -> None:
+    nodes = times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"x": 2_000.0})
+    found = replace(timed(gated, times({"a": 9.0, "tanh": 1.0, "b": 9.0}), nodes), target=target_named("openvino"))
+    assert [one.quantize for one in found.borders if one.tensor == "q"] == [0]
+    assert Prices(found).planned(found.full, SILENT).nanoseconds == nodes.total + 2 * 200
+
+
 def test_a_clamp_and_its_producer_stay_together_and_followers_need_their_data(residual: ModelProto) -> None:
     names = [one.name for one in prepare(read_model(residual)).nodes]
     found = timed(residual, times(dict.fromkeys(names, 2.0)), times(dict.fromkeys(names, 1.0)))

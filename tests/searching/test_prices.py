@@ -85,7 +85,7 @@ def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perce
 
 def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
-    found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3})))
+    found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3})))
     noise = Noise(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
     one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
     # The weights of both are codes, and so is what static nodes read.
