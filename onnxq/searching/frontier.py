@@ -20,7 +20,7 @@ from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
-from onnxq.searching.prices import SILENT, Assignment, Noise, Prices
+from onnxq.searching.prices import AS_LONG, SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
 from onnxq.searching.regions import find_regions, node_times
 from onnxq.searching.search import Outcome, Point
@@ -43,8 +43,6 @@ _NOISIEST, _HANDED_BACK = 8, 8
 _NEARLY = 0.9
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
-# A plan that is expected to take so many times as long as one with more borders takes as long.
-_AS_LONG = 1.05
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
@@ -91,7 +89,7 @@ class _Search:
     def run(self) -> Outcome:
         prices = self._prices()
         noise = SILENT
-        tried = [self._measured(self._planned(prices, noise, 0.0, prices.best(noise, 0.0)))]
+        tried = [self._measured(self._planned(prices, noise, 0.0, prices.quickest))]
         if not self._is_faithful(tried[0]):
             noise = self._noise(prices)
             tried = self._crossing(prices, noise)
@@ -180,7 +178,7 @@ class _Search:
         found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal), most)
         if (whole := next(filter(self._is_faithful, found), None)) is None:
             return list(promising)
-        if promising and whole.assignment.nanoseconds < _AS_LONG * promising[0].assignment.nanoseconds:
+        if promising and whole.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
             return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
         return list(distinct([*promising, whole]))
 
@@ -290,7 +288,7 @@ class _Search:
         assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
         again = self._planned(fewer, noise, best.weight, assignment)
         now = prices.repriced(best.assignment, noise).nanoseconds
-        if again.plan.effect in timed or now < _AS_LONG * again.assignment.nanoseconds:
+        if again.plan.effect in timed or now < AS_LONG * again.assignment.nanoseconds:
             return None
         again = self._measured(again)
         return self._timed([again])[0] if self._is_faithful(again) else None

@@ -168,6 +168,15 @@ def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: Mod
     assert found.repriced(before, SILENT).nanoseconds == before.nanoseconds + 3.0
 
 
+@pytest.mark.parametrize(("second", "whole"), [(9.1e6, True), (12e6, False)])
+def test_the_whole_plan_is_the_quickest_where_it_takes_as_long(
+    second: float, whole: bool, perceptron: ModelProto
+) -> None:
+    floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
+    found = Prices(timed(perceptron, floats, times({"first": 3e6, "relu": 1e6, "second": second})))
+    assert found.quickest.static == ({"first", "relu", "second"} if whole else {"first", "relu"})
+
+
 def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
     solved = []
 
