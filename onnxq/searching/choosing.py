@@ -159,8 +159,7 @@ class Chooser:
 
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        # Its times choose factors, so that no plan is the fastest by their luck.
-        return affordable(replace(self.laboratory(refined.basis.recipe), timed={}), plan, refined, self.aim(goal))
+        return affordable(self.laboratory(refined.basis.recipe), plan, refined, self.aim(goal))
 
     def aim(self, goal: Goal) -> float:
         """Return the decibels to aim at, which are more where the samples that judge have chosen as well."""
