@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +75,11 @@ class OpenVino:
         Its inputs are the kernels that made them.
         """
         same = self._same(model)
-        compiled = self._kept(same, threads, PERF_COUNT=True)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self._sizes, model, samples)
+            compiled = self._kept(same, threads, PERF_COUNT=True)
+            sizes = asked.result()
         made_of = self.made_of[self._place(same)]
-        sizes = self._sizes(model, samples)
         request = compiled.create_infer_request()
         # It gets faster over its first runs, of the float model as of any other.
         for _ in range(repeats):
@@ -159,4 +163,8 @@ def _name(output: Any) -> str:
 
 
 if __name__ == "onnxq.engines.backend":
-    serve(OpenVino(*sys.argv[2:]))
+    backend = OpenVino(*sys.argv[2:])
+    serve(backend)
+    backend.compiled_before.cleanup()
+    # Whoever asked waits for the end, and taking libraries down takes longer than all else.
+    os._exit(0)
