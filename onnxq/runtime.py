@@ -86,21 +86,15 @@ def open_session(
         ModelError: onnxruntime refuses the model; the message holds its reason.
         OutputError: there is no room for the optimised copy.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options = _options(threads, external_folder)
+    if not optimize:
+        options.graph_optimization_level = type(options.graph_optimization_level).ORT_DISABLE_ALL
     options.enable_mem_pattern = memory is Memory.PLANNED
     if memory is Memory.SHARED:
         _share_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
         # Weights are given back when their session ends.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    if threads is not None:
-        options.intra_op_num_threads = threads
     if optimized_copy is not None:
         options.optimized_model_filepath = str(optimized_copy)
         # Whoever looks at the kernels has no use for the weights in memory.
@@ -108,13 +102,40 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    if external_folder is not None:
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(external_folder.resolve()))
     if is_large(model) if mapped is None else mapped:
         options.add_session_config_entry("session.disable_prepacking", "1")
         # An arena grows by powers of two and keeps what it has.
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
+    return _loaded(model, options, optimized_copy)
+
+
+def open_decoded(
+    model: onnx.ModelProto | Path, *, threads: int | None = None, external_folder: Path | None = None
+) -> Session:
+    """Load a model that computes in floats: codes of weights are decoded as it is loaded; see `open_session`."""
+    options = _options(threads, external_folder)
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return _loaded(model, options)
+
+
+def _options(threads: int | None, external_folder: Path | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if external_folder is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(external_folder.resolve()))
+    return options
+
+
+def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy: Path | None = None) -> Session:
+    import onnxruntime
+
     source = serialized(model) if isinstance(model, onnx.ModelProto) else model
     try:
         return onnxruntime.InferenceSession(

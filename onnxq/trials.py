@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxq.candidates import Answers, Candidate, Candidates
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.graph import Graph, scopes
 from onnxq.judging.agreement import agreement_of
 from onnxq.judging.reference import Reference
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
@@ -31,6 +32,8 @@ from onnxq.workbench import Workbench
 TRIED_SAMPLES = 16
 """By how many samples candidates are judged: each costs time in every trial; the confidence bound allows for it."""
 
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+_INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
 _HELD = 1 << 29
 _FEWEST_SAMPLES = 2
@@ -199,8 +202,12 @@ class Trials:
     def _run(self, plan: Plan, model: Path, numbers: Sequence[int]) -> Answers:
         # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
-        optimize = not large or any(plan.count(mode) for mode in (Mode.STATIC, Mode.DYNAMIC))
-        view = self.views.open(model, optimize=optimize, mapped=large, at_once=not large and len(numbers) > 1)
+        optimize = not large or any(plan.count(mode) for mode in _INTEGERS)
+        at_once = not large and len(numbers) > 1
+        if not large and _convolves_floats(plan, self.bench.graph):
+            view = self.views.open_decoded(model, at_once=at_once)
+        else:
+            view = self.views.open(model, optimize=optimize, mapped=large, at_once=at_once)
         given = (self.samples[self.numbers.index(number)] for number in numbers)
         found = dict(zip(numbers, view.run_each(given), strict=True))
         if large:
@@ -218,6 +225,20 @@ class Trials:
             return Candidate(path, coded_tensors(graph, bench.graph), is_whole=not bench.is_large)
 
         return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
+
+
+def _convolves_floats(plan: Plan, graph: Graph) -> bool:
+    """Whether codes of a plan are hardly multiplied: onnxruntime convolves them only where it gives codes too.
+
+    Its convolutions of floats are up to twice as fast where weights are decoded ahead; other products of codes are not.
+    """
+    weights = {True: 0, False: 0}
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            decision = plan.by_node.get(node.name)
+            if decision is not None and decision.mode in _INTEGERS:
+                weights[node.op in _CONVOLUTIONS] += sum(one.elements for one in decision.weights)
+    return weights[True] > weights[False] and not any(one.every_consumer for one in plan.activations)
 
 
 def candidate_key(plan: Plan, recipe: Recipe, evidence: Evidence) -> Hashable:

@@ -13,7 +13,8 @@ from onnxq.candidates import Candidates
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.ranges import Percentile
-from onnxq.modelfile import load, save
+from onnxq.judging.views import View, Views
+from onnxq.modelfile import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
@@ -103,3 +104,29 @@ def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, mon
     trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, Evidence())
     assert len(trials.samples) == len(trials.expected) == 4
     assert np.array_equal(trials.samples[-1]["image"], SAMPLES[-1]["image"])
+
+
+@pytest.mark.parametrize(("target", "decoded"), [("openvino", True), ("onnxruntime-cpu", False)])
+def test_codes_that_no_kernel_convolves_are_decoded_ahead(
+    target: str, decoded: bool, build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Conv(x, v) b = Sigmoid(a) c = Mul(a, b) y = Conv(c, w) }",
+        v=(8, 8, 1, 1),
+        w=(8, 8, 1, 1),
+    )
+    save(prepare(read_model(model)), tmp_path / "prepared.onnx")
+    samples = [{"x": np.random.default_rng(seed).standard_normal((1, 8, 8, 8), dtype=np.float32)} for seed in range(4)]
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS[target])
+    plan = bench.plan({})
+    trials = Trials.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
+    opened = []
+
+    def counted(views: Views, model: Path, *, at_once: bool) -> View:
+        opened.append(model)
+        return open_decoded(views, model, at_once=at_once)
+
+    open_decoded = Views.open_decoded
+    monkeypatch.setattr(Views, "open_decoded", counted)
+    assert 20 < trials.sqnr(plan, Recipe()) < 60
+    assert bool(opened) == decoded

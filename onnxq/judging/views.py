@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.onnx_tools.functions import all_nodes, check_functions
 from onnxq.operators import OPERATORS
 from onnxq.remembering import remembered
-from onnxq.runtime import Session, open_session, output_names, run, serialized
+from onnxq.runtime import Session, open_decoded, open_session, output_names, run, serialized
 from onnxq.samples.inputs import Sample
 
 
@@ -175,8 +175,15 @@ class Views:
             ModelError: The file cannot be loaded.
             DataError: It has other outputs, or lacks a tensor.
         """
+        return self._opened(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
+
+    def open_decoded(self, model: Path, *, at_once: bool = False) -> View:
+        """Open a model made from the float model in floats throughout; see `open` and `open_decoded` of the runtime."""
+        return self._opened(open_decoded, model, at_once=at_once)
+
+    def _opened(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
         at_once = at_once and not self.random
-        opened = partial(open_session, optimize=optimize, mapped=mapped, threads=1 if at_once else None)
+        opened = partial(load, threads=1 if at_once else None)
         if self.plain:
             session = opened(model)
             self._check(output_names(session))
