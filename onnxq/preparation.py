@@ -55,7 +55,7 @@ _REPEATED = (
     "FoldScalesIntoProducts",
 )
 # What is computed from constants may make a model twice as large, or as much larger as nobody minds.
-_ALWAYS_FINE = 4 * 2**20
+_ALWAYS_FINE = 2**16
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
