@@ -14,8 +14,9 @@ from onnxq.engines.kernels import loaded_kernels
 from onnxq.errors import DataError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.range_table import chosen_methods
+from onnxq.judging.doubts import hidden
 from onnxq.judging.gate import Judged
-from onnxq.judging.goal import Goal
+from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.judging.layers import Layers, compare_layers
 from onnxq.judging.verify import loads_in_onnxruntime
 from onnxq.lowering import Emit
@@ -55,6 +56,7 @@ def reported(
     plan = _noted(model, seen, settled, budget)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
     layers = _layers(model, seen, plan, budget.layers) if looked else None
+    joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR)) if goal.metric is None else ()
     watch.lap("report")
     return Report(
         files=ModelFiles(
@@ -71,7 +73,7 @@ def reported(
         samples=Samples(
             calibrated=len(seen.samples),
             judged=Judged.of(seen.judged, _known(model, seen), found.tried_on, found.rounds),
-            doubts=(*seen.doubts, *settled.doubts),
+            doubts=(*seen.doubts, *settled.doubts, *joined),
             refitted=found.refitted,
         ),
         fidelity=Fidelity(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from onnxq.engines.engine import Engine
 from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
+from onnxq.judging.joined import Part
+from onnxq.judging.labels import decibels_of_labels
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.reference import FloatView, run_beside
 from onnxq.judging.views import EngineView, View, Views
@@ -24,25 +27,6 @@ from onnxq.publish import staging
 from onnxq.records import plain
 from onnxq.runtime import Array
 from onnxq.samples.inputs import Sample
-
-# Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
-_SHARE_AT_0_DB = 0.1
-# One-sided quantile of the normal distribution.
-_NORMAL_95 = 1.645
-
-
-def share_at(decibels: float) -> float:
-    """Return the share of labels that may differ at an SQNR; see `OutputAgreement.decibels`.
-
-    >>> round(share_at(20.0), 6), round(share_at(40.0), 6)
-    (0.01, 0.001)
-    """
-    return min(1.0, _SHARE_AT_0_DB * 10 ** (-decibels / 20))
-
-
-def _lower_bound(count: int) -> float:
-    """Return the lower 95 % confidence bound of what is counted, after Wilson and Hilferty (PNAS 1931)."""
-    return count * (1 - 1 / (9 * count) - _NORMAL_95 / (3 * math.sqrt(count))) ** 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +48,7 @@ class OutputAgreement:
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
             what may turn over, see `unseen_noise`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
+        parts: that the output is joined of, each with its own SQNR.
     """
 
     name: str
@@ -76,6 +61,7 @@ class OutputAgreement:
     stands_for: tuple[str, ...] = ()
     bound: float | None = None
     worst: tuple[WorstPlace, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def label(self) -> str:
@@ -91,20 +77,12 @@ class OutputAgreement:
 
     @property
     def decibels(self) -> float:
-        """The SQNR; of labels and all else that is no float, the SQNR of scores that makes as many labels differ.
+        """The SQNR; of labels and all else that is no float, that of scores that makes as many labels differ.
 
-        A label flips where noise exceeds the distance between two scores, so the share that differs grows with the
-        amplitude of the noise. Measured on the classifiers of ``models/`` with Gaussian noise on their scores, 1.0 to
-        1.4 % differ at 20 dB and 0.06 to 0.18 % at 40 dB; hence 1 % stands for 20 dB here, and 0.1 % for 40 dB. The
-        share is the one that can be told from chance: its lower 95 % confidence bound, and none where a single value
-        differs. So a classifier that gives labels and probabilities is judged by both, and hardly more strictly than
-        one that gives probabilities alone.
+        See `decibels_of_labels`: a classifier that gives labels and probabilities is judged by both, and hardly more
+        strictly than one that gives probabilities alone.
         """
-        if self.sqnr is not None:
-            return self.sqnr
-        if self.differing <= 1:
-            return math.inf
-        return -20 * math.log10(_lower_bound(self.differing) / self.compared / _SHARE_AT_0_DB)
+        return self.sqnr if self.sqnr is not None else decibels_of_labels(self.differing, self.compared)
 
 
 @dataclass(frozen=True)
@@ -137,6 +115,7 @@ class Agreement:
                 if output[name] is not None and not np.isfinite(output[name]):
                     output[name] = None
             output["worst"] = plain(output["worst"])
+            output["parts"] = plain(output["parts"])
         return {"samples": self.samples, "outputs": outputs}
 
     @property
@@ -161,7 +140,7 @@ def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample],
         DataError: there is no sample, or a run fails.
     """
     stand_ins = one.views.stand_ins
-    found = agreement_of(one.views.names, run_beside(one, other, samples), risk)
+    found = agreement_of(one.views.names, run_beside(one, other, samples), risk, one.views.parts)
     outputs = tuple(replace(output, stands_for=stand_ins.get(output.name, ())) for output in found.outputs)
     return replace(found, outputs=outputs)
 
@@ -194,10 +173,13 @@ def compare_files(
 
 
 def agreement_of(
-    names: Sequence[str], pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]], risk: float = RISK
+    names: Sequence[str],
+    pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]],
+    risk: float = RISK,
+    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
 ) -> Agreement:
     """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
-    tallies = [_Tally(name) for name in names]
+    tallies = [_Tally(name, parts.get(name, ())) for name in names]
     count = 0
     for expected, found in pairs:
         count += 1
@@ -211,8 +193,9 @@ def agreement_of(
 class _Tally:
     """Running energies and counts of one output."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, parts: Sequence[Part] = ()) -> None:
         self.name = name
+        self.parts = dict.fromkeys(parts, (0.0, 0.0))
         self.signal = self.noise = self.largest = 0.0
         self.rows = self.equal = self.compared = 0
         self.is_float = self.halves = False
@@ -262,6 +245,10 @@ class _Tally:
         self.is_float = True
         if (place := furthest(expected, found, within)) is not None:
             self.places[-1].append(place)
+        for part, (signal, noise) in self.parts.items():
+            among = [slice(None)] * part.axis + [slice(part.start, part.stop)]
+            one, other = expected[tuple(among)], found[tuple(among)]
+            self.parts[part] = signal + float(np.square(one).sum()), noise + float(np.square(other - one).sum())
         usable = np.isfinite(expected)
         self.finite &= bool(np.isfinite(found[usable]).all())
         usable &= np.isfinite(found)
@@ -289,6 +276,7 @@ class _Tally:
             compared=self.compared,
             bound=self._bound(risk) if self.is_float else None,
             worst=worst_places(self.energies, self.places),
+            parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in self.parts.items()),
         )
 
     def _bound(self, risk: float) -> float:

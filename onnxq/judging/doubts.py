@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.evidence.provenance import sample_digest
+from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.probabilities import are_probabilities
 from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
@@ -52,6 +54,23 @@ def unseen(views: Views) -> Iterator[str]:
             f"the noise of {nodes}, which compute with what the data has decided, is not seen by what judges "
             f"{', '.join(views.decided)}; judge by --metric"
         )
+
+
+def hidden(outputs: Iterable[OutputAgreement], wanted: float) -> tuple[str, ...]:
+    """Say in sentences which parts of outputs are less faithful than is wanted, where the whole hides them.
+
+    Args:
+        outputs: of a model, with the SQNR of their parts.
+        wanted: decibels.
+    """
+    return tuple(
+        f"entries {part.start} to {part.stop - 1} of axis {part.axis} of output {output.name}, which {part.made_by} "
+        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; judge by --metric, or "
+        f"ask for --min-sqnr {math.ceil(output.sqnr + wanted - part.sqnr)}"
+        for output in outputs
+        for part in output.parts
+        if output.sqnr is not None and part.sqnr is not None and part.sqnr < wanted <= output.sqnr
+    )
 
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:

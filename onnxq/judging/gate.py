@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxq.evidence.provenance import sample_digest
-from onnxq.judging.agreement import Agreement, OutputAgreement, share_at
+from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
+from onnxq.judging.labels import share_at
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import COMPARED_SAMPLES
 from onnxq.samples.data import evenly

@@ -21,6 +21,7 @@ from onnxq.graph import Graph, Variable, onnx_dtype
 from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
 from onnxq.judging.decided import Decided, matched
+from onnxq.judging.joined import Part, joins, parts_of
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 from onnxq.onnx_tools.functions import all_nodes, check_functions
@@ -83,12 +84,14 @@ class _Seen(NamedTuple):
     outputs: tuple[str, ...]
     random: bool
     may_decide: bool
+    parts: Mapping[str, tuple[Part, ...]]
 
 
 @remembered
 def _seen(reference: Path) -> _Seen:
     model = _inlined(read_without_data(reference))
-    return _Seen(tuple(_output_names(model)), draws(model), _may_decide(model))
+    parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
+    return _Seen(tuple(_output_names(model)), draws(model), _may_decide(model), parts)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Views:
         decided: for each other output the tensors that it is decided by.
         unseen: names of nodes with weights behind those tensors, whose noise does not show.
         random: whether the model draws random numbers.
+        parts: that outputs are joined of, by output.
     """
 
     outputs: tuple[str, ...]
@@ -112,6 +116,7 @@ class Views:
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     unseen: tuple[str, ...] = ()
     random: bool = False
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of(cls, reference: Path, candidate: Path) -> Views:
@@ -143,13 +148,14 @@ class Views:
             decided,
             found.weighted if decided else (),
             seen.random,
+            {output: parts for output, parts in seen.parts.items() if output not in decided},
         )
 
     @classmethod
     def whole(cls, reference: Path) -> Views:
         """Return views of all outputs as they are, for which the same random numbers are drawn."""
         seen = _seen(reference)
-        return cls(seen.outputs, random=seen.random)
+        return cls(seen.outputs, random=seen.random, parts=seen.parts)
 
     @property
     def plain(self) -> bool:

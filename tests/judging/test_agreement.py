@@ -20,9 +20,8 @@ from onnxq.data import Data
 from onnxq.engines.engine import LoadedModel
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
-from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files, share_at
+from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.judging.views import Views
-from onnxq.runtime import open_session, run
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -163,25 +162,6 @@ def test_labels_count_as_the_noise_that_makes_as_many_differ(differing: int, com
     one = agree(expected, np.where(expected < differing, -1, expected))
     assert (one.differing, one.compared) == (differing, compared)
     assert one.decibels == pytest.approx(decibels, abs=0.01)
-
-
-@pytest.mark.parametrize(("seen", "least"), [(2, 0.355), (3, 0.818), (5, 1.970), (10, 5.425), (50, 38.965)])
-def test_the_share_counts_that_can_be_told_from_chance(seen: int, least: float) -> None:
-    """The exact lower bounds of a Poisson variable are half the 5 % quantiles of chi squared, as tables have them."""
-    one = output(None, 1 - seen / 10_000, compared=10_000)
-    assert share_at(one.decibels) * 10_000 == pytest.approx(least, abs=0.03)
-
-
-@pytest.mark.parametrize("name", ["gru", "resnet"])
-def test_noise_on_the_scores_of_trained_models_makes_about_as_many_labels_differ(name: str) -> None:
-    session = open_session(MODELS / f"{name}.onnx")
-    images = np.load(MODELS / "data" / "test.npz")["image"]
-    scores = np.concatenate([run(session, {"image": image[None]})[0] for image in images]).astype(np.float64)
-    noise = np.random.default_rng(0).normal(size=(20, *scores.shape))
-    noise *= np.sqrt(np.square(scores).mean() / np.square(noise).mean())
-    for decibels in (20, 30, 40):
-        share = np.mean(scores.argmax(-1) != (scores + noise * 10 ** (-decibels / 20)).argmax(-1))
-        assert share_at(decibels) / 2 < share < 2 * share_at(decibels)
 
 
 def test_plain_values_are_valid_json() -> None:
