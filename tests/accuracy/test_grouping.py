@@ -15,7 +15,7 @@ from onnxq.accuracy.grouping import observe_groups
 from onnxq.accuracy.migrating import with_migration
 from onnxq.encoding.recipe import USUAL
 from onnxq.evidence.range_table import FIRST_RANGES
-from onnxq.execution import runner
+from onnxq.execution import workers
 from onnxq.modelfile import as_graph
 from onnxq.presets import preset_named
 from onnxq.progress import silent
@@ -48,7 +48,7 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         plan = bench.plan({})
         if name == "grouped":
             observe_groups(bench, plan, samples, FIRST_RANGES, silent)
-            monkeypatch.setattr(runner, "observe_shard", None)
+            monkeypatch.setattr(workers, "observe_shard", None)
         evidence = bench.calibrate(plan, samples, silent)
         trials = Trials.of(bench, bench.prepared, samples[:TRIED_SAMPLES], evidence)
         folds = Folds(trials, samples)
