@@ -65,7 +65,8 @@ def test_a_decision_says_what_computes_with_weights_of_four_bits(
         ("onnxruntime-web", "int8-dynamic", 4096, Mode.WEIGHT_ONLY),
         ("onnxruntime-cpu", "int8", 64, STORAGE),
         ("onnxruntime-cpu", "int8-storage", 4096, STORAGE),
-        ("openvino", "int8", 4096, STORAGE),
+        ("openvino", "int8", 4096, Mode.WEIGHT_ONLY),
+        ("tensorrt", "int8", 4096, STORAGE),
     ],
 )
 def test_rows_of_a_large_table_are_looked_up_as_codes(
