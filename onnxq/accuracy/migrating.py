@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 
 import numpy as np
 import onnx
@@ -230,17 +230,19 @@ def _seen(
 ) -> tuple[dict[str, Request], list[tuple[int, Evidence]]]:
     """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
     requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
-    if not inside and (known := bench.grouped.parts(groups, tuple(requests.values()))) is not None:
-        return requests, known
-    proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
-    model = bench.prepared.with_name("channels.onnx")
-    model.write_bytes(proto.SerializeToString())
-    requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
-    parts = [(group, part) for group, samples in enumerate(groups) for part in parts_of(samples)]
-    # Of the same bits as where they are seen with all that the plan needs.
-    others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
-    seen = collect_apart(model, [part for _, part in parts], tuple(requests.values()), others=tuple(others))
-    return requests, [(group, one) for (group, _), one in zip(parts, seen, strict=True)]
+    known = {} if inside else bench.grouped.parts(groups, tuple(requests.values()))
+    shown = [(group, part) for group, parts in known.items() for part in parts]
+    unknown = [group for group in range(len(groups)) if group not in known]
+    if left := [(group, part) for group in unknown for part in parts_of(groups[group])]:
+        proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
+        model = bench.prepared.with_name("channels.onnx")
+        model.write_bytes(proto.SerializeToString())
+        requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
+        # Of the same bits as where they are seen with all that the plan needs.
+        others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
+        seen = collect_apart(model, [part for _, part in left], tuple(requests.values()), others=tuple(others))
+        shown += [(group, one) for (group, _), one in zip(left, seen, strict=True)]
+    return requests, sorted(shown, key=itemgetter(0))
 
 
 def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelTap]:

@@ -85,13 +85,15 @@ class Grouped:
             return reduce(Evidence.plus, (one.seen for one in within)).select(dict.fromkeys(requests))
         return collect(model, samples, requests, progress=progress, others=others)
 
-    def parts(self, groups: Sequence[Selection], requests: Sequence[Request]) -> list[tuple[int, Evidence]] | None:
-        """Return what each part of each group has shown, with the place of the group; None where that is not known."""
+    def parts(self, groups: Sequence[Selection], requests: Sequence[Request]) -> dict[int, tuple[Evidence, ...]]:
+        """Return what each part of some groups has shown, by the place of the group, of those where that is known."""
         within = {place: self._made_up_of(samples) for place, samples in enumerate(groups) if samples.places}
-        if not all(len(found) == 1 for found in within.values()):
-            return None
-        parts = [(place, part) for place, (found,) in within.items() for part in found.parts]
-        return parts if all(one in part.statistics for _, part in parts for one in requests) else None
+        known = {place: found[0].parts for place, found in within.items() if len(found) == 1}
+        return {
+            place: parts
+            for place, parts in known.items()
+            if all(one in part.statistics for part in parts for one in requests)
+        }
 
     def _made_up_of(self, samples: SampleSource) -> list[_Group]:
         """Return the groups that some samples consist of; none where they consist of others."""

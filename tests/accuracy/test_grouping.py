@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import Build
 
+from onnxq.accuracy import migrating
 from onnxq.accuracy.effort import FAST
-from onnxq.accuracy.folds import ALL, Basis, Folds
+from onnxq.accuracy.folds import ALL, Basis, Folds, groups_of
 from onnxq.accuracy.grouping import observe_groups
-from onnxq.accuracy.migrating import with_migration
+from onnxq.accuracy.migrating import migrated_again, with_migration
+from onnxq.encoding.channel_shares import Setting
 from onnxq.encoding.recipe import USUAL
+from onnxq.encoding.sites import sites
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.execution import workers
+from onnxq.execution.runner import collect_apart
 from onnxq.modelfile import as_graph
 from onnxq.presets import preset_named
 from onnxq.progress import silent
+from onnxq.samples.selection import Selection
 from onnxq.targets import target_named
 from onnxq.trials import TRIED_SAMPLES, Trials
 from onnxq.workbench import Workbench, open_workbench
@@ -58,17 +66,37 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
     assert found[0] == found[1]
 
 
+def test_for_factors_of_more_samples_only_these_run(
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(1)
+    samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(COUNT)]
+    known, more = samples[:-2], Selection(samples, [COUNT - 2, COUNT - 1])
+    found = []
+    for name in ("apart", "grouped"):
+        bench = bench_of(model, tmp_path / name)
+        plan = bench.plan({})
+        if name == "grouped":
+            observe_groups(bench, plan, known, FIRST_RANGES, silent)
+            monkeypatch.setattr(migrating, "collect_apart", partial(only_of, more, collect_apart))
+        groups = (*groups_of(known, TRIED_SAMPLES), more)
+        settings = dict.fromkeys(sites(bench.graph, plan).found, Setting(1.0, 1.0, 0.0))
+        basis = Basis(USUAL, bench.calibrate(plan, samples, silent), settings)
+        found.append(migrated_again(bench, groups, plan, basis).key)
+    assert found[0] == found[1]
+
+
+def only_of(
+    samples: Selection, collect: Callable[..., Any], model: Path, parts: Sequence[Selection], *rest: Any, **named: Any
+) -> Any:
+    assert {place for part in parts for place in part.places} == set(samples.places)
+    return collect(model, parts, *rest, **named)
+
+
 def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:
     bench = bench_of(model, tmp_path / "bench")
     samples = [{"x": np.zeros((1, 6, 8, 8), np.float32)}] * 513
     observe_groups(bench, bench.plan({}), samples, FIRST_RANGES, silent)
-    assert (
-        bench.grouped.parts(
-            Folds(
-                Trials.of(bench, bench.prepared, samples[:2], bench.calibrate(bench.plan({}), samples[:2], silent)),
-                samples,
-            ).groups,
-            (),
-        )
-        is None
-    )
+    evidence = bench.calibrate(bench.plan({}), samples[:2], silent)
+    folds = Folds(Trials.of(bench, bench.prepared, samples[:2], evidence), samples)
+    assert not bench.grouped.parts(folds.groups, ())

@@ -73,10 +73,12 @@ def test_other_samples_and_requests_are_run(
 def test_of_each_part_is_known_what_was_wanted_apart(model: Path, groups: Grouped) -> None:
     asked = [Selection(SAMPLES, PLACES[2]), Selection(SAMPLES, []), Selection(SAMPLES, PLACES[0])]
     found = groups.parts(asked, CHANNELS)
-    assert found == [(place, collect(model, part, CHANNELS)) for place in (0, 2) for part in parts_of(asked[place])]
-    assert groups.parts(asked, REQUESTS) is None
-    assert groups.parts([Selection(SAMPLES, [0, 4])], CHANNELS) is None
-    assert Grouped().parts(asked, CHANNELS) is None
+    assert found == {
+        place: tuple(collect(model, part, CHANNELS) for part in parts_of(asked[place])) for place in (0, 2)
+    }
+    assert groups.parts([asked[0], Selection(SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
+    assert not groups.parts(asked, REQUESTS)
+    assert not Grouped().parts(asked, CHANNELS)
 
 
 def test_progress_counts_samples_and_an_error_names_the_one_among_all(model: Path) -> None:
