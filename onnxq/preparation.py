@@ -19,6 +19,7 @@ from onnxq.passes import passes_of
 from onnxq.passes.canonical.use_hard_swish import UseHardSwish
 from onnxq.passes.prepare.drop_initial_states import DropInitialStates
 from onnxq.passes.prepare.drop_no_ops import DropNoOps
+from onnxq.passes.prepare.fix_initializers import FixInitializers
 from onnxq.passes.prepare.flush_denormals import FlushDenormals
 from onnxq.passes.prepare.fold_constants import FoldConstants
 from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
@@ -58,8 +59,6 @@ _REPEATED = (
 _ALWAYS_FINE = 2**16
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
-# Since this version of the file format an initializer need not be an input, and one that is can be fed.
-_IR_OF_PLAIN_INITIALIZERS = 4
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,16 @@ def prepare_in_place(
         widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
-    _free_initializers(graph)
     named = Pipeline(
-        (NameNodes(), InlineFunctions(), UpgradeOpset(opset), NameNodes(), NameTensors(), LiftConstants())
+        (
+            FixInitializers(),
+            NameNodes(),
+            InlineFunctions(),
+            UpgradeOpset(opset),
+            NameNodes(),
+            NameTensors(),
+            LiftConstants(),
+        )
     ).apply(graph)
     if widen:
         infer_shapes(graph)
@@ -146,13 +152,6 @@ def prepare_for_integers(
 def widens(scheme: Scheme, target: Target) -> bool:
     """Whether 16-bit floats become float32, in which integer kernels give their results."""
     return scheme.multiplies_integers and not target.kernels.half
-
-
-def _free_initializers(graph: Graph) -> None:
-    """Make the initializers of an old file constants, which its format lists as inputs though nobody may feed them."""
-    if (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS:
-        for tensor in graph.initializers:
-            tensor.input_source = None
 
 
 def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:

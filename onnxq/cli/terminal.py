@@ -15,6 +15,7 @@ from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
+from onnxq.passes.prepare.fix_initializers import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.report import Report
@@ -133,6 +134,8 @@ def _summary(report: Report, columns: int) -> Table:
         if gain.method == TRAINING:
             change = f"{decibels(gain.before)} -> {decibels(gain.after)} on samples that nothing was learned from"
             table.add_row(gain.method, f"{change}; {gain.kept or f'not kept: {gain.left}'}")
+    if fixed := report.run.changed_by(FixInitializers):
+        table.add_row("inputs", f"{_counted(fixed, 'initializer')} that the exporter lists as inputs are constants")
     if files.metadata_bytes >= _WORTH_STRIPPING * files.bytes:
         share = f"{files.metadata_bytes / files.bytes:.1%}"
         table.add_row(

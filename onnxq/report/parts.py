@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxq.accuracy.refining import Gain
-from onnxq.graph import Applied
+from onnxq.graph import Applied, Pass
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged
 from onnxq.judging.layers import Layers
@@ -201,3 +201,7 @@ class Run:
     stages: tuple[Stage, ...] = ()
     machine: Machine | None = None
     command: tuple[str, ...] = ()
+
+    def changed_by(self, step: type[Pass]) -> int:
+        """Return how many nodes or tensors a pass changed, however often it was applied."""
+        return sum(one.changed for one in self.passes if one.name == step.__name__)
