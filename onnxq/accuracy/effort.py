@@ -46,7 +46,7 @@ OFF = Accuracy(methods=())
 FAST = Accuracy()
 """A handful of models a method."""
 
-FULL = Accuracy(models=12, thorough=True, compensated_bits=8)
+FULL = Accuracy(models=8, thorough=True, compensated_bits=8)
 """As many models as pay."""
 
 ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})

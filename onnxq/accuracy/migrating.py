@@ -39,9 +39,10 @@ from onnxq.workbench import Workbench
 Array = NDArray[np.float64]
 
 _FIRST, _WITH_MARGIN = Setting(0.5, 0.7, 0.0), Setting(0.5, 0.5, 0.5)
-# With all effort, for all sites alike, and for one at a time: much and little, with and without a margin.
-_ALIKE = (_WITH_MARGIN, Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0), Setting(0.3, 0.5, 0.9))
-_APART = (Setting(1.0, 1.0, 0.0), Setting(0.5, 1.0, 0.5), Setting(0.3, 0.5), None)
+# With all effort, for all sites alike: much and little, with and without a margin. One site at a time gets as much as
+# it can take: of ten models none gained by less there.
+_ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0))
+_APART = Setting(1.0, 1.0, 0.0)
 
 
 def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
@@ -138,9 +139,8 @@ class _Candidate:
     def alike(self, setting: Setting) -> _Candidate:
         return replace(self, settings=dict.fromkeys(self.settings, setting))
 
-    def having(self, site: Site, setting: Setting | None) -> _Candidate:
-        others = {one: setting for one, setting in self.settings.items() if one is not site}
-        return replace(self, settings=others if setting is None else {**others, site: setting})
+    def having(self, site: Site, setting: Setting) -> _Candidate:
+        return replace(self, settings={**self.settings, site: setting})
 
 
 def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidate:
@@ -157,7 +157,7 @@ def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidat
     largest = best.channels.largest_first(best.basis.recipe)
     changes: Iterable[Callable[[_Candidate], _Candidate]] = chain(
         (methodcaller("alike", setting) for setting in _ALIKE),
-        (methodcaller("having", site, setting) for site in largest for setting in _APART),
+        (methodcaller("having", site, _APART) for site in largest),
     )
     for change in islice(changes, models):
         other = change(best)
