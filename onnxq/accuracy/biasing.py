@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+
+import numpy as np
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
 from onnxq.encoding.codes import encode
 from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
 from onnxq.planning.plan import Plan
+from onnxq.runtime import Array
 from onnxq.scheme import Mode
 
 # More find no better means (of 192 and 36 samples, 8 found the same decibels as 12, and these as 32), and each costs
@@ -33,7 +37,7 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
         folds: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by; its biases were those of another plan.
-        accuracy: with little effort one fold decides.
+        accuracy: with little effort they are found once, and judged by the samples that are left.
     """
     bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
@@ -46,10 +50,19 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
     @cache
     def found(groups: Groups) -> Basis:
         if groups == ALL:
-            # What the first fold finds stays: others say nearly the same, and nobody would judge what all give.
-            return found(folds.found_on[0])
+            # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
+            every = folds.found_on if accuracy.thorough else folds.found_on[:1]
+            biases = _mean([found(one).recipe.biases for one in every])
+            return replace(plain, recipe=replace(plain.recipe, biases=biases))
         samples = folds.of(groups, _MOST_SAMPLES)
         recipe = with_sequential_biases(plain.recipe, plan, bench.graph, codes, bench.prepared, samples)
         return replace(plain, recipe=recipe)
 
     return folds.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
+
+
+def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {
+        node: np.mean([one[node] for one in biases], axis=0, dtype=np.float64).astype(bias.dtype)
+        for node, bias in biases[0].items()
+    }

@@ -21,8 +21,8 @@ class Accuracy:
     Attributes:
         methods: which of METHODS are tried.
         models: most models that are built to choose ranges, and most that are to try factors otherwise.
-        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and both folds are
-            asked where one might do.
+        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
+            some of the samples is found once more on all.
         compensated_bits: weights of more bits are rounded without compensation.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onnxq.accuracy.effort import FULL
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.migrating import migrated_again
 from onnxq.accuracy.replaying import with_decided_biases
@@ -34,4 +35,4 @@ def refit(folds: Folds, full: Plan, plan: Plan, basis: Basis, more: Selection) -
     # Factors that were left, since they cost time, stay left.
     migration = migrated_again(bench, (*folds.groups, more), full, basis).select(basis.recipe.migration.factors)
     basis = replace(basis, recipe=replace(basis.recipe, migration=migration))
-    return with_decided_biases(folds, plan, basis) if basis.recipe.biases else basis
+    return with_decided_biases(folds, plan, basis, FULL) if basis.recipe.biases else basis

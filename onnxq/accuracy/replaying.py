@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.accuracy.biasing import with_biases
-from onnxq.accuracy.effort import FAST
+from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Finding, Folds
 from onnxq.accuracy.rounding import with_seen_rows
 from onnxq.encoding.noting import recipe_of
@@ -26,19 +26,20 @@ def replayed(folds: Folds, plan: Plan, evidence: Evidence) -> Basis:
     if plan.damping is not None:
         basis = with_seen_rows(folds, plan, basis, plan.damping.observed)
     if "bias" in plan.accuracy:
-        basis = with_decided_biases(folds, plan, basis)
+        basis = with_decided_biases(folds, plan, basis, FULL if plan.thorough else FAST)
     return basis
 
 
-def with_decided_biases(folds: Folds, plan: Plan, basis: Basis) -> Basis:
+def with_decided_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
     """Return the basis with biases corrected in order, which are known to pay.
 
     Args:
         folds: the samples that they are found on.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
+        accuracy: with how much effort they were found.
     """
-    return with_biases(_Decided(folds.trials, folds.samples), plan, basis, FAST)
+    return with_biases(_Decided(folds.trials, folds.samples), plan, basis, accuracy)
 
 
 @dataclass(frozen=True, eq=False)
