@@ -93,6 +93,11 @@ def faint(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Float
     return np.where(heard, 1e6, 1e-6) * energies(generator, shape, 16), energies(generator, shape, 16)
 
 
+def mostly_silent(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+    signal = np.where(generator.random(shape) < 0.4, 1.0, 1e-6)
+    return signal, signal * generator.lognormal(0, 0.7, shape)
+
+
 def mirrored(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
     logits = generator.normal(0, 3, (*shape, 10))
     error = generator.normal(0, 0.3, logits.shape)
@@ -116,6 +121,7 @@ SCENARIOS: Mapping[str, Draw] = MappingProxyType(
         "Student's t(5), 8 numbers a sample": heavy_tails,
         "Student's t(3), 64 numbers a sample": heavier_tails,
         "60 dB, one sample of 16 silent": faint,
+        "lognormal, six samples of ten silent": mostly_silent,
         "probabilities, errors of either sign": mirrored,
     }
 )

@@ -81,7 +81,7 @@ class _Choice:
         trials, aim = self.chooser.trials, self.chooser.aim(self.goal)
         found = self._attempted(trials, aim)
         for number in range(_MORE_SEARCHES + 1):
-            lacking = found.lacks(self.goal)
+            lacking = found.lacks(self.goal) or self._unpromised(trials, found)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
             spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
@@ -96,6 +96,17 @@ class _Choice:
             if last:
                 break
         return found
+
+    def _unpromised(self, trials: Trials, found: Chosen) -> float:
+        """Return by how many decibels neither the samples of the trials nor those that judge can promise the goal.
+
+        The best of plans that all fell short on the former may pass the few that judge by luck.
+        """
+        wanted, outputs = self.goal.min_sqnr, found.verification.agreement.outputs
+        if trials.sqnr(found.outcome.plan, self.recipe) >= wanted:
+            return 0.0
+        by_judging = min((one.bound for one in outputs if one.bound is not None), default=-math.inf)
+        return max(wanted - max(trials.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
 
     def _with_hardest(self, trials: Trials, found: Chosen, aim: float, lacking: float) -> Trials:
         """Return trials on the samples too that a model is least faithful to, in which plans have what it lacked."""

@@ -90,6 +90,7 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
 
     monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
     monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
+    monkeypatch.setattr(Trials, "sqnr", lambda *given: 24.5)
     monkeypatch.setattr(Trials, "sqnr_of_last", lambda self, plan, recipe, count: had[count])
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     names, count = tuple(chooser.trials.views.names), len(chooser.trials.samples)
@@ -127,6 +128,29 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
     monkeypatch.setattr(Trials, "sqnr_of_last", lambda *given: 25.0)
     choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert steps == stored
+
+
+@pytest.mark.parametrize(
+    ("trusted", "bound", "attempts"),
+    [(14.0, 9.0, 4), (14.0, None, 4), (21.0, 9.0, 1), (14.0, 20.5, 1)],
+    ids=["neither", "labels alone", "samples of the trials", "samples that judge"],
+)
+def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, trusted: float, bound: float | None, attempts: int
+) -> None:
+    plan, numbers = chooser.bench.plan({}), []
+    agreement = Agreement(1, (OutputAgreement("y", 25.0, None, 0.1, True, True, 0, bound=bound),))
+
+    def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+        numbers.append(number)
+        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+
+    monkeypatch.setattr("onnxq.searching.attempts._Choice._attempted", attempted)
+    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
+    monkeypatch.setattr(Trials, "sqnr_of_last", lambda *given: 14.0)
+    monkeypatch.setattr(Trials, "sqnr", lambda *given: trusted)
+    assert choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
+    assert numbers == list(range(1, attempts + 1))
 
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
