@@ -105,7 +105,8 @@ class _Choice:
         wanted, outputs = self.goal.min_sqnr, found.verification.agreement.outputs
         if trials.sqnr(found.outcome.plan, self.recipe) >= wanted:
             return 0.0
-        by_judging = min((one.bound for one in outputs if one.bound is not None), default=-math.inf)
+        # What labels stand for is a bound itself.
+        by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
         return max(wanted - max(trials.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
 
     def _with_hardest(self, trials: Trials, found: Chosen, aim: float, lacking: float) -> Trials:

@@ -132,8 +132,8 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
 
 @pytest.mark.parametrize(
     ("trusted", "bound", "attempts"),
-    [(14.0, 9.0, 4), (14.0, None, 4), (21.0, 9.0, 1), (14.0, 20.5, 1)],
-    ids=["neither", "labels alone", "samples of the trials", "samples that judge"],
+    [(14.0, 9.0, 4), (21.0, 9.0, 1), (14.0, 20.5, 1), (14.0, None, 1)],
+    ids=["neither", "samples of the trials", "samples that judge", "labels, which stand for a bound"],
 )
 def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise(
     chooser: Chooser, monkeypatch: pytest.MonkeyPatch, trusted: float, bound: float | None, attempts: int
