@@ -37,7 +37,7 @@ class Scale(Pass):
 
 def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: ModelProto, samples_for) -> None:
     report = quantize(residual, samples_for(residual), prepare=[Scale(), "NameNodes"], budget=UNSEARCHED).report
-    assert [one.name for one in report.run.passes[:3]] == ["Scale", "NameNodes", "NameNodes"]
+    assert [one.name for one in report.run.passes[:3]] == ["Scale", "NameNodes", "FixInitializers"]
     assert report.plan.decisions[0].node == "scaled"
     told = json.loads(report.to_json())["run"]["passes"]
     assert (told[0]["name"], told[0]["options"], told[0]["left_names"]) == (

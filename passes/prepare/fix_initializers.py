@@ -14,14 +14,14 @@ class FixInitializers(Pass):
 
     Before version 4 of the file format that had to be so, and nobody could feed them; exporters went on with it for
     years, and runtimes neither fold nor multiply as codes what a caller may feed. Leaves a graph that lists only some,
-    or no weights of layers.
+    a single one, or no weights of layers: there a person chose what can be fed.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Fix; ``changed`` holds the names of the initializers."""
         listed = [tensor for tensor in graph.initializers if tensor.input_source is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
-        is_habit = len(listed) == len(graph.initializers) and any(_holds_weights(node) for node in graph.nodes)
+        is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
         if not is_old and not is_habit:
             return Changes(left=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed))
         for tensor in listed:

@@ -12,6 +12,7 @@ from onnxq.modelfile import as_graph, to_model
 from onnxq.passes import FixInitializers
 
 LAYER = "g (float[4, 8] x) => (float[4, 8] y) { a = MatMul(x, w) y = Mul(a, s) }"
+ALONE = "g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }"
 SCALE = "g (float[4, 8] x) => (float[4, 8] y) { c = Constant<value_float = 2.0>() a = Mul(x, s) y = Mul(a, c) }"
 
 
@@ -26,9 +27,10 @@ def layer() -> ModelProto:
         (with_overridable_initializers(layer(), "s"), False, set(), {"s"}),
         (with_overridable_initializers(layer(), "s"), True, {"s"}, set()),
         (with_overridable_initializers(model(SCALE, s=np.full(8, 2, np.float32))), False, set(), {"s"}),
+        (with_overridable_initializers(model(ALONE, w=values(8, 8))), False, set(), {"w"}),
         (layer(), False, set(), set()),
     ],
-    ids=["all", "some", "some of an old file", "no weights", "none"],
+    ids=["all", "some", "some of an old file", "no weights", "a single one", "none"],
 )
 def test_inputs(made: ModelProto, old: bool, changed: set[str], left: set[str]) -> None:
     made.ir_version = 3 if old else made.ir_version
