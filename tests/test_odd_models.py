@@ -90,7 +90,7 @@ def test_weights_are_stored_at_old_opsets(opset: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ir", range(3, 14))
 def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) -> None:
-    made = product("y = Relu(a)", ir=ir, opset=11)
+    made = product("a0 = Relu(a) y = Mul(a0, two)", ir=ir, opset=11, two=np.full(32, 2, np.float32))
     quantized(with_overridable_initializers(made), tmp_path)
     assert [one.name for one in onnx.load(tmp_path / "quantized.onnx").graph.input] == ["x"]
     assert onnx.load(tmp_path / "quantized.onnx").ir_version >= ir
