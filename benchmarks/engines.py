@@ -12,11 +12,11 @@ are more than 3 dB further from the float model than onnxruntime's. Exits with 1
 
 ``make`` quantizes each model for --target by default, searched on its engine, and once for onnxruntime-cpu, searched
 on that, with the seconds of both commands, and has the engine run both on samples of --eval; what is there already is
-not made again. ``time`` times all
-of a model by turns with the float model, which wants a machine that does nothing else; where it stays open whether the
-model that is meant for the engine is slower than float, all are loaded anew and timed again, up to 30 rounds. Other tools' models of the same
-networks take part with ``--beside NAME=PATTERN``. ``table`` prints what was found as Markdown, and exits with 1 if a
-model does not load, or is slower than float, on the engine that it is meant for.
+not made again. ``time`` times all of a model by turns with the float model, which wants a machine that does nothing
+else; where it stays open whether the model that is meant for the engine is slower than float, all are loaded anew and
+timed again, up to 30 rounds. Other tools' models of the same networks take part with ``--beside NAME=PATTERN``.
+``table`` prints what was found as Markdown, and exits with 1 if a model does not load, or is slower than float, on the
+engine that it is meant for.
 """
 
 from __future__ import annotations
