@@ -155,12 +155,16 @@ class Prices:
         One that has to be so together with another, as with its clamp, counts as float where that is.
         """
         modes = {one.node: one.mode for one in plan.decisions}
-        static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
-        while alone := {node for node, other in self.costs.followers if node in static and other not in static}:
-            static -= alone
+        static = self.in_company(frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC))
         dynamic = Alternative(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)
+
+    def in_company(self, static: frozenset[str]) -> frozenset[str]:
+        """Return those of some nodes that can be static though no others are, such as a convolution with its clamp."""
+        while alone := {node for node, other in self.costs.followers if node in static and other not in static}:
+            static -= alone
+        return static
 
     def repriced(self, assignment: Assignment, noise: Noise) -> Assignment:
         """Return an assignment with the time and noise that are expected of it now."""

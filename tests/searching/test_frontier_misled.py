@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from onnx import ModelProto
 
+from onnxq.modelfile import read_model
 from onnxq.planning.plan import Plan
+from onnxq.preparation import prepare
 from onnxq.scheme import Mode
 from onnxq.searching import frontier
 from searching.table_laboratory import NODES, Table, products_of, search, static
@@ -71,6 +73,36 @@ class Asked(Table):
     def sqnr(self, plan: Plan) -> float:
         self.asked.append(plan.count(Mode.STATIC))
         return super().sqnr(plan)
+
+
+@dataclass
+class Observed(Misprofiled):
+    """Remembers which tensors were codes in any plan that it was asked the fidelity of."""
+
+    coded_tensors: set[str] = field(default_factory=set)
+
+    def sqnr(self, plan: Plan) -> float:
+        self.coded_tensors |= {one.tensor for one in plan.activations}
+        return super().sqnr(plan)
+
+
+def test_a_convolution_is_left_out_together_with_its_clamp(
+    build: Callable[..., ModelProto],
+) -> None:
+    layers = " ".join(
+        f"[c{n}] c{n}_y = Conv <pads = [1,1,1,1]> ({'x' if not n else f'r{n - 1}_y'}, w{n}) [r{n}] r{n}_y = Relu(c{n}_y)"
+        for n in range(3)
+    )
+    weights = {f"w{n}": (8, 8, 3, 3) for n in range(3)}
+    made = build(f"(float[1,8,8,8] x) => (float[1,8,8,8] r2_y) {{ {layers} }}", **weights)
+    names = ("c0", "r0", "c1", "r1", "c2", "r2")
+    # What c1 reads is noisy, which r0 makes.
+    table = Observed(
+        prepare(read_model(made)), dict.fromkeys(names, 9e5), {**dict.fromkeys(names, 3e5), "c2": 2e6}, {"c1": 0.5}
+    )
+    outcome = search(table)
+    assert table.coded_tensors == {one.tensor for one in table.plan({}).activations}
+    assert static(outcome) == ["c2", "r2"]
 
 
 def test_weights_of_noise_that_mean_a_plan_that_is_known_are_soon_halved(
