@@ -90,8 +90,8 @@ def test_a_convolution_is_left_out_together_with_its_clamp(
     build: Callable[..., ModelProto],
 ) -> None:
     layers = " ".join(
-        f"[c{n}] c{n}_y = Conv <pads = [1,1,1,1]> ({'x' if not n else f'r{n - 1}_y'}, w{n}) [r{n}] r{n}_y = Relu(c{n}_y)"
-        for n in range(3)
+        f"[c{n}] c{n}_y = Conv <pads = [1,1,1,1]> ({read}, w{n}) [r{n}] r{n}_y = Relu(c{n}_y)"
+        for n, read in enumerate(("x", "r0_y", "r1_y"))
     )
     weights = {f"w{n}": (8, 8, 3, 3) for n in range(3)}
     made = build(f"(float[1,8,8,8] x) => (float[1,8,8,8] r2_y) {{ {layers} }}", **weights)
