@@ -190,8 +190,7 @@ class _Search:
 
         def all_but(left: Mapping[str, Demotion]) -> Candidate:
             # What a convolution gives in front of a clamp that is left out was never seen as codes.
-            alone = full.static - left.keys() - prices.in_company(full.static - left.keys())
-            left = {**left, **dict.fromkeys(sorted(alone), stored)}
+            left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
             plan = self.laboratory.plan({name: prices.left.get(name, one) for name, one in left.items()})
             return Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
 

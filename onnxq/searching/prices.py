@@ -155,16 +155,18 @@ class Prices:
         One that has to be so together with another, as with its clamp, counts as float where that is.
         """
         modes = {one.node: one.mode for one in plan.decisions}
-        static = self.in_company(frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC))
+        static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
+        static = static.difference(self.alone(static))
         dynamic = Alternative(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)
 
-    def in_company(self, static: frozenset[str]) -> frozenset[str]:
-        """Return those of some nodes that can be static though no others are, such as a convolution with its clamp."""
-        while alone := {node for node, other in self.costs.followers if node in static and other not in static}:
-            static -= alone
-        return static
+    def alone(self, static: frozenset[str]) -> list[str]:
+        """Return those of some nodes that cannot be static without others, such as a convolution without its clamp."""
+        company = static
+        while alone := {node for node, other in self.costs.followers if node in company and other not in company}:
+            company -= alone
+        return sorted(static - company)
 
     def repriced(self, assignment: Assignment, noise: Noise) -> Assignment:
         """Return an assignment with the time and noise that are expected of it now."""
