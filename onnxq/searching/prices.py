@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -161,9 +161,9 @@ class Prices:
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)
 
-    def alone(self, static: frozenset[str]) -> list[str]:
+    def alone(self, static: Set[str]) -> list[str]:
         """Return those of some nodes that cannot be static without others, such as a convolution without its clamp."""
-        company = static
+        company = set(static)
         while alone := {node for node, other in self.costs.followers if node in company and other not in company}:
             company -= alone
         return sorted(static - company)
