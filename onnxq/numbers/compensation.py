@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -148,15 +148,27 @@ class _Grid:
 
         The arithmetic is that of ``numerics.quantize`` and ``dequantize``.
         """
-        scale, zero_point = self.scale[place], self.zero_point[place]
+        scale = self.scale[place]
         scaled = wanted / scale
-        if zero_point.any():
-            np.rint(scaled, out=scaled)
-            scaled += zero_point
-        codes = np.empty(scaled.shape, self.format.dtype)
-        self.format.round_into(scaled, codes)
-        bits = codes.view(np.uint8)
-        return bits, (self.format.values[bits & (2**self.format.bits - 1)] - zero_point) * scale
+        if self.format.is_float:
+            codes = np.empty(scaled.shape, self.format.dtype)
+            self.format.round_into(scaled, codes)
+            bits = codes.view(np.uint8)
+            return bits, self.format.values[bits & (2**self.format.bits - 1)] * scale
+        # Integers stay floats on the way: this runs for each column.
+        np.rint(scaled, out=scaled)
+        if self._is_shifted:
+            scaled += self.zero_point[place]
+        # NaN becomes the minimum, as it does elsewhere.
+        np.fmin(np.fmax(scaled, self.format.minimum, out=scaled), self.format.maximum, out=scaled)
+        bits = scaled.astype(self.format.dtype).view(np.uint8)
+        if self._is_shifted:
+            scaled -= self.zero_point[place]
+        return bits, np.multiply(scaled, scale, out=scaled)
+
+    @cached_property
+    def _is_shifted(self) -> bool:
+        return bool(self.zero_point.any())
 
 
 def _chosen(weight: Floats, grid: _Grid, moments: Moments, order: Order, factor: Floats) -> Bytes:
