@@ -10,7 +10,7 @@ from onnxq.encoding.parameters import requests_for
 from onnxq.encoding.sites import Site, sites
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.evidence.requests import Request
-from onnxq.graph import Constant, Graph, nodes
+from onnxq.graph import Graph, constants
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.inputs import SampleSource
@@ -43,10 +43,10 @@ def observe_groups(
 
 def channel_requests(graph: Graph, found: Iterable[Site]) -> dict[str, Request]:
     """Return what is wanted of the tensors of sites that neither are constants nor lie in bodies, by name."""
-    constants = {tensor.name for _, node in nodes(graph) for tensor in node.inputs if isinstance(tensor, Constant)}
+    known = {tensor.name for tensor in constants(graph)}
     return {
         name: Request(name, "channel-ranges", own.axis)
         for site in found
         for name, own in site.tensors.items()
-        if name not in constants and name not in site.inside
+        if name not in known and name not in site.inside
     }

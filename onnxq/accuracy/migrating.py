@@ -31,7 +31,7 @@ from onnxq.evidence.value_range import Range
 from onnxq.execution.channel_taps import ChannelTap, with_channel_taps
 from onnxq.execution.grouped import parts_of
 from onnxq.execution.runner import collect_apart
-from onnxq.graph import Constant, Graph, nodes
+from onnxq.graph import Graph, constants
 from onnxq.planning.plan import Plan
 from onnxq.samples.selection import Selection
 from onnxq.workbench import Workbench
@@ -173,12 +173,7 @@ class _Channels:
         self, bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
     ) -> None:
         self._plan, self._found, self._evidence = plan, found, evidence
-        self._constants = {
-            tensor.name: tensor
-            for _, node in nodes(bench.graph)
-            for tensor in node.inputs
-            if isinstance(tensor, Constant)
-        }
+        self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
         self._requests, self._parts = _seen(bench, groups, plan, found)
         self._shares: dict[tuple[Hashable, Groups], dict[Site, list[Array]]] = {}
 
@@ -247,10 +242,10 @@ def _seen(
 
 def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelTap]:
     """Return where the channels of the tensors of sites lie that bodies make."""
-    constants = {tensor.name for _, node in nodes(graph) for tensor in node.inputs if isinstance(tensor, Constant)}
+    known = {tensor.name for tensor in constants(graph)}
     return {
         name: ChannelTap(own.axis, own.rank, len(own.places))
         for site in found
         for name, own in site.tensors.items()
-        if name in site.inside and name not in constants
+        if name in site.inside and name not in known
     }
