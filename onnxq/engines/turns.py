@@ -43,12 +43,12 @@ def timed_by_turns(
         # The first run lays out memory; what a long one still has to warm up after that is little of its time.
         if _timed(run, samples[0]) < _LONG:
             run(samples[0])
+    orders = orders_of(len(runs))
     times: list[list[Turn]] = [[] for _ in samples]
     start, first = time.perf_counter(), turn
     while True:
         index = turn % len(samples)
-        # The order alternates, so that none always runs behind the others' warm caches.
-        order = range(len(runs)) if (turn // len(samples) + index) % 2 else reversed(range(len(runs)))
+        order = orders[(turn // len(samples) + index) % len(orders)]
         taken = {place: _timed(runs[place], samples[index]) for place in order}
         times[index].append(tuple(taken[place] for place in range(len(runs))))
         turn += 1
@@ -59,6 +59,20 @@ def timed_by_turns(
         no_time = spent * (1 + 0.5 / (turn - first)) >= seconds
         if no_time or (enough is not None and (many or long)):
             return times
+
+
+def orders_of(count: int) -> list[list[int]]:
+    """Return orders in which so many things take turns, so that none gains by warm caches or loses by the others'.
+
+    In all of them together each stands in each place, and right behind each other one, equally often (Williams,
+    "Experimental designs balanced for the estimation of residual effects of treatments", 1949).
+
+    >>> orders_of(2), orders_of(3)[:2]
+    ([[1, 0], [0, 1]], [[1, 0, 2], [2, 1, 0]])
+    """
+    zigzag = [count - (place + 1) // 2 if place % 2 else place // 2 for place in range(count)]
+    orders = [[(place + turn) % count for place in zigzag] for turn in range(1, count + 1)]
+    return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]
 
 
 def _timed(run: Callable[[Any], Any], sample: Any) -> float:

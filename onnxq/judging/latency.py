@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
-from onnxq.engines.turns import Turn
+from onnxq.engines.turns import Turn, orders_of
 from onnxq.errors import EngineError
 from onnxq.extensions import blamed
 from onnxq.judging.bounds import student
@@ -148,12 +148,12 @@ def measure_latencies(
     threads = threads or engine.threads_given
     times: list[list[Turn]] = [[] for _ in samples]
     typical: list[NDArray[np.float64]] = []
-    start = time.perf_counter()
+    start, orders = time.perf_counter(), orders_of(len(models))
     for number in range(rounds):
         if number and time.perf_counter() - start > patience:
             break
-        # Nor is one of them always loaded first.
-        order = list(range(len(models)) if number % 2 else reversed(range(len(models))))
+        # Nor is one of them always loaded first, or between the others.
+        order = orders[number % len(orders)]
         with blamed(f"engine {engine.name!r}", EngineError):
             loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
             running = [loaded[index] for index in range(len(models))]
