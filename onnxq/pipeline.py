@@ -21,7 +21,7 @@ from onnxq.opening import Model, opened, rewritten
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan
 from onnxq.publish import staging
-from onnxq.report import Report, check_fidelity
+from onnxq.report import Report, check_fidelity, check_gain
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported
 from onnxq.scheme import Scheme
@@ -106,7 +106,8 @@ def quantize(
             type.
         OutputError: the output cannot be written, or is the file of node times.
         PassError: one of your passes fails, or changes the names of inputs or outputs.
-        FidelityError: the result misses the goal; nothing was written.
+        FidelityError: the result misses the goal, or a search ended with one that is neither smaller nor faster than
+            the float model; nothing was written.
     """
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     goal = Goal.of(goal).for_samples(data.limit)
@@ -158,6 +159,9 @@ def carried_out(
             watch.lap("train")
         report = reported(ready, seen, found, goal, budget, watch, unmeasured)
         check_fidelity(report, goal)
+        # What is taken as it is, without a search, is wanted whatever it gains.
+        if budget.effort is not None and ready.replay is None:
+            check_gain(report, goal)
         _LOG.info("%s", report.verdict)
         return Quantized(published(ready), report)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import Build
 from onnx import TensorProto, helper
 
 from onnxq.budget import Budget
@@ -94,3 +96,31 @@ def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.Monke
         "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; the nodes that hurt most "
         "are /head/Gemm ("
     )
+
+
+def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    # Nearly all of the model are whole numbers, and the scales of its small weight take more than its codes save.
+    model = build(
+        """(float[16,8] x, int64[16] i) => (float[16,8] y, int64[16] z) {
+            h = MatMul(x, w) y = Relu(h) z = Gather(t, i)
+        }""",
+        w=(8, 8),
+        t=generator.integers(0, 9, 9000),
+    )
+    samples = [
+        {"x": generator.standard_normal((16, 8)).astype(np.float32), "i": generator.integers(0, 9000, 16)}
+        for _ in range(16)
+    ]
+    output, untimed = tmp_path / "out.onnx", Budget(latency=0)
+    with pytest.raises(
+        FidelityError, match=r"nothing is gained: the quantized model is 1.00 of the size and of a speed"
+    ):
+        quantize(model, samples, output, budget=untimed)
+    assert list(tmp_path.iterdir()) == []
+    found = quantize(model, samples, output, goal=Goal(force=True), budget=untimed).report
+    assert found.output
+    assert found.size_ratio >= 1
+    # As it is, or by a plan that is given, it is wanted whatever it gains.
+    assert quantize(model, samples, output, budget=Budget(latency=0, search="off")).report.output
+    assert quantize(model, samples, output, scheme=found.plan, budget=untimed).report.output

@@ -45,10 +45,10 @@ class FiniteRange(click.FloatRange):
 COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr."
 READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."
-EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 below the wanted fidelity."
+EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 too noisy or of no use."
 
 BELOW_FIDELITY = 3
-"""The exit code where models are less alike than they have to be."""
+"""The exit code where models are less alike than they have to be, or the quantized one is of no use."""
 
 json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 

@@ -1,4 +1,4 @@
-"""When a report is refused: what it lacks of its goal, and what to do about it."""
+"""When a report is refused: what it lacks of its goal or of any use, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from onnxq.judging.gate import fault, lost_score, shortfall, worst_output
 from onnxq.judging.goal import Goal
 from onnxq.planning.delivery import missing
 from onnxq.report.report import Report
+from onnxq.report.verdict import speed
+from onnxq.targets import DEFAULT_TARGET
+
+# Of a smaller model names and scales take more than codes save, and nobody counts its bytes.
+_COUNTED_BYTES = 1 << 16
 
 
 class FidelityError(OnnxqError):
-    """The quantized model was verified and is below the wanted fidelity; nothing was written.
+    """The quantized model was verified, and is below the wanted fidelity or of no use; nothing was written.
 
     Attributes:
         report: what was decided and measured, with the refusal; it names no output, since none was written.
@@ -76,6 +81,33 @@ def check_fidelity(report: Report, goal: Goal) -> None:
             told = f"{told}, and the float model has {elsewhere.floats:.1f} dB there"
             remedy = "take an engine that computes in more bits, such as openvino-f32, or ask for a lower --min-sqnr"
         raise FidelityError(f"{told}; nothing was written; {remedy}", report)
+
+
+def check_gain(report: Report, goal: Goal) -> None:
+    """Refuse a model that is of no use, unless that is forced or the goal asks for something else than size and speed.
+
+    Raises:
+        FidelityError: it is neither smaller than the float model nor shown to be faster.
+    """
+    if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
+        return
+    timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
+    found = f"the quantized model is {report.size_ratio:.2f} of the size and {timed}"
+    raise FidelityError(
+        f"{report.files.model}: nothing is gained: {found}, where a smaller or a faster one was expected; nothing was "
+        "written; keep the float model, or write this one with --force",
+        report,
+    )
+
+
+def gains_nothing(report: Report) -> bool:
+    """Return whether a model is neither smaller than the float model nor shown to be faster where it could be."""
+    if report.files.float_bytes < _COUNTED_BYTES or report.size_ratio < 1:
+        return False
+    if report.latency is None:
+        # What another runtime gains, nobody has seen.
+        return report.plan.target == DEFAULT_TARGET
+    return report.latency.interval[0] <= 1
 
 
 def _lacks_fidelity(report: Report) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from onnxq.report.figures import decibels
+from onnxq.report.refusal import gains_nothing
 from onnxq.report.report import Report
 
 _TOLD = 3
@@ -54,6 +55,10 @@ def _command(report: Report, options: str) -> str:
 def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with what speaks for them, the most promising first."""
     scores, worst, coded = report.fidelity.scores, report.agreement.worst_sqnr, _is_coded(report)
+    if coded and gains_nothing(report):
+        # A more faithful model would be of no more use.
+        yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
+        return
     best = _best_measured(report)
     if not coded and scores is None and best >= _WORTH_ASKING:
         yield (

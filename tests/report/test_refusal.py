@@ -17,11 +17,13 @@ from reports import REPORT, changed
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
+from onnxq.judging.latency import Latency
+from onnxq.judging.metrics import Metric
 from onnxq.judging.verify import Elsewhere
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
 from onnxq.presets import PRESETS
-from onnxq.report import FidelityError, check_fidelity
+from onnxq.report import FidelityError, check_fidelity, check_gain
 from onnxq.scheme import Mode
 from onnxq.searching.search import Point
 
@@ -187,3 +189,50 @@ def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, told
     message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{told}")
     with pytest.raises(FidelityError, match=message):
         check_fidelity(changed(REPORT, fidelity={"elsewhere": there}), Goal(20.0))
+
+
+def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: int = 10**6, target: str = "") -> str:
+    """What a model of this size and speed is told; nothing when it is of use."""
+    speed = None if interval is None else Latency(sum(interval) / 2, 1.0, threads=1, runs=5, interval=interval)
+    report = changed(REPORT, files={"bytes": bytes, "float_bytes": floats}, performance={"latency": speed})
+    report = replace(report, plan=replace(report.plan, target=target or report.plan.target))
+    try:
+        check_gain(report, goal)
+    except FidelityError as error:
+        return error.report.fidelity.refusal
+    return ""
+
+
+def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
+    told = (
+        "model.onnx: nothing is gained: the quantized model is 1.12 of the size and {}, where a smaller or a faster "
+        "one was expected; nothing was written; keep the float model, or write this one with --force"
+    )
+    equal = "as fast as float, as far as could be measured (0.90-1.10)"
+    assert gain(1_120_000, (0.9, 1.1), Goal()) == told.format(equal)
+    assert gain(1_120_000, (0.8, 0.9), Goal()) == told.format("0.85x as fast (0.80-0.90)")
+    assert gain(1_120_000, None, Goal()) == told.format("of a speed that was not measured")
+    assert gain(1_000_000, (1.0, 1.1), Goal(prefer="size"))
+
+
+@pytest.mark.parametrize(
+    "goal", [Goal(force=True), Goal(exact=True), Goal(metric=Metric("y", lambda outputs, samples: 1.0))]
+)
+def test_what_is_wanted_for_something_else_is_written(goal: Goal) -> None:
+    assert gain(1_120_000, (0.8, 0.9), goal) == ""
+
+
+@pytest.mark.parametrize(
+    ("bytes", "interval", "more"),
+    [
+        (999_999, (0.8, 0.9), {}),
+        (1_120_000, (1.01, 1.1), {}),
+        (1_120_000, None, {"target": "tensorrt"}),
+        (1_120, (0.9, 1.1), {"floats": 1_000}),
+    ],
+    ids=["smaller", "faster", "on another runtime", "too small to count bytes"],
+)
+def test_a_model_that_may_be_of_use_is_written(
+    bytes: int, interval: tuple[float, float] | None, more: dict[str, object]
+) -> None:
+    assert gain(bytes, interval, Goal(), **more) == ""

@@ -73,5 +73,10 @@ def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None
     assert "39.2 dB" in told[0].why
 
 
+def test_a_model_of_no_use_is_only_forced() -> None:
+    told = refused(files={"float_bytes": 10**6, "bytes": 10**6}, performance={"latency": None})
+    assert [command for command, _ in told] == ["onnxq quantize ... --force"]
+
+
 def test_what_was_written_needs_no_suggestion() -> None:
     assert suggestions(REPORT) == ()
