@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.engines.kernels import Kernel, read_profile
 from onnxq.engines.programs import Program
-from onnxq.engines.turns import Turn
+from onnxq.engines.turns import Turn, orders_of
 from onnxq.engines.wire import PROTOCOL, receive, send
 from onnxq.errors import EngineError, ModelError
 from onnxq.runtime import Array
@@ -104,8 +104,9 @@ class ChildEngine(Engine):
     ) -> list[list[Turn]]:
         """Have models of its own timed where they run, so that no message takes part."""
         numbers = [model.number for model in models if isinstance(model, _ChildModel)]
+        asked = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
         header, _ = self.ask(
-            {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough},
+            {**asked, "orders": orders_of(len(numbers))},
             samples,
             doing="time the models",
             patience=self.patience + seconds,

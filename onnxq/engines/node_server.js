@@ -140,7 +140,7 @@ function bytes(data) {
   return { type: "uint8", dims: [data.length], data };
 }
 
-// As onnxq/engines/turns.py does it.
+// As onnxq/engines/turns.py does it, in orders that come from there.
 async function time(header, samples) {
   const found = header.sessions.map((number) => sessions.get(number));
   const timed = async ({ session }, sample) => {
@@ -153,8 +153,7 @@ async function time(header, samples) {
   const start = performance.now();
   for (let turn = header.turn; ; ) {
     const index = turn % samples.length;
-    const order = [...found.keys()];
-    if ((Math.floor(turn / samples.length) + index) % 2 === 0) order.reverse();
+    const order = header.orders[(Math.floor(turn / samples.length) + index) % header.orders.length];
     const taken = [];
     for (const place of order) taken[place] = await timed(found[place], samples[index]);
     times[index].push(taken);
