@@ -92,10 +92,10 @@ def check_gain(report: Report, goal: Goal) -> None:
     if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
         return
     timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
-    found = f"the quantized model is {report.size_ratio:.2f} of the size and {timed}"
     raise FidelityError(
-        f"{report.files.model}: nothing is gained: {found}, where a smaller or a faster one was expected; nothing was "
-        "written; keep the float model, or write this one with --force",
+        f"{report.files.model}: nothing is gained: the quantized model is {report.size_ratio:.2f} of the size and "
+        f"{timed}, where a smaller or a faster one was expected; nothing was written; keep the float model, or write "
+        "this one with --force",
         report,
     )
 
