@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from processes import inference_seconds, keep_bytecode
 
 from onnxq.accuracy.effort import METHODS
 from onnxq.judging.agreement import compare_files
@@ -35,15 +35,6 @@ from onnxq.judging.agreement import compare_files
 OWN = Path(__file__).parents[1] / "models"
 EFFORTS = ("off", *METHODS, "fast", "full")
 EVALUATED = 512
-INFERENCE = """
-import sys
-import numpy as np, onnxruntime
-from pathlib import Path
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-for path in sorted(Path(sys.argv[2]).glob("*.npz")):
-    with np.load(path) as arrays:
-        session.run(None, dict(arrays))
-"""
 PRESETS = ("int8", "int4-block32")
 # Decibels with all effort, by preset and model.
 BARS = {
@@ -102,9 +93,11 @@ def main() -> None:
     text: list[str] = []
     missed = False
     with tempfile.TemporaryDirectory() as scratch:
-        keep_bytecode(Path(scratch))
+        keep_bytecode(Path(scratch), "onnxq.cli.progress_bars")
         wanted = [case for case in cases(options.models, options.data, Path(scratch)) if is_named(case, options.names)]
-        floats = {case.name: inference(case) for case in wanted if case.calibration.is_dir()}
+        floats = {
+            case.name: inference_seconds(case.model, case.calibration) for case in wanted if case.calibration.is_dir()
+        }
         for preset in options.preset:
             rows: Rows = {}
             for case in wanted:
@@ -153,20 +146,6 @@ def measured(case: Case, preset: str, effort: str, scratch: Path) -> Result:
     gains = json.loads(report.read_text(encoding="utf-8"))["encoding"]["gains"]
     kept = ", ".join(f"{gain['method']}: {gain['kept']}" for gain in gains if gain["kept"])
     return Result(compare_files(case.model, output, case.evaluation).worst_sqnr, seconds, kept)
-
-
-def inference(case: Case) -> float:
-    """Return the seconds of a process that does nothing but run the float model over the calibration samples."""
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", INFERENCE, str(case.model), str(case.calibration)], check=True)
-    return time.perf_counter() - start
-
-
-def keep_bytecode(folder: Path) -> None:
-    """Let processes find the bytecode of all that they import, as they do of packages that were installed."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-    subprocess.run([sys.executable, "-c", "import onnxruntime, onnxq.pipeline, onnxq.cli.progress_bars"], check=True)
 
 
 def judged(preset: str, rows: Rows, floats: Mapping[str, float]) -> Iterator[tuple[bool, str]]:

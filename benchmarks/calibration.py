@@ -22,16 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-INFERENCE = """
-import sys
-import numpy as np, onnxruntime
-from pathlib import Path
-onnxruntime.set_default_logger_severity(4)
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-for path in sorted(Path(sys.argv[2]).glob("*.npz")):
-    with np.load(path) as arrays:
-        session.run(None, dict(arrays))
-"""
+from processes import INFERENCE, keep_bytecode
+
 PEER = """
 import logging, sys
 import numpy as np
@@ -112,7 +104,7 @@ def main() -> None:
     repeat = 1 if options.quick else 3
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        keep_bytecode(Path(folder))
+        keep_bytecode(Path(folder), "onnxruntime.quantization")
         rows = [row(options.models / f"{name}.onnx", pairs[name], name, repeat) for name in names]
         bars = [*zoo_bars(rows)]
         if PEER_MODEL in names:
@@ -123,13 +115,6 @@ def main() -> None:
     print(text)
     if not options.quick:
         options.results.write_text(text)
-
-
-def keep_bytecode(folder: Path) -> None:
-    """Let processes find the bytecode of all that they import, as they do of packages that were installed."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-    subprocess.run([sys.executable, "-c", "import onnxruntime.quantization, onnxq.pipeline"], check=True)
 
 
 def models(folder: Path, data: Path) -> Iterator[tuple[str, Path]]:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from processes import keep_bytecode
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
 from onnxq.engines.engine import Engine
@@ -206,6 +207,8 @@ def main() -> None:
     if given.what == "table":
         print(*table(given.into), "", *(wrong := list(faults(given.into))), sep="\n")
         sys.exit(int(bool(wrong)))
+    if given.what == "make":
+        keep_bytecode(given.into, "onnxq.searching.attempts")
     for model in given.models:
         data = Path(given.data.format(model.stem))
         if given.what == "presets":

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnxruntime
+from processes import keep_bytecode
 
 from onnxq.errors import OnnxqError
 from onnxq.judging.agreement import compare_files
@@ -130,10 +131,12 @@ def main() -> None:
         sys.exit(f"there are no such models in {options.models}, or no samples of them in {options.data}")
     python = environment(options.peers.absolute())
     rows = []
-    for model, data in cases:
-        for tool, command in commands(python, model, data / "calib"):
-            rows.append(judge(tool, command, model, data / "eval", options))
-            print(rows[-1], file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.searching.attempts")
+        for model, data in cases:
+            for tool, command in commands(python, model, data / "calib"):
+                rows.append(judge(tool, command, model, data / "eval", options))
+                print(rows[-1], file=sys.stderr, flush=True)
     print(f"{by_model(rows)}\n\n{by_tool(rows)}")
     if options.update:
         update(options.update, by_tool(rows))

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx import TensorProto
+from processes import inference_seconds, keep_bytecode
 
 from onnxq.graph import constants, onnx_dtype
 from onnxq.judging.agreement import compare_files
@@ -36,18 +36,6 @@ from onnxq.samples.data import evenly, open_samples
 from onnxq.samples.inputs import model_inputs
 
 TIMED_SAMPLES = 4
-# A process that does nothing but run the float model over the same files: what quantizing cannot do without.
-INFERENCE = """
-import sys
-import numpy as np, onnxruntime
-from pathlib import Path
-onnxruntime.set_default_logger_severity(4)
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-for path in sorted(Path(sys.argv[2]).glob("*.npz")):
-    with np.load(path) as arrays:
-        session.run(None, dict(arrays))
-"""
-INFERENCE_RUNS = 3
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
 
 
@@ -102,13 +90,15 @@ def main() -> None:
     print("| " + " | ".join(header) + " |")
     print("|" + "---|" * len(header))
     rows = []
-    for path in models:
-        data = _samples(options.data, path.stem)
-        row = judge(path, data, threads, options.seconds, further)
-        if options.plain and row.valid:
-            row = replace(row, plain=plain(path, data, threads, options.seconds))
-        rows.append(row)
-        print(_line(row, len(header)), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.searching.attempts")
+        for path in models:
+            data = _samples(options.data, path.stem)
+            row = judge(path, data, threads, options.seconds, further)
+            if options.plain and row.valid:
+                row = replace(row, plain=plain(path, data, threads, options.seconds))
+            rows.append(row)
+            print(_line(row, len(header)), flush=True)
     done = [row for row in rows if row.valid]
     if done:
         print(f"\n{len(done)} valid of {len(rows)}; geometric means: size {_mean([r.size_ratio for r in done]):.2f}")
@@ -146,7 +136,7 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
             float_heavy=written["performance"]["kernels"]["heavy_float"],
             speed=_speeds(model, output, judged, threads, seconds),
             seconds=took,
-            inference=_inference(model, calib),
+            inference=inference_seconds(model, calib),
             frontier=written["search"]["frontier"],
         )
 
@@ -158,17 +148,6 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
         row = judge(model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--seconds", "0"])
         found[kind] = Plain(row.sentence, row.sqnr, row.speed)
     return found
-
-
-def _inference(model: Path, calib: Path) -> float:
-    """Return the median seconds of processes that run the float model over the calibration samples."""
-    command = [sys.executable, "-c", INFERENCE, str(model), str(calib)]
-    took = []
-    for _ in range(INFERENCE_RUNS):
-        start = time.perf_counter()
-        subprocess.run(command, check=True)
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
 
 
 def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
