@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.errors import check_name
+from onnxq.numbers.pairs import Pairs
 from onnxq.numbers.spec import Granularity, Spec
 
 LARGE_WEIGHT = 1 << 18
@@ -34,6 +35,8 @@ class Kernels:
         convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
         pads_channels: whether a transposed convolution of few channels takes as long as one of many.
         scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
+        pairs: which products of uint8 data and int8 weights of a convolution it may add in 16 bits; those of matrices,
+            each matrix by itself, then as well.
     """
 
     fused: frozenset[str]
@@ -49,6 +52,7 @@ class Kernels:
     convolves_pooled: bool = False
     pads_channels: bool = False
     scans: bool = False
+    pairs: Pairs = Pairs.NONE
 
 
 @dataclass(frozen=True)
@@ -154,21 +158,23 @@ _ONNXRUNTIME_CPU = Target(
         multiplied=_MULTIPLIED,
         # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
         in_bodies=True,
+        # MLAS does so on x86 processors without VNNI (ONNX Runtime documentation, "Quantize ONNX Models", data type
+        # selection). Which those are that a model will run on nobody knows when it is quantized.
+        pairs=Pairs.ROW,
     ),
     reads=ReadCodes(looks_up=True),
     workarounds=True,
     has_contrib=True,
 )
 
-# Without VNNI two products of uint8 and int8 are added in 16 bits, which saturate unless one side has 7 bits (ONNX
-# Runtime documentation, "Quantize ONNX Models", data type selection and reduce-range).
-_ONNXRUNTIME_CPU_AVX2 = replace(
-    _ONNXRUNTIME_CPU, name="onnxruntime-cpu-avx2", weight=Spec("int8-7bit", per=Granularity.CHANNEL)
-)
-
 # Arm adds the products in 32 bits, and its dot product instructions multiply signed with signed (the same page, and
 # "Arm Architecture Reference Manual", SDOT).
-_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation=Spec("int8", symmetric=False))
+_ONNXRUNTIME_CPU_ARM = replace(
+    _ONNXRUNTIME_CPU,
+    name="onnxruntime-cpu-arm",
+    activation=Spec("int8", symmetric=False),
+    kernels=replace(_ONNXRUNTIME_CPU.kernels, pairs=Pairs.NONE),
+)
 
 # The same library behind another interface.
 _ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="onnxruntime-node")
@@ -180,7 +186,7 @@ _ONNXRUNTIME_WEB = replace(
     _ONNXRUNTIME_CPU,
     name="onnxruntime-web",
     engine="onnxruntime-web",
-    kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=()),
+    kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=(), pairs=Pairs.NONE),
 )
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -220,6 +226,8 @@ _OPENVINO = replace(
         pads_channels=True,
         # nsnet2: 22 instead of 48 ms with one thread, 21 instead of 28 with two.
         scans=True,
+        # Tried on 2026.4, with AVX2: single convolutions and products saturate as those of onnxruntime do.
+        pairs=Pairs.TAP,
     ),
     reads=ReadCodes(
         # Tried on 2026.4: it computes uint32 in 31 bits and rounds what it shifts out, and has no 2-bit types in ONNX.
@@ -260,7 +268,6 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         row.name: row
         for row in (
             _ONNXRUNTIME_CPU,
-            _ONNXRUNTIME_CPU_AVX2,
             _ONNXRUNTIME_CPU_ARM,
             _ONNXRUNTIME_NODE,
             _ONNXRUNTIME_WEB,

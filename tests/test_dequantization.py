@@ -176,7 +176,10 @@ def test_recurrent_cells_of_integers_give_the_weights_that_stored_ones_give(
     build: Callable[..., ModelProto], quantize_to: Callable[..., Any], tmp_path: Path
 ) -> None:
     text = "(float[8,2,32] x) => (float[8,1,2,24] y) { [cell] y = LSTM <hidden_size = 24> (x, w, r, b) }"
-    model = build(text, w=(1, 96, 32), r=(1, 96, 24), b=(1, 192))
+    # Neighbours of different signs, so that no two products are too much for 16 bits.
+    signs, generator = np.float32([1, -1] * 16), np.random.default_rng(0)
+    w, r = (np.abs(generator.normal(size=(1, 96, size))).astype(np.float32) * signs[:size] for size in (32, 24))
+    model = build(text, w=w, r=r, b=(1, 192))
     found = []
     for scheme, emit, written in (("int8", Emit.ORT, "DynamicQuantizeLSTM"), ("int8-storage", Emit.QDQ, "LSTM")):
         quantize_to(model, tmp_path / "q.onnx", scheme=scheme, emit=emit)

@@ -58,12 +58,12 @@ def samples_of(made: ModelProto) -> list[dict[str, NDArray[Any]]]:
     return [{info.name: values(info) for info in inputs} for _ in range(4)]
 
 
-def quantized(made: ModelProto, folder: Path, scheme: str = "int8") -> Plan:
+def quantized(made: ModelProto, folder: Path, scheme: str = "int8", search: str = "fast") -> Plan:
     """Quantize, check the file, and return the plan."""
     source, output = folder / "float.onnx", folder / "quantized.onnx"
     source.write_bytes(made.SerializeToString())
     samples = samples_of(made)
-    done = quantize(source, samples, output, scheme=scheme, budget=Budget(latency=0))
+    done = quantize(source, samples, output, scheme=scheme, budget=Budget(search, latency=0))
     views = Views.of(source, output)
     agreement = compare(views.open(source), views.open(output), samples)
     assert agreement.sound
@@ -79,7 +79,8 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8") -> Plan:
 @pytest.mark.parametrize("opset", range(7, 27))
 def test_every_opset_is_quantized_to_integers(opset: int, tmp_path: Path) -> None:
     made = model(f"(float[1,4,8,8] x) => (float[1,8] y) {CLASSIC}", opset=opset, k=weight(8, 4, 3, 3), m=weight(512, 8))
-    assert quantized(made, tmp_path).count(Mode.STATIC) == 4
+    # What kernels take on a busy machine is no matter here.
+    assert quantized(made, tmp_path, search="off").count(Mode.STATIC) == 4
 
 
 @pytest.mark.parametrize("opset", [6, 7, 12])

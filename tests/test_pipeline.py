@@ -135,7 +135,7 @@ def test_the_measured_range_method_is_better_than_min_max() -> None:
     with np.load(CALIB) as stack:
         data = [{name: array[place][None] for name, array in stack.items()} for place in range(200)]
     budgets = (Budget("off", accuracy, latency=0) for accuracy in ("ranges", "off"))
-    reports = (quantize(MODELS / "mobilenet.onnx", data, budget=budget).report for budget in budgets)
+    reports = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for budget in budgets)
     measured, fixed = (report.agreement.worst_sqnr for report in reports)
     assert measured > fixed + 0.5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from onnxq.numbers import burn, torch_observers
 from onnxq.numbers.blocks import block_shape
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
+from onnxq.numbers.pairs import Pairs, fitted, scales_for_pairs
 from onnxq.numbers.scale_search import chosen_parameters
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Spec
@@ -105,7 +106,25 @@ def encode_weight(
     if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
         name = f"weight {weight.tensor}" if weight.tensor else "the weight"
         raise ModelError(f"{name} holds NaN or infinity, which have no code; leave its node in float")
-    return ENCODERS[weight.spec.method].encode(values, weight, evidence, scale)
+    encode = ENCODERS[weight.spec.method].encode
+    found = encode(values, weight, evidence, scale)
+    if scale is None and _fits(weight):
+        larger = scales_for_pairs(values, found.parameters.scale, weight.pairs, weight.axis, weight.reduction_axis)
+        if not np.array_equal(larger, found.parameters.scale):
+            found = encode(values, weight, evidence, larger)
+    return paired(found, weight)
+
+
+def _fits(weight: Weight) -> bool:
+    """Whether codes of a weight have to fit in pairs; a plan may have been given other codes by hand."""
+    return weight.pairs is not Pairs.NONE and format_named(weight.spec.format).dtype == np.int8
+
+
+def paired(found: QTensor, weight: Weight) -> QTensor:
+    """Return codes of a weight that fit in pairs, where a kernel takes them so."""
+    if not _fits(weight):
+        return found
+    return replace(found, codes=fitted(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
 
 
 def encode_array(values: Array, spec: Spec, *, channel_axis: int, reduction_axis: int) -> QTensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.compensating import Sums, moments_of
-from onnxq.encoding.encoders import encode_weight
+from onnxq.encoding.encoders import encode_weight, paired
 from onnxq.encoding.migration import Around, Factors, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
@@ -135,7 +135,10 @@ class Encoding:
         def made() -> QTensor:
             gram, sums = shown
             moments = moments_of(gram, sums, divided, corrected=corrected)
-            return compensated(values, nearest.parameters, nearest.format, moments, sums.matrices, compensation.damping)
+            found = compensated(
+                values, nearest.parameters, nearest.format, moments, sums.matrices, compensation.damping
+            )
+            return paired(found, weight)
 
         key = (*key, self._digest(node, weight), corrected)
         return self.cache.codes(key, made), key

@@ -11,6 +11,7 @@ from onnxq.evidence.kinds import request_for
 from onnxq.evidence.requests import Request
 from onnxq.html_tables import html_table
 from onnxq.lowering import Emit
+from onnxq.numbers.pairs import Pairs
 from onnxq.scheme import Mode, Spec
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
@@ -34,6 +35,7 @@ class Weight:
         axis: axis of its output channels, negative axes counted from the end.
         elements: how many values it has.
         reduction_axis: axis that is summed over, or that a looked-up row lies along; blocks of one extent lie along it.
+        pairs: which products with data may be added in 16 bits, which codes then fit.
     """
 
     index: int
@@ -42,6 +44,7 @@ class Weight:
     axis: int
     elements: int = 0
     reduction_axis: int = 0
+    pairs: Pairs = Pairs.NONE
 
     def of_rank(self, rank: int) -> Weight:
         """Return what decides the codes of a weight of this rank: nodes for which it is equal can share them."""

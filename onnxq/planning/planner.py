@@ -17,6 +17,7 @@ from onnxq.planning.corrections import bias_of, with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
+from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -74,6 +75,7 @@ def make_plan(
         )
         for scope, node in found
     )
+    decisions = tuple(with_pairs((node for _, node in found), decisions, target))
     if scheme.correct_biases:
         decisions = tuple(with_corrections(graph, decisions))
     return Plan(decisions, activations, scheme.name, target.name)

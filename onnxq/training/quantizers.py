@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxq.encoding.encoders import paired
 from onnxq.encoding.migration import Around
 from onnxq.numbers.blocks import block_shape
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import LARGEST_SCALE, SMALLEST_SCALE, Parameters, QTensor, parameters_from_range, quantize
+from onnxq.numbers.pairs import scales_for_pairs
 from onnxq.numbers.scales import block_range, spec_parameters
 from onnxq.numbers.spec import Spec
 from onnxq.numbers.weights import quantize_bias
 from onnxq.planning.plan import Weight
 from onnxq.training.factors import Own, Times
-from onnxq.training.rounding import fake_quantized, spread, straight_through
+from onnxq.training.rounding import fake_quantized, fitted_values, spread, straight_through
 
 # As PyTorch's moving averages of minima and maxima.
 _SHARE_OF_NEW = 0.01
@@ -86,13 +89,17 @@ class FakeQuantize(nn.Module):
             self.observe(values.detach())
         if not self.fake_quant_enabled:
             return values
-        shape = tuple(values.shape)
+        values, shape = self._fitted(values), tuple(values.shape)
         # With two levels, what is rounded is divided by their product.
         scale, zero = self.scale * self.tensor_scale if self._two_levels else self.scale, self.whole_zero_point
         if scale.ndim:
             block = self.parameters_now().block_in(shape) if self.block is None else self.block
             scale, zero = spread(scale, block, shape), spread(zero, block, shape)
         return fake_quantized(values, scale, zero, self.format)
+
+    def _fitted(self, values: Tensor) -> Tensor:
+        """Return the values of which codes are made."""
+        return values
 
     @property
     def moves(self) -> bool:
@@ -204,11 +211,17 @@ class FakeQuantizedWeight(FakeQuantize):
         array, weight = values.cpu().numpy(), self._weight
         axes = weight.axis, weight.reduction_axis
         block = block_shape(self.spec.per, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
-        self.start_from(spec_parameters(*block_range(array, block), self.spec, block))
+        found = spec_parameters(*block_range(array, block), self.spec, block)
+        self.start_from(replace(found, scale=scales_for_pairs(array, found.scale, weight.pairs, *axes)))
+
+    def _fitted(self, values: Tensor) -> Tensor:
+        weight = self._weight
+        return fitted_values(values, self.scale, weight.pairs, weight.axis, weight.reduction_axis)
 
     def codes(self) -> QTensor:
         """Return the codes that are written."""
-        return quantize(self.product.detach().cpu().numpy(), self.parameters_now(), self.format)
+        values = self._fitted(self.product).detach().cpu().numpy()
+        return paired(quantize(values, self.parameters_now(), self.format), self._weight)
 
 
 class FakeQuantizedBias(nn.Module):

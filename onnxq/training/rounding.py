@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onnxq.numbers.formats import Format
+from onnxq.numbers.pairs import MOST, Pairs, kernel_order, row_shape
 
 
 class _FakeQuantized(torch.autograd.Function):
@@ -84,6 +85,35 @@ def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Fo
     """
     found: Tensor = _FakeQuantized.apply(values, scale, zero_point, format)
     return found
+
+
+def fitted_values(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reduction_axis: int) -> Tensor:
+    """Return values whose codes fit in pairs, as `onnxq.numbers.pairs.fitted` has it, with gradients of both.
+
+    Args:
+        values: float32, of two axes or more where there are pairs.
+        scale: float32, one for each channel with the values' rank, or one.
+        pairs: which are pairs.
+        axis: of output channels.
+        reduction_axis: that is summed over.
+
+    >>> fitted_values(torch.tensor([[100.0, 60.0, 100.0, -60.0]]), torch.tensor(1.0), Pairs.ROW, 0, 1)
+    tensor([[ 84.,  44., 100., -60.]])
+    """
+    if pairs is Pairs.NONE:
+        return values
+    order = kernel_order(values.ndim, axis, reduction_axis)
+    ordered = (values / scale).permute(order)
+    rows = ordered.reshape(row_shape(tuple(ordered.shape), pairs))
+    even = rows.shape[1] // 2 * 2
+    both = rows[:, :even].reshape(len(rows), -1, 2)
+    alike = (both[..., :1] > 0) == (both[..., 1:] > 0)
+    excess = torch.relu(both.sum(-1, keepdim=True).abs() - MOST) * alike
+    if not bool(excess.any()):
+        return values
+    kept = torch.cat([(both - both.sign() * excess / 2).reshape(len(rows), even), rows[:, even:]], 1)
+    back = sorted(range(values.ndim), key=order.__getitem__)
+    return kept.reshape(ordered.shape).permute(back) * scale
 
 
 def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:

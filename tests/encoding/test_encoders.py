@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.encoding.encoders import ENCODERS, encode_array
+from onnxq.encoding.encoders import ENCODERS, encode_array, encode_weight
 from onnxq.errors import ModelError
 from onnxq.numbers import burn
 from onnxq.numbers.formats import FORMATS, Format
 from onnxq.numbers.numerics import QTensor
+from onnxq.numbers.pairs import Pairs, fitted
 from onnxq.numbers.scale_formats import SCALE_FORMATS
 from onnxq.numbers.spec import Granularity, Method, Spec
+from onnxq.planning.plan import Weight
 
 NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]
@@ -230,3 +233,21 @@ def test_pytorch_multiplies_by_the_inverse_of_the_scale() -> None:
 def test_scales_of_pytorch_are_never_below_its_epsilon() -> None:
     tensor = quantize_weight(np.zeros((2, 3), np.float32), INT8, 0, Method.TORCH)
     assert tensor.parameters.scale.flatten().tolist() == [2.0**-23] * 2
+
+
+@pytest.mark.parametrize("method", [Method.MINMAX, Method.MSE])
+@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL])
+@pytest.mark.parametrize("given", [False, True])
+def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
+    method: Method, per: Granularity, given: bool
+) -> None:
+    values = np.random.default_rng(0).standard_normal((12, 5, 3, 3)).astype(np.float32)
+    plain = Weight(1, "w", Spec("int8-narrow", per, method=method), 0, values.size, 1)
+    weight = replace(plain, pairs=Pairs.ROW)
+    scale = encode_weight(values, plain).parameters.scale if given else None
+    found = encode_weight(values, weight, scale=scale)
+    assert np.array_equal(fitted(found.codes, Pairs.ROW, 0, 1), found.codes)
+    assert scale is None or np.array_equal(found.parameters.scale, scale)
+    if not given:
+        lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
+        assert lost < 1.5 * least

@@ -22,7 +22,8 @@ from onnxq.evidence.ranges import MinMax
 from onnxq.execution.runner import collect
 from onnxq.graph import Node
 from onnxq.modelfile import as_graph
-from onnxq.planning.plan import Demotion, Plan
+from onnxq.numbers.pairs import Pairs
+from onnxq.planning.plan import Demotion, Plan, Weight
 from onnxq.presets import preset_named
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode, Spec
@@ -111,13 +112,14 @@ class Wide(MinMax):
         return 4 * low, 4 * high
 
 
+def _finer(weight: Weight) -> Weight:
+    return replace(weight, spec=replace(weight.spec, format="int16"), pairs=Pairs.NONE)
+
+
 def exact(plan: Plan) -> Plan:
     """Return a plan with codes of 16 bits, which kernels compute with in float."""
     activations = tuple(replace(one, spec=replace(one.spec, format="uint16")) for one in plan.activations)
-    decisions = tuple(
-        replace(one, weights=tuple(replace(own, spec=replace(own.spec, format="int16")) for own in one.weights))
-        for one in plan.decisions
-    )
+    decisions = tuple(replace(one, weights=tuple(map(_finer, one.weights))) for one in plan.decisions)
     return replace(plan, activations=activations, decisions=decisions)
 
 

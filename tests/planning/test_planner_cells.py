@@ -7,6 +7,7 @@ from onnx import ModelProto
 
 from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
+from onnxq.numbers.pairs import Pairs
 from onnxq.planning import planner
 from onnxq.planning.plan import Decision, Demotion, Weight
 from onnxq.preparation import prepare
@@ -43,7 +44,7 @@ def test_an_lstm_becomes_dynamic_where_an_operator_of_the_runtimes_own_may_be_wr
     assert (decision.mode, decision.data) == (Mode.DYNAMIC, "x")
     assert decision.reason == f"multiplies integers whose scale each run computes: {why}"
     spec = Spec("int8-narrow", Granularity.CHANNEL)
-    assert decision.weights == (Weight(1, "w", spec, 1, 512, 2), Weight(2, "r", spec, 1, 1024, 2))
+    assert decision.weights == (Weight(1, "w", spec, 1, 512, 2, Pairs.TAP), Weight(2, "r", spec, 1, 1024, 2, Pairs.TAP))
 
 
 @pytest.mark.parametrize("mode", [STORAGE, Mode.WEIGHT_ONLY, FLOAT])

@@ -45,7 +45,8 @@ def test_the_noise_of_a_weight_alone_is_that_of_a_model_with_it_alone(
 ) -> None:
     samples, budget = samples_for(residual), replace(PLAIN, latency=0)
     integers, plain = (replace(PRESETS[name], correct_biases=False) for name in ("int8", "int8-storage"))
-    found = sensitivity(residual, samples, scheme=integers, budget=budget)
+    # Codes in pairs, as integer kernels of onnxruntime-cpu take them, are other ones than those that are stored.
+    found = sensitivity(residual, samples, scheme=integers, target="onnxruntime-web", budget=budget)
     stored = {one.node: way.sqnr for one in found.nodes for way in one.ways if way.mode is Mode.STORAGE}
     for name in ("stem", "right"):
         scheme = plain.excluding(*(stored.keys() - {name}))

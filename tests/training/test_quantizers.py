@@ -9,6 +9,7 @@ import torch
 from onnxq.encoding.encoders import encode_weight
 from onnxq.numbers.formats import FORMATS
 from onnxq.numbers.numerics import Parameters, QTensor, parameters_from_range
+from onnxq.numbers.pairs import Pairs, fitted
 from onnxq.numbers.spec import Granularity, Method, Spec
 from onnxq.planning.plan import Weight
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
@@ -36,6 +37,39 @@ def weight_of(spec: Spec) -> FakeQuantizedWeight:
 def test_a_weight_gives_the_values_of_its_codes(spec: Spec) -> None:
     weight = weight_of(spec)
     assert np.array_equal(weight().detach().numpy(), weight.codes().dequantize())
+
+
+def in_pairs(shape: tuple[int, ...]) -> FakeQuantizedWeight:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    spec = Spec("int8-narrow", Granularity.CHANNEL)
+    weight = Weight(1, "w", spec, 0, values.size, 1, Pairs.ROW)
+    return FakeQuantizedWeight(weight, values, encode_weight(values, weight))
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (6, 5, 3, 3)])
+def test_codes_in_pairs_fit_whatever_is_learned(shape: tuple[int, ...]) -> None:
+    weight = in_pairs(shape)
+    with torch.no_grad():
+        weight.values.mul_(1.7)
+        weight.log_scale.add_(0.1)
+    found = weight.codes()
+    assert np.abs(found.codes.astype(int)).max() > 120
+    assert np.array_equal(fitted(found.codes, Pairs.ROW, 0, 1), found.codes)
+    assert np.array_equal(weight().detach().numpy(), found.dequantize())
+
+
+def test_values_and_scales_of_large_pairs_learn() -> None:
+    weight = in_pairs((4, 6))
+    with torch.no_grad():
+        weight.values.fill_(1)
+        weight.base.fill_(1 / 100)
+    weight().sum().backward()
+    # What the two give up is decided by their scale and no longer by them.
+    assert weight().detach().numpy() == pytest.approx(0.64)
+    assert weight.values.grad is not None
+    assert weight.values.grad.abs().max() == 0
+    assert weight.log_scale.grad is not None
+    assert weight.log_scale.grad.numpy() == pytest.approx(6 * 0.64, rel=1e-3)
 
 
 def test_a_weight_is_decoded_once_as_long_as_it_stays() -> None:

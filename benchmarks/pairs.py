@@ -1,0 +1,92 @@
+"""What 8-bit weights lose on a processor that adds products in 16 bits, and what codes that fit in pairs keep.
+
+    python benchmarks/pairs.py --models DIR --data DIR [--update docs/formats.md] [NAME ...]
+
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval, every node that can be static, without
+search or methods for accuracy. The decibels of its worst output are those of onnxruntime's kernels on this processor,
+and of floats between quantizers, which add no integers: where the two agree, no product saturates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from onnxq import PRESETS, Budget, Goal, quantize
+from onnxq.evidence.provenance import instruction_set
+from onnxq.judging.agreement import agreement_of
+from onnxq.modelfile import load
+from onnxq.onnx_tools import skeleton
+from onnxq.runtime import open_session, run
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
+from onnxq.scheme import Granularity, Scheme, Spec
+
+INT8 = PRESETS["int8"]
+SEVEN = replace(INT8, rules=tuple(replace(one, weight=Spec("int8-7bit", Granularity.CHANNEL)) for one in INT8.rules))
+# The target of the same kernels that adds no pairs takes weights as they are.
+WAYS: tuple[tuple[str, Scheme, str], ...] = (
+    ("8 bits", INT8, "onnxruntime-web"),
+    ("7 bits", SEVEN, "onnxruntime-cpu"),
+    ("8 bits in pairs", INT8, "onnxruntime-cpu"),
+)
+MARKERS = "<!-- benchmarks/pairs.py -->\n", "<!-- end -->\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--update", type=Path)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for model in sorted(options.models.glob("*.onnx")):
+            known = [one for one in options.data.iterdir() if model.stem.startswith(one.name)]
+            if known and (not options.names or model.stem in options.names):
+                rows[model.stem] = row(model, max(known, key=lambda one: len(one.name)), Path(folder) / "made.onnx")
+                print(model.stem, rows[model.stem], file=sys.stderr, flush=True)
+    text = table(rows)
+    print(text)
+    if options.update:
+        before, _, rest = options.update.read_text(encoding="utf-8").partition(MARKERS[0])
+        options.update.write_text(f"{before}{MARKERS[0]}{text}{MARKERS[1]}{rest.partition(MARKERS[1])[2]}", "utf-8")
+
+
+def row(model: Path, data: Path, made: Path) -> list[tuple[float, float]]:
+    """Return the decibels of each way on this processor's kernels, and of floats."""
+    found = []
+    budget, goal = Budget(search="off", accuracy="off", latency=0.0), Goal(force=True)
+    samples = list(open_samples(data / "eval", model_inputs(skeleton(load(model)))))
+    known = open_session(model)
+    names = [one.name for one in known.get_outputs()]
+    expected = [run(known, sample) for sample in samples]
+    for _, scheme, target in WAYS:
+        quantize(model, data / "calib", made, scheme=scheme, target=target, goal=goal, budget=budget)
+        sessions = [open_session(made, optimize=optimize) for optimize in (True, False)]
+        given = ([run(session, sample) for sample in samples] for session in sessions)
+        kernels, floats = (agreement_of(names, zip(expected, one, strict=True)).worst_sqnr for one in given)
+        found.append((kernels, floats))
+    return found
+
+
+def table(rows: dict[str, list[tuple[float, float]]]) -> str:
+    """Return the table in Markdown, with medians."""
+    lines = ["| dB, as kernels / as floats | " + " | ".join(name for name, _, _ in WAYS) + " |", "|---" * 4 + "|"]
+    lines += [f"| {name} | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in row) + " |" for name, row in rows.items()]
+    medians = ([statistics.median(row[place][way] for row in rows.values()) for way in (0, 1)] for place in range(3))
+    lines.append("| median | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in medians) + " |")
+    machine = f"{instruction_set()}, onnxruntime {onnxruntime.__version__}"
+    note = f"By `python benchmarks/pairs.py --models DIR --data DIR --update docs/formats.md`, {machine}."
+    return "\n".join([*lines, "", note]) + "\n"
+
+
+if __name__ == "__main__":
+    main()
