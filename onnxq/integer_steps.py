@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Pass
+from onnxq.graph import Applied, Pass
 from onnxq.passes.prepare.convolve_pooled import ConvolvePooled
 from onnxq.passes.prepare.convolve_transposed import ConvolveTransposed
 from onnxq.passes.prepare.join_hard_swishes import JoinHardSwishes
@@ -26,6 +26,13 @@ _STEPS = (
     ConvolveTransposed(),
     ScanCells(),
 )
+
+_FORMS = (ConvolvePooled, ConvolveTransposed, ScanCells)
+
+
+def gives_forms(applied: Iterable[Applied]) -> bool:
+    """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
+    return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.errors import OutputError, check_type
+from onnxq.execution.resume import Notice
 from onnxq.graph import Graph
+from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.named_passes import Step, as_passes
 from onnxq.preparation import check_float_model
+from onnxq.publish import check_output, data_file
 from onnxq.rewriting import apply_to_float
+from onnxq.samples.inputs import SampleSource
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
+
+
+Opened: TypeAlias = tuple[SampleSource, SampleSource | None]
+"""Samples to calibrate by, and to judge by where others were given for that."""
 
 
 def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
@@ -31,5 +42,39 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
 
 def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
-    emit = wanted.emit(measured=measured)
-    return open_workbench(graph, wanted.scheme, target_named(wanted.target), folder, emit, wanted.replay, wanted.least)
+    emit, target = wanted.emit(measured=measured), target_named(wanted.target)
+    target = target.keeping_forms if wanted.keeps_forms else target
+    return open_workbench(graph, wanted.scheme, target, folder, emit, wanted.replay, wanted.least)
+
+
+def opened_samples(bench: Workbench, data: Data, goal: Goal, notice: Notice) -> Opened:
+    """Open the samples to calibrate by, and those to judge by where others were given.
+
+    Args:
+        bench: the prepared model.
+        data: the samples.
+        goal: a metric counts on the order of all samples, as do its labels.
+        notice: told what is worth knowing of how chained inputs start.
+    """
+    in_order = goal.metric is not None
+    whole = bench.samples(data.calibration, data, notice, in_order=in_order)
+    if data.validation is None:
+        return whole, None
+    return whole, bench.samples(data.validation, data, notice, in_order=in_order)
+
+
+def checked_output(output: str | Path | None, model: Model, budget: Budget) -> Path | None:
+    """Return the file to write, which is neither the model nor what else is written.
+
+    Raises:
+        OutputError: it cannot be written, or is one of those.
+    """
+    check_type(output, (str, Path, type(None)), "the output", "a path, or None to write nothing")
+    if output is None:
+        return None
+    output = Path(output)
+    check_output(output, Path(model) if isinstance(model, str | Path) else None)
+    own = {output.resolve(), data_file(output).resolve()}
+    if budget.costs is not None and Path(budget.costs).resolve() in own:
+        raise OutputError(f"node times cannot be kept in the output {output}; give another name")
+    return output

@@ -17,7 +17,7 @@ from onnxq.errors import SchemeError
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.named_passes import Step
-from onnxq.opening import Model, opened, rewritten
+from onnxq.opening import Model, Opened, checked_output, opened, rewritten
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan
 from onnxq.publish import staging
@@ -29,7 +29,6 @@ from onnxq.steps import (
     Evidenced,
     Prepared,
     Settled,
-    checked_output,
     chooser_of,
     evidenced,
     first_recipe,
@@ -37,6 +36,7 @@ from onnxq.steps import (
     prepared,
     published,
     settled,
+    slowed_by_forms,
     tried,
 )
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -146,14 +146,20 @@ def carried_out(
             from onnxq.searching.coarser import COARSER_OPSET
 
             wanted = replace(wanted, least=COARSER_OPSET)
-        ready = prepared(model, wanted, folder, output, budget, engine)
-        watch.lap("prepare")
-        seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget)
-        watch.lap("calibrate")
-        for doubt in seen.doubts:
-            _LOG.warning("%s", doubt)
-        found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
-        watch.lap("choose and verify")
+        known: Opened | None = None
+        # Forms that integer kernels are faster with as a rule may be slower here.
+        for way in (wanted, replace(wanted, keeps_forms=True)):
+            ready = prepared(model, way, folder, output, budget, engine)
+            watch.lap("prepare")
+            seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget, known)
+            known = seen.opened
+            watch.lap("calibrate")
+            for doubt in () if way.keeps_forms else seen.doubts:
+                _LOG.warning("%s", doubt)
+            found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
+            watch.lap("choose and verify")
+            if not slowed_by_forms(ready, found):
+                break
         if trainer is not None:
             found = trainer(ready, seen, found)
             watch.lap("train")

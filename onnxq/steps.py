@@ -21,12 +21,12 @@ from onnxq.engines.ahead import Ahead
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.measuring import times_tell
-from onnxq.errors import OutputError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
+from onnxq.integer_steps import gives_forms
 from onnxq.judging.aims import plenty_of
 from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, unseen
 from onnxq.judging.goal import Goal
@@ -38,11 +38,11 @@ from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.intake import refuse_overwriting
 from onnxq.named_passes import as_passes
-from onnxq.opening import Model, opened
+from onnxq.opening import Model, Opened, opened, opened_samples
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
-from onnxq.publish import check_output, data_file, publish
+from onnxq.publish import data_file, publish
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import SampleSource
@@ -96,6 +96,7 @@ class Evidenced:
         judged: those by which the result is judged.
         doubts: why they may not be representative, in sentences.
         is_spared: whether those that judge were only kept from those to calibrate by, so that these may be all.
+        opened: the samples as they were given, which may be read but once, and those given to judge by.
     """
 
     bench: Workbench
@@ -105,6 +106,7 @@ class Evidenced:
     judged: SampleSource
     doubts: tuple[str, ...] = ()
     is_spared: bool = False
+    opened: Opened | None = None
 
     @property
     def runnable(self) -> Workbench:
@@ -125,23 +127,6 @@ class Settled:
     refined: Refined
     chosen: Chosen
     doubts: tuple[str, ...] = ()
-
-
-def checked_output(output: str | Path | None, model: Model, budget: Budget) -> Path | None:
-    """Return the file to write, which is neither the model nor what else is written.
-
-    Raises:
-        OutputError: it cannot be written, or is one of those.
-    """
-    check_type(output, (str, Path, type(None)), "the output", "a path, or None to write nothing")
-    if output is None:
-        return None
-    output = Path(output)
-    check_output(output, Path(model) if isinstance(model, str | Path) else None)
-    own = {output.resolve(), data_file(output).resolve()}
-    if budget.costs is not None and Path(budget.costs).resolve() in own:
-        raise OutputError(f"node times cannot be kept in the output {output}; give another name")
-    return output
 
 
 def prepared(
@@ -176,19 +161,24 @@ def prepared(
     return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead)
 
 
-def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal: Goal, budget: Budget) -> Evidenced:
+def evidenced(
+    model: Prepared,
+    data: Data,
+    methods: Sequence[RangeMethod],
+    goal: Goal,
+    budget: Budget,
+    known: Opened | None = None,
+) -> Evidenced:
     """Calibrate what the plan needs for any of these range methods, or take the statistics that were given.
+
+    Samples that are known were opened before.
 
     Raises:
         EngineError: the engine does not start, or does not load the float model, which others are timed beside.
     """
-    bench, notice = model.bench, (budget.collection or Collection()).notice
-    # A metric counts on the order of all samples, as do its labels.
-    in_order = goal.metric is not None
-    whole = bench.samples(data.calibration, data, notice, in_order=in_order)
-    samples, judged = split(whole) if data.validation is None and goal.metric is None else (whole, whole)
-    if data.validation is not None:
-        judged = bench.samples(data.validation, data, notice, in_order=in_order)
+    bench = model.bench
+    whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
+    samples, judged = split(whole) if others is None and goal.metric is None else (whole, others or whole)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = _doubts(model, whole, goal)
@@ -200,10 +190,10 @@ def evidenced(model: Prepared, data: Data, methods: Sequence[RangeMethod], goal:
     model.ahead.check(wait=False)
     if model.replay is not None:
         refuse_idle_bodies(bench.graph, model.replay, evidence)
-        return Evidenced(bench, plan, evidence, samples, judged, found)
+        return Evidenced(bench, plan, evidence, samples, judged, found, opened=known)
     bench = bench.without_idle_bodies(plan, evidence)
     is_spared = data.validation is None and data.statistics is None and samples is not judged
-    return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared)
+    return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
 
 
 def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ...]:
@@ -250,6 +240,16 @@ def settled(
         return Settled(refined, found)
     finally:
         model.costs.save()
+
+
+def slowed_by_forms(model: Prepared, settled: Settled) -> bool:
+    """Whether a model is slower than float, perhaps by what operators became for integer kernels.
+
+    A plan to carry out has the forms that it was made for.
+    """
+    latency = settled.chosen.verification.latency
+    slower = latency is not None and latency.slower and latency.significant
+    return slower and model.replay is None and gives_forms(model.bench.making.applied)
 
 
 def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:

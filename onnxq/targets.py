@@ -106,6 +106,12 @@ class Target:
     workarounds: bool = False
     has_contrib: bool = False
 
+    @property
+    def keeping_forms(self) -> Target:
+        """The same where operators keep the form they have, though another one serves its integer kernels as a rule."""
+        kernels = replace(self.kernels, convolves_pooled=False, pads_channels=False, scans=False)
+        return replace(self, kernels=kernels)
+
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
 # that take 5. Their kernels in MLAS round each block of data to 8 bits (ONNX Runtime contrib operators, MatMulNBits,

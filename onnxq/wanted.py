@@ -25,6 +25,7 @@ class Wanted:
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
         least: opset below which the model is not prepared, for codes that the scheme does not ask for.
+        keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
     """
 
     scheme: Scheme
@@ -32,6 +33,7 @@ class Wanted:
     prepare: Sequence[Step] = ()
     replay: Plan | None = None
     least: int = 0
+    keeps_forms: bool = False
 
     @classmethod
     def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:

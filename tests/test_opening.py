@@ -11,8 +11,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import ModelProto
 
-from onnxq.errors import ModelError
-from onnxq.opening import opened, rewritten
+from onnxq.budget import Budget
+from onnxq.errors import ModelError, OutputError
+from onnxq.opening import checked_output, opened, rewritten
 from onnxq.wanted import Wanted
 
 GRU = Path(__file__).parent.parent / "models" / "gru.onnx"
@@ -44,3 +45,12 @@ def test_plans_are_made_on_the_bench_of_what_is_wanted(tmp_path: Path) -> None:
     bench = opened(rewritten(GRU, ()), Wanted.of("int4-block32", "onnxruntime-cpu", ()), tmp_path, measured=False)
     specs = {weight.spec.format for one in bench.plan({}).decisions for weight in one.weights}
     assert "int4" in specs
+
+
+def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(OutputError, match="is the model itself"):
+        checked_output(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget())
+    with pytest.raises(OutputError, match="node times cannot be kept in the output"):
+        checked_output(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"))
+    assert checked_output(None, tmp_path / "m.onnx", Budget()) is None

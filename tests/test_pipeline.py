@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,10 +19,12 @@ from onnxq.data import Data
 from onnxq.errors import ModelError
 from onnxq.evidence.ranges import MinMax
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
+from onnxq.judging.latency import Latency
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.presets import PRESETS
 from onnxq.scheme import Mode
+from onnxq.steps import Settled, settled
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -217,3 +220,28 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
         for scheme in (named, replace(named, ranges="minmax"))
     ]
     assert found == ["HistogramSearch(levels=None)", "MinMax()"]
+
+
+@pytest.mark.parametrize(("speed", "searches"), [(0.6, 2), (1.4, 1)])
+def test_operators_keep_their_form_where_another_made_the_model_slower_than_float(
+    speed: float, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Settled] = []
+
+    def settled_at_that_speed(*given: Any, **options: Any) -> Settled:
+        found = settled(*given, **options)
+        interval = (0.9 * speed, 1.1 * speed)
+        latency = Latency(1.0, 1 / speed, 1, 9, interval=interval)
+        verification = replace(found.chosen.verification, latency=latency)
+        done.append(replace(found, chosen=replace(found.chosen, verification=verification)))
+        return done[-1]
+
+    monkeypatch.setattr("onnxq.pipeline.settled", settled_at_that_speed)
+    # What is read but once is there for the second search as well.
+    images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
+    budget = Budget("off", "off", latency=0, engine="onnxruntime")
+    report = quantize(MODELS / "resnet.onnx", images, target="openvino", budget=budget).report
+    assert len(done) == searches
+    assert report.plan.preparation is not None
+    assert ("ConvolvePooled" in report.plan.preparation.steps) == (searches == 1)
+    assert report.agreement.worst_sqnr > 20

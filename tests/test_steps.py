@@ -10,13 +10,12 @@ import pytest
 from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.errors import OutputError
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
 from onnxq.presets import PRESETS
-from onnxq.steps import Prepared, checked_output, evidenced, first_recipe, methods_tried, prepared, tried
+from onnxq.steps import Prepared, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
@@ -61,12 +60,3 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
     )
     assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
     assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
-
-
-def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
-    with pytest.raises(OutputError, match="is the model itself"):
-        checked_output(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget())
-    with pytest.raises(OutputError, match="node times cannot be kept in the output"):
-        checked_output(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"))
-    assert checked_output(None, tmp_path / "m.onnx", Budget()) is None

@@ -11,12 +11,12 @@ from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.errors import SchemeError
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.opening import Model
+from onnxq.opening import Model, checked_output
 from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
 from onnxq.samples.arrays import npy_array
 from onnxq.scheme import Scheme
-from onnxq.steps import Evidenced, Prepared, Settled, checked_output
+from onnxq.steps import Evidenced, Prepared, Settled
 from onnxq.targets import DEFAULT_TARGET
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
