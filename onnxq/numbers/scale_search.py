@@ -20,6 +20,9 @@ Measure = Callable[[Doubles], Doubles]
 # Parts of the min-max range that are tried. Two bits want about a third of the range of a bell-shaped channel.
 _KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
 
+# So many ranges are tried beyond it.
+_WIDENED = 3
+
 _ITERATIONS = 20
 _WEIGHT = 10.0
 _GROWTH = 1.01
@@ -53,13 +56,24 @@ def _least_squares(
     """Shrink each range as long as what clipping costs is less than what finer codes gain."""
     format = format_named(spec.format)
     error = block_error(values, best, format, square)
-    for kept in _KEPT:
+    for kept in (*_widened(format, spec), *_KEPT):
         tried = spec_parameters(low * kept, high * kept, spec, block, best.tensor_scale)
         costs = block_error(values, tried, format, square)
         better = costs < error
         error = np.where(better, costs, error)
         best = _where(better, tried, best)
     return best
+
+
+def _widened(format: Format, spec: Spec) -> tuple[float, ...]:
+    """Return by how much ranges are widened: symmetric codes with one less above zero clip what reaches farthest there.
+
+    >>> from onnxq.numbers.formats import FORMATS
+    >>> [round(one, 3) for one in _widened(FORMATS["int4"], Spec("int4"))]
+    [1.071, 1.048, 1.024]
+    """
+    whole = float((format.maximum - format.minimum) / (2 * format.maximum)) if spec.symmetric else 1.0
+    return tuple(1 + (whole - 1) * step / _WIDENED for step in range(_WIDENED, 0, -1)) if whole > 1 else ()
 
 
 def half_quadratic(values: npt.NDArray[Any], parameters: Parameters, spec: Spec) -> Parameters:

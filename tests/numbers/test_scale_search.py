@@ -83,3 +83,12 @@ def test_blocks_of_one_value_keep_it(method: Method, value: float) -> None:
     weight = np.full((32, 2), value, np.float32)
     tensor = encoded(Spec("uint4", per=(32,), symmetric=False, method=method), weight)
     np.testing.assert_allclose(tensor.dequantize(), weight, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["int4", "int2"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_symmetric_codes_hold_what_reaches_farthest_above_zero_as_well(name: str, sign: float) -> None:
+    weight = np.full((32, 4), sign, np.float32)
+    found = encoded(Spec(name, (16,), method=Method.MSE), weight)
+    # There is one code less above zero, where scales of the whole range clip half a step.
+    assert np.abs(found.dequantize() - weight).max() <= (1e-6 if sign > 0 else 0.05)
