@@ -22,7 +22,9 @@ from onnxq import PRESETS, Budget, Goal, quantize
 from onnxq.evidence.provenance import instruction_set
 from onnxq.judging.agreement import agreement_of
 from onnxq.modelfile import load
+from onnxq.numbers.pairs import Pairs
 from onnxq.onnx_tools import skeleton
+from onnxq.planning.plan import Plan
 from onnxq.runtime import open_session, run
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import model_inputs
@@ -30,11 +32,10 @@ from onnxq.scheme import Granularity, Scheme, Spec
 
 INT8 = PRESETS["int8"]
 SEVEN = replace(INT8, rules=tuple(replace(one, weight=Spec("int8-7bit", Granularity.CHANNEL)) for one in INT8.rules))
-# The target of the same kernels that adds no pairs takes weights as they are.
-WAYS: tuple[tuple[str, Scheme, str], ...] = (
-    ("8 bits", INT8, "onnxruntime-web"),
-    ("7 bits", SEVEN, "onnxruntime-cpu"),
-    ("8 bits in pairs", INT8, "onnxruntime-cpu"),
+WAYS: tuple[tuple[str, Scheme, bool], ...] = (
+    ("8 bits", INT8, False),
+    ("7 bits", SEVEN, True),
+    ("8 bits in pairs", INT8, True),
 )
 MARKERS = "<!-- benchmarks/pairs.py -->\n", "<!-- end -->\n"
 
@@ -68,13 +69,24 @@ def row(model: Path, data: Path, made: Path) -> list[tuple[float, float]]:
     known = open_session(model)
     names = [one.name for one in known.get_outputs()]
     expected = [run(known, sample) for sample in samples]
-    for _, scheme, target in WAYS:
-        quantize(model, data / "calib", made, scheme=scheme, target=target, goal=goal, budget=budget)
+    for _, scheme, in_pairs in WAYS:
+        done = quantize(model, data / "calib", made, scheme=scheme, goal=goal, budget=budget)
+        if not in_pairs:
+            plain = without_pairs(done.report.plan)
+            quantize(model, data / "calib", made, scheme=plain, goal=goal, budget=budget)
         sessions = [open_session(made, optimize=optimize) for optimize in (True, False)]
         given = ([run(session, sample) for sample in samples] for session in sessions)
         kernels, floats = (agreement_of(names, zip(expected, one, strict=True)).worst_sqnr for one in given)
         found.append((kernels, floats))
     return found
+
+
+def without_pairs(plan: Plan) -> Plan:
+    """Return a plan whose weights are what is nearest to the float ones."""
+    decisions = (
+        replace(one, weights=tuple(replace(own, pairs=Pairs.NONE) for own in one.weights)) for one in plan.decisions
+    )
+    return replace(plan, decisions=tuple(decisions))
 
 
 def table(rows: dict[str, list[tuple[float, float]]]) -> str:

@@ -35,8 +35,9 @@ class Kernels:
         convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
         pads_channels: whether a transposed convolution of few channels takes as long as one of many.
         scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
-        pairs: which products of uint8 data and int8 weights of a convolution it may add in 16 bits; those of matrices,
-            each matrix by itself, then as well.
+        pairs: which products of uint8 data and int8 weights of a convolution are added in 16 bits, by itself or by
+            onnxruntime, with which plans for all are tried: on x86 processors without VNNI MLAS does so (ONNX Runtime
+            documentation, "Quantize ONNX Models", data type selection). Those of matrices then as well.
     """
 
     fused: frozenset[str]
@@ -52,7 +53,7 @@ class Kernels:
     convolves_pooled: bool = False
     pads_channels: bool = False
     scans: bool = False
-    pairs: Pairs = Pairs.NONE
+    pairs: Pairs = Pairs.ROW
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,6 @@ _ONNXRUNTIME_CPU = Target(
         multiplied=_MULTIPLIED,
         # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
         in_bodies=True,
-        # MLAS does so on x86 processors without VNNI (ONNX Runtime documentation, "Quantize ONNX Models", data type
-        # selection). Which those are that a model will run on nobody knows when it is quantized.
-        pairs=Pairs.ROW,
     ),
     reads=ReadCodes(looks_up=True),
     workarounds=True,
@@ -175,12 +173,7 @@ _ONNXRUNTIME_CPU = Target(
 
 # Arm adds the products in 32 bits, and its dot product instructions multiply signed with signed (the same page, and
 # "Arm Architecture Reference Manual", SDOT).
-_ONNXRUNTIME_CPU_ARM = replace(
-    _ONNXRUNTIME_CPU,
-    name="onnxruntime-cpu-arm",
-    activation=Spec("int8", symmetric=False),
-    kernels=replace(_ONNXRUNTIME_CPU.kernels, pairs=Pairs.NONE),
-)
+_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation=Spec("int8", symmetric=False))
 
 # The same library behind another interface.
 _ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="onnxruntime-node")
@@ -192,7 +185,7 @@ _ONNXRUNTIME_WEB = replace(
     _ONNXRUNTIME_CPU,
     name="onnxruntime-web",
     engine="onnxruntime-web",
-    kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=(), pairs=Pairs.NONE),
+    kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=()),
 )
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})

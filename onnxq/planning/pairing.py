@@ -51,9 +51,7 @@ def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pa
     narrow = format_named(weight.spec.format).bits < _BITS
     if decision.mode not in _INTEGERS or narrow or weight.spec.method.is_followed or _is_depthwise(node):
         return Pairs.NONE
-    if target.kernels.pairs is Pairs.NONE or node.op == "Conv":
-        return target.kernels.pairs
-    return Pairs.TAP
+    return target.kernels.pairs if node.op == "Conv" else Pairs.TAP
 
 
 def _is_depthwise(node: Node) -> bool:

@@ -64,13 +64,13 @@ def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, 
 
 
 def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> None:
-    best, _, plan = chosen(bench, images("calib.npz", 8))
+    best, _, plan = chosen(bench, images("calib.npz", 32))
     assert best.recipe.compensation is not None
     requests = best.recipe.compensation.requests(plan, bench.graph)
     grams = [best.evidence.statistics[request] for request in requests]
     assert grams
     # Each image has 28 rows of pixels, and one vector for each in front of the last layer.
-    assert {gram.count for gram in grams if isinstance(gram, Gram)} == {8 * 28, 8}
+    assert {gram.count for gram in grams if isinstance(gram, Gram)} == {32 * 28, 32}
 
 
 def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
