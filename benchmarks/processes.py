@@ -31,7 +31,8 @@ def keep_bytecode(folder: Path, *modules: str) -> None:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-    subprocess.run([sys.executable, "-c", f"import onnxruntime, onnxq.pipeline, {', '.join(modules)}"], check=True)
+    loaded = ", ".join(("onnxruntime", "onnxq.pipeline", *modules))
+    subprocess.run([sys.executable, "-c", f"import {loaded}"], check=True)
 
 
 def inference_seconds(model: Path, samples: Path, runs: int = 3) -> float:
