@@ -41,12 +41,12 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
     decoding = any(rule.mode in DECODING for rule in scheme.rules)
     wanted = {
         UnfuseProducts(): decoding and target.workarounds,
-        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused,
-        JoinHardSwishes(): "HardSwish" in kernels.whole,
+        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused.ops,
+        JoinHardSwishes(): "HardSwish" in kernels.fused.whole,
         SplitPRelus(): target.workarounds,
-        ConvolvePooled(): static and kernels.convolves_pooled,
-        ConvolveTransposed(): static and kernels.pads_channels,
-        ScanCells(): static and kernels.scans,
+        ConvolvePooled(): static and kernels.forms.convolves_pooled,
+        ConvolveTransposed(): static and kernels.forms.pads_channels,
+        ScanCells(): static and kernels.forms.scans,
     }
     return tuple(step for step, is_wanted in wanted.items() if is_wanted)
 

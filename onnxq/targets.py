@@ -15,44 +15,65 @@ LARGE_WEIGHT = 1 << 18
 
 
 @dataclass(frozen=True)
+class Fused:
+    """What a runtime makes one integer kernel of.
+
+    Attributes:
+        ops: op types that run as integer kernels when every data input and the output stand between DequantizeLinear
+            and QuantizeLinear.
+        float_output: those whose kernel can also give float, so that the output needs no QuantizeLinear of its own.
+        either_output: those whose kernels give floats as fast as codes where not all want codes.
+        clamps: op types that vanish between an integer kernel and the QuantizeLinear behind it.
+        whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
+    """
+
+    ops: frozenset[str]
+    float_output: frozenset[str] = frozenset()
+    either_output: frozenset[str] = frozenset()
+    clamps: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Which other forms of operators a runtime has faster integer kernels for, as a rule.
+
+    Attributes:
+        convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
+        pads_channels: whether a transposed convolution of few channels takes as long as one of many.
+        scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
+    """
+
+    convolves_pooled: bool = False
+    pads_channels: bool = False
+    scans: bool = False
+
+
+@dataclass(frozen=True)
 class Kernels:
     """What a runtime has fast kernels for.
 
     Attributes:
-        fused: op types that run as integer kernels when every data input and the output stand between
-            DequantizeLinear and QuantizeLinear.
-        float_output: op types of ``fused`` whose kernel can also give float, so that the output needs no
-            QuantizeLinear of its own.
-        clamps: op types that vanish between an integer kernel and the QuantizeLinear behind it.
+        fused: what it makes one integer kernel of.
         dynamic: op types that multiply integers fast when the scale of their data is computed in each run.
         own_dynamic: op types that multiply integers so, but only as operators of the runtime's own, which are written
             on wish.
         multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
         in_bodies: whether integer kernels are known to be made in bodies of control flow too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
-        whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
-        either_output: op types of ``fused`` whose kernels give floats as fast as codes where not all want codes.
-        convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
-        pads_channels: whether a transposed convolution of few channels takes as long as one of many.
-        scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
+        forms: other forms of operators that its integer kernels are faster with.
         pairs: which products of uint8 data and int8 weights of a convolution are added in 16 bits, by itself or by
             onnxruntime, with which plans for all are tried: on x86 processors without VNNI MLAS does so (ONNX Runtime
             documentation, "Quantize ONNX Models", data type selection). Those of matrices then as well.
     """
 
-    fused: frozenset[str]
-    float_output: frozenset[str] = frozenset()
-    clamps: frozenset[str] = frozenset()
+    fused: Fused
     dynamic: frozenset[str] = frozenset()
     own_dynamic: frozenset[str] = frozenset()
     multiplied: tuple[Spec, ...] = ()
     in_bodies: bool = False
     half: bool = False
-    whole: frozenset[str] = frozenset()
-    either_output: frozenset[str] = frozenset()
-    convolves_pooled: bool = False
-    pads_channels: bool = False
-    scans: bool = False
+    forms: Forms = Forms()
     pairs: Pairs = Pairs.ROW
 
 
@@ -110,8 +131,7 @@ class Target:
     @property
     def keeping_forms(self) -> Target:
         """The same where operators keep the form they have, though another one serves its integer kernels as a rule."""
-        kernels = replace(self.kernels, convolves_pooled=False, pads_channels=False, scans=False)
-        return replace(self, kernels=kernels)
+        return replace(self, kernels=replace(self.kernels, forms=Forms()))
 
 
 # Blocks of 8 bits that take 8.25 with their scale, which keeps a file of them at a quarter of its floats, and of 4 bits
@@ -128,38 +148,40 @@ _ONNXRUNTIME_CPU = Target(
     activation=Spec("uint8", symmetric=False),
     weight=Spec("int8-narrow", per=Granularity.CHANNEL),
     kernels=Kernels(
-        fused=frozenset(
-            {
-                "Add",
-                "AveragePool",
-                "Concat",
-                "Conv",
-                "DepthToSpace",
-                "Expand",
-                "Flatten",
-                "Gather",
-                "Gemm",
-                "GlobalAveragePool",
-                "HardSigmoid",
-                "LeakyRelu",
-                "MatMul",
-                "MaxPool",
-                "Mul",
-                "ReduceMax",
-                "Reshape",
-                "Resize",
-                "Sigmoid",
-                "Slice",
-                "Softmax",
-                "Split",
-                "Squeeze",
-                "Tile",
-                "Transpose",
-                "Unsqueeze",
-            }
+        fused=Fused(
+            ops=frozenset(
+                {
+                    "Add",
+                    "AveragePool",
+                    "Concat",
+                    "Conv",
+                    "DepthToSpace",
+                    "Expand",
+                    "Flatten",
+                    "Gather",
+                    "Gemm",
+                    "GlobalAveragePool",
+                    "HardSigmoid",
+                    "LeakyRelu",
+                    "MatMul",
+                    "MaxPool",
+                    "Mul",
+                    "ReduceMax",
+                    "Reshape",
+                    "Resize",
+                    "Sigmoid",
+                    "Slice",
+                    "Softmax",
+                    "Split",
+                    "Squeeze",
+                    "Tile",
+                    "Transpose",
+                    "Unsqueeze",
+                }
+            ),
+            float_output=frozenset({"Gemm", "MatMul"}),
+            clamps=frozenset({"Clip", "Relu"}),
         ),
-        float_output=frozenset({"Gemm", "MatMul"}),
-        clamps=frozenset({"Clip", "Relu"}),
         dynamic=frozenset({"Gemm", "MatMul"}),
         own_dynamic=frozenset({"LSTM"}),
         multiplied=_MULTIPLIED,
@@ -200,7 +222,7 @@ _TENSORRT = Target(
     name="tensorrt",
     activation=Spec("int8"),
     weight=_ONNXRUNTIME_CPU.weight,
-    kernels=Kernels(_PRODUCTS, float_output=_PRODUCTS, half=True),
+    kernels=Kernels(Fused(_PRODUCTS, float_output=_PRODUCTS), half=True),
     reads=ReadCodes(static_bits=8, integer_bias=False),
 )
 
@@ -211,20 +233,23 @@ _OPENVINO = replace(
     _ONNXRUNTIME_CPU,
     name="openvino",
     kernels=Kernels(
-        _ONNXRUNTIME_CPU.kernels.fused - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"} | _CONVOLUTIONS,
-        _ONNXRUNTIME_CPU.kernels.float_output,
-        _ONNXRUNTIME_CPU.kernels.clamps,
+        Fused(
+            _ONNXRUNTIME_CPU.kernels.fused.ops - {"Expand", "HardSigmoid", "Sigmoid", "Softmax", "Tile"}
+            | _CONVOLUTIONS,
+            _ONNXRUNTIME_CPU.kernels.fused.float_output,
+            # What is made of their floats, as by Gelu, they compute before they make codes; a transposed one only where
+            # it reads codes: the Sigmoid behind that of ppocr-det takes a tenth of a run with all else as integers.
+            either_output=_CONVOLUTIONS,
+            clamps=_ONNXRUNTIME_CPU.kernels.fused.clamps,
+            # HardSigmoid times its data are two kernels, and as many changes of layout: ppocr-cls took 1.7 times as
+            # long.
+            whole=frozenset({"HardSwish"}),
+        ),
         multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
-        # HardSigmoid times its data are two kernels, and as many changes of layout: ppocr-cls took 1.7 times as long.
-        whole=frozenset({"HardSwish"}),
-        # What is made of their floats, as by Gelu, they compute before they make codes; a transposed one only where it
-        # reads codes: the Sigmoid behind that of ppocr-det takes a tenth of a run with all else as integers.
-        either_output=_CONVOLUTIONS,
-        # Where all is integer, models/resnet.onnx is 1.1 times as fast with it, and effnet-lite0 1.02 times.
-        convolves_pooled=True,
-        pads_channels=True,
-        # nsnet2: 22 instead of 48 ms with one thread, 21 instead of 28 with two.
-        scans=True,
+        # Where all is integer, models/resnet.onnx is 1.1 times as fast with products of pooled images as convolutions,
+        # and effnet-lite0 1.02 times. nsnet2 takes 22 instead of 48 ms as a Scan with one thread, 21 instead of 28 with
+        # two.
+        forms=Forms(convolves_pooled=True, pads_channels=True, scans=True),
         # Tried on 2026.4, with AVX2: single convolutions and products saturate as those of onnxruntime do.
         pairs=Pairs.TAP,
     ),
@@ -253,8 +278,10 @@ _QNN = replace(
     _ONNXRUNTIME_CPU,
     name="qnn",
     kernels=Kernels(
-        (_ONNXRUNTIME_CPU.kernels.fused - {"HardSigmoid", "MatMul"}) | {"SpaceToDepth", "Tanh"},
-        clamps=_ONNXRUNTIME_CPU.kernels.clamps,
+        Fused(
+            (_ONNXRUNTIME_CPU.kernels.fused.ops - {"HardSigmoid", "MatMul"}) | {"SpaceToDepth", "Tanh"},
+            clamps=_ONNXRUNTIME_CPU.kernels.fused.clamps,
+        ),
         half=True,
     ),
     reads=ReadCodes(multiplied_bits=4),

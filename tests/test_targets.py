@@ -25,10 +25,10 @@ every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARG
 @every_target
 def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
-    assert target.kernels.float_output | target.kernels.either_output <= target.kernels.fused
-    assert not target.kernels.float_output & target.kernels.either_output
-    assert not target.kernels.clamps & target.kernels.fused
-    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.kernels.fused)
+    assert target.kernels.fused.float_output | target.kernels.fused.either_output <= target.kernels.fused.ops
+    assert not target.kernels.fused.float_output & target.kernels.fused.either_output
+    assert not target.kernels.fused.clamps & target.kernels.fused.ops
+    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.kernels.fused.ops)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
     assert all(is_kernel_block(spec.per) for spec in target.kernels.multiplied) or not target.has_contrib
@@ -134,7 +134,7 @@ def test_the_plan_for_a_target_is_valid_and_means_the_same_on_a_cpu(
     onnx.checker.check_model(model, full_check=True)
     plan = done.report.plan
     assert plan.target == target.name
-    products = {"Conv"} if target.kernels.convolves_pooled else {"Conv", "Gemm"}
+    products = {"Conv"} if target.kernels.forms.convolves_pooled else {"Conv", "Gemm"}
     assert {one.op_type for one in plan.decisions if one.weights and one.mode is Mode.STATIC} == products
     assert done.report.agreement.worst_sqnr > 28
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -208,7 +208,7 @@ ELSEWHERE = {"Conv", "Flatten", "Gemm", "MatMul"}
 
 
 def test_every_fused_operator_is_tried() -> None:
-    assert set(KERNELS) | ELSEWHERE == TARGETS["onnxruntime-cpu"].kernels.fused
+    assert set(KERNELS) | ELSEWHERE == TARGETS["onnxruntime-cpu"].kernels.fused.ops
 
 
 @pytest.mark.parametrize("op", list(KERNELS))

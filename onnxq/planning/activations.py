@@ -35,8 +35,8 @@ def plan_activations(
             continue
         spec = specs[node]
         inputs = data_inputs(node)
-        outputs = [] if node.op in target.kernels.float_output else quantized_outputs(node, absorbed)
-        if node.op in target.kernels.either_output:
+        outputs = [] if node.op in target.kernels.fused.float_output else quantized_outputs(node, absorbed)
+        if node.op in target.kernels.fused.either_output:
             outputs = [tensor for tensor in outputs if _all_want_codes(tensor, integer)]
         for tensor in inputs:
             if isinstance(tensor, Constant):

@@ -40,7 +40,7 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
     outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
     found = {}
     for node in homes:
-        if node.op not in target.kernels.clamps or node.domain or node not in specs:
+        if node.op not in target.kernels.fused.clamps or node.domain or node not in specs:
             continue
         source = node.inputs[0]
         maker = producer(source)
@@ -60,7 +60,7 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         if (
             affine
             and operator
-            and maker.op in target.kernels.fused
+            and maker.op in target.kernels.fused.ops
             and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
         ):
             found[node] = maker
@@ -99,7 +99,7 @@ def integer_nodes(
             continue
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
-            all(neighbour in integer and neighbour.op not in target.kernels.float_output for neighbour in before)
+            all(neighbour in integer and neighbour.op not in target.kernels.fused.float_output for neighbour in before)
             and len(before) == sum(not isinstance(tensor, Constant) for tensor in data_inputs(node))
             and any(neighbour in integer for neighbour in behind)
         ):

@@ -22,7 +22,7 @@ _MATRIX = 2
 def obstacle(node: Node, target: Target) -> str:
     """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
     operator = operator_of(node)
-    if operator is None or node.domain or node.op not in target.kernels.fused:
+    if operator is None or node.domain or node.op not in target.kernels.fused.ops:
         return f"{node.op} has no integer kernel on {target.name}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)

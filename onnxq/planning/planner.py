@@ -175,7 +175,7 @@ def _decide(
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
     spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
     # What a step of a Scan multiplies is read again in each.
-    again = in_body and target.kernels.scans and is_large_product(node) and not isinstance(spec.per, tuple)
+    again = in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.per, tuple)
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
     return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
 

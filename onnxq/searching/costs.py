@@ -28,16 +28,16 @@ OUTSIDE = ""
 
 def gives_codes(node: Node, target: Target) -> bool:
     """Whether a node gives codes as an integer kernel, rather than floats."""
-    return not any(one.op in target.kernels.float_output for one in _with_clamped(node, target))
+    return not any(one.op in target.kernels.fused.float_output for one in _with_clamped(node, target))
 
 
 def gives_either(node: Node, target: Target) -> bool:
     """Whether a node gives floats as fast as codes, where those that read it do not all want codes."""
-    return any(one.op in target.kernels.either_output for one in _with_clamped(node, target))
+    return any(one.op in target.kernels.fused.either_output for one in _with_clamped(node, target))
 
 
 def _with_clamped(node: Node, target: Target) -> list[Node]:
-    return [node, *(node.inputs[0].inputs if node.op in target.kernels.clamps else [])]
+    return [node, *(node.inputs[0].inputs if node.op in target.kernels.fused.clamps else [])]
 
 
 @dataclass(frozen=True, eq=False)

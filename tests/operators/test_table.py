@@ -151,5 +151,5 @@ def test_operators_of_quantized_models_are_not_planned() -> None:
 
 def test_every_target_fuses_known_operators() -> None:
     for target in TARGETS.values():
-        assert all(("", op) in OPERATORS for op in target.kernels.fused)
-        assert {OPERATORS["", op].role for op in target.kernels.clamps} <= {Role.CLAMP}
+        assert all(("", op) in OPERATORS for op in target.kernels.fused.ops)
+        assert {OPERATORS["", op].role for op in target.kernels.fused.clamps} <= {Role.CLAMP}
