@@ -272,9 +272,9 @@ def tried(
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            view = trials.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()).path)
+            view = trials.answered.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()).path)
             found = [view.run(sample) for sample in samples]
-            yield trials.views.names, list(zip(trials.expected, found, strict=True))
+            yield trials.answered.views.names, list(zip(trials.answered.expected, found, strict=True))
 
 
 def main() -> None:

@@ -74,8 +74,8 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         trials = Trials.of(bench, path, evenly(samples, SAMPLES), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
         board = Switchboard.of(trials, full, USUAL)
-        runs, shares = math.ceil(seconds / trials.seconds), likely_shares(full, trials.evidence)
-        noises = measure_noises(board, len(trials.samples), runs, shares=shares)
+        runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.evidence)
+        noises = measure_noises(board, len(trials.answered.samples), runs, shares=shares)
         took = time.perf_counter() - start
         generator = np.random.default_rng(0)
         weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]

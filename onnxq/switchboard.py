@@ -59,7 +59,7 @@ class Switchboard:
         path = trials.bench.prepared.with_name("switched.onnx")
         switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
         large = trials.bench.is_large
-        return cls(trials, trials.views.open(path, mapped=large, at_once=not large), switches)
+        return cls(trials, trials.answered.views.open(path, mapped=large, at_once=not large), switches)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -76,7 +76,7 @@ class Switchboard:
         Yields:
             float64 of shape (samples, outputs), in units of the signal of these samples.
         """
-        expected, given = self.trials.expected, self.trials.samples
+        expected, given = self.trials.answered.expected, self.trials.answered.samples
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
         answers = self.view.run_each(fed)
         while some := list(islice(answers, len(samples))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,11 @@ from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.graph import Graph, scopes
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.reference import Reference
+from onnxq.judging.answered import Answered
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
-from onnxq.judging.views import Views
 from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.runtime import return_memory
-from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
@@ -34,11 +31,6 @@ TRIED_SAMPLES = 16
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
-_HELD = 1 << 29
-_FEWEST_SAMPLES = 2
-# No two samples of a process have the same.
-_NUMBERS = itertools.count()
 # Models of which nobody has asked for the noise while others are built.
 _AHEAD = 1
 # Seconds that a process takes before its first run.
@@ -98,12 +90,8 @@ class Trials:
     Attributes:
         bench: builds the models.
         evidence: of the plan's activations.
-        samples: the samples that every candidate runs.
-        views: by what candidates are compared with the float model.
-        expected: what is compared of the float model, for each sample.
-        seconds: of a run of the float model.
+        answered: the samples that every candidate runs, and what the float model gives for them.
         measured: what was found of models so far, by what judged it.
-        numbers: of the samples, which no others have.
         built: the models of plans.
         earlier: how many models were tried before, on fewer samples.
         hard: samples that plans have to be faithful to besides.
@@ -111,12 +99,8 @@ class Trials:
 
     bench: Workbench
     evidence: Evidence
-    samples: tuple[Sample, ...]
-    views: Views
-    expected: tuple[tuple[Any, ...], ...]
-    seconds: float = 0.0
+    answered: Answered
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
-    numbers: tuple[int, ...] = ()
     built: Candidates = field(default_factory=Candidates)
     earlier: int = 0
     hard: Hard | None = None
@@ -128,36 +112,21 @@ class Trials:
 
     def process_seconds(self, run: float) -> float:
         """Return how long a process takes to run the float model over the samples, each run so many seconds."""
-        return _STARTUP + len(self.samples) * run
+        return _STARTUP + len(self.answered.samples) * run
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
-        """Run the float model once on a few samples, whose outputs are kept, so that plans can be tried against it.
-
-        Where outputs are so large that those of all samples had better not be in memory, fewer samples are tried.
-        """
-        kept = tuple(samples)
-        views = Views.of(reference, bench.prepared)
-        model = Reference(reference, views)
-        held = sum(model.answer(sample).nbytes for sample in kept[:1])
-        kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
-        answers = list(model.answer_each(kept))
-        expected = tuple(tuple(answer.outputs) for answer in answers)
-        seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
-        numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
-        return cls(bench, evidence, kept, views, expected, seconds, numbers=numbers)
+        """Run the float model once on a few samples, so that plans can be tried against it; see `Answered.of`."""
+        return cls(bench, evidence, Answered.of(reference, bench.prepared, samples))
 
     def part(self, places: slice) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
-        samples, expected, numbers = self.samples[places], self.expected[places], self.numbers[places]
-        return replace(self, samples=samples, expected=expected, numbers=numbers, measured={}, hard=None)
+        return replace(self, answered=self.answered.part(places), measured={}, hard=None)
 
     def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
-        more = Trials.of(self.bench, reference, samples, self.evidence)
-        samples, expected = self.samples + more.samples, self.expected + more.expected
-        joined = replace(self, samples=samples, expected=expected, numbers=self.numbers + more.numbers)
-        return replace(joined, measured={}, earlier=self.count, hard=None)
+        joined = self.answered.joined(Answered.of(reference, self.bench.prepared, samples))
+        return replace(self, answered=joined, measured={}, earlier=self.count, hard=None)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
@@ -165,7 +134,7 @@ class Trials:
 
     def sqnr_of_last(self, plan: Plan, recipe: Recipe, count: int) -> float:
         """Return the SQNR in decibels that a plan's model has on the last samples, at its worst output."""
-        return self._judged(_OfLast(tuple(self.views.names), count), plan, recipe)
+        return self._judged(_OfLast(tuple(self.answered.views.names), count), plan, recipe)
 
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
         """Judge a plan by its model; what was measured before is remembered.
@@ -181,7 +150,7 @@ class Trials:
     def begin(self, plan: Plan, recipe: Recipe) -> None:
         """Build a model that is going to be asked about, and run it in the background, where it is not too large."""
         if not self.bench.is_large:
-            self.built.begin(self._key(plan, recipe), self.numbers, partial(self._runner, plan, recipe))
+            self.built.begin(self._key(plan, recipe), self.answered.numbers, partial(self._runner, plan, recipe))
 
     def _key(self, plan: Plan, recipe: Recipe) -> Hashable:
         return candidate_key(plan, recipe, self.evidence)
@@ -190,8 +159,8 @@ class Trials:
         key = self._key(plan, recipe)
         known = self.measured.setdefault(key, {})
         if judge not in known:
-            given = self.built.answers(key, self.numbers, partial(self._runner, plan, recipe))
-            known[judge] = judge(list(zip(self.expected, given, strict=True)))
+            given = self.built.answers(key, self.answered.numbers, partial(self._runner, plan, recipe))
+            known[judge] = judge(list(zip(self.answered.expected, given, strict=True)))
         found: Judgement = known[judge]
         return found
 
@@ -200,15 +169,16 @@ class Trials:
         return partial(self._run, plan, self.candidate(plan, recipe).path)
 
     def _run(self, plan: Plan, model: Path, numbers: Sequence[int]) -> Answers:
+        answered, views = self.answered, self.answered.views
         # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
         large = self.bench.is_large
         optimize = not large or any(plan.count(mode) for mode in _INTEGERS)
         at_once = not large and len(numbers) > 1
         if not large and _convolves_floats(plan, self.bench.graph):
-            view = self.views.open_decoded(model, at_once=at_once)
+            view = views.open_decoded(model, at_once=at_once)
         else:
-            view = self.views.open(model, optimize=optimize, mapped=large, at_once=at_once)
-        given = (self.samples[self.numbers.index(number)] for number in numbers)
+            view = views.open(model, optimize=optimize, mapped=large, at_once=at_once)
+        given = (answered.samples[answered.numbers.index(number)] for number in numbers)
         found = dict(zip(numbers, view.run_each(given), strict=True))
         if large:
             del view

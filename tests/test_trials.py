@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq import trials as trials_module
 from onnxq.candidates import Candidates
 from onnxq.encoding.recipe import Recipe
-from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.ranges import Percentile
 from onnxq.judging.views import View, Views
 from onnxq.modelfile import load, read_model, save
@@ -41,11 +39,11 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     static, stored, left = (trials.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
     assert 15 < static < stored < 60
     assert left > 100
-    assert trials.noise(plan, Recipe()).shape == (8, len(trials.views.names))
+    assert trials.noise(plan, Recipe()).shape == (8, len(trials.answered.views.names))
     assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
     assert trials.count == len(trials.measured) == 3
     more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
-    assert (more.count, len(more.measured), len(more.samples)) == (3, 0, 10)
+    assert (more.count, len(more.measured), len(more.answered.samples)) == (3, 0, 10)
     assert more.process_seconds(2.0) - trials.process_seconds(2.0) == pytest.approx(4.0)
     assert 0 < trials.process_seconds(0.0) < 2
 
@@ -63,7 +61,7 @@ def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
     found = list(noises(asked))
     alone = replace(trials, built=Candidates())
     for (own, *what), noise in zip(asked, found, strict=True):
-        again = replace(alone, samples=own.samples, expected=own.expected, numbers=own.numbers, measured={})
+        again = replace(alone, answered=own.answered, measured={})
         assert np.array_equal(again.noise(*what), noise)
 
 
@@ -76,7 +74,7 @@ def test_a_plan_is_trusted_with_no_more_than_it_has_on_hard_samples(tmp_path: Pa
     alone = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[-2:], trials.evidence)
     assert last == pytest.approx(alone.sqnr_of_last(plan, Recipe(), 2))
     for shift, expected in ((100.0, trusted), (-30.0, last - 30)):
-        hard = replace(trials, hard=Hard(tuple(trials.views.names), 2, shift), measured={})
+        hard = replace(trials, hard=Hard(tuple(trials.answered.views.names), 2, shift), measured={})
         assert hard.sqnr(plan, Recipe()) == expected
         assert hard.trust(plan, Recipe()).noise == trials.trust(plan, Recipe()).noise
 
@@ -94,16 +92,6 @@ def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
     assert found == alone.sqnr(plan, Recipe()) != first
     assert trials.sqnr(plan, Recipe()) == first
     assert len(trials.measured) == 2
-
-
-def test_of_models_with_large_outputs_fewer_samples_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    # Ten classes in float32.
-    monkeypatch.setattr(trials_module, "_HELD", 4 * 40)
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, Evidence())
-    assert len(trials.samples) == len(trials.expected) == 4
-    assert np.array_equal(trials.samples[-1]["image"], SAMPLES[-1]["image"])
 
 
 @pytest.mark.parametrize(("target", "decoded"), [("openvino", True), ("onnxruntime-cpu", False)])

@@ -95,7 +95,7 @@ class Folds:
     @cached_property
     def groups(self) -> tuple[Selection, ...]:
         """The samples by group, at most 512 in all."""
-        return groups_of(self.samples, len(self.trials.samples))
+        return groups_of(self.samples, len(self.trials.answered.samples))
 
     @property
     def found_on(self) -> tuple[Groups, Groups]:

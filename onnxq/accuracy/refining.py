@@ -113,10 +113,10 @@ def refine(
             the time in which a process runs the float model over the samples.
         enough: decibels that are not improved on, unless with all effort.
     """
-    start, runs = time.monotonic(), folds.trials.seconds * len(folds.trials.samples)
+    start, runs = time.monotonic(), folds.trials.answered.seconds * len(folds.trials.answered.samples)
     if not accuracy.thorough:
         trials = replace(folds.trials, evidence=basis.evidence)
-        until = until.at_most(_PROCESSES * trials.process_seconds(trials.seconds))
+        until = until.at_most(_PROCESSES * trials.process_seconds(trials.answered.seconds))
         if (reached := trials.sqnr(plan, basis.recipe)) >= enough:
             return Refined(basis, spared=reached)
     from onnxq.accuracy.choosers import CHOOSERS

@@ -81,7 +81,7 @@ def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:
     trials = replace(folds.trials, evidence=basis.evidence)
     weighted = {decision.node for decision in plan.decisions if decision.weights}
     alone = Switchboard.of(trials, plan, basis.recipe, weighted)
-    [noise] = alone.noises([alone.sources], range(len(trials.samples)))
+    [noise] = alone.noises([alone.sources], range(len(trials.answered.samples)))
     return pooled(noise) >= _SHARE * pooled(trials.noise(plan, basis.recipe))
 
 

@@ -113,15 +113,16 @@ class _Choice:
         """Return trials on the samples too that a model is least faithful to, in which plans have what it lacked."""
         chooser = self.chooser
         hardest = chooser.judge.hardest(chooser.files.staged, _JOINING)
-        easy = len(trials.samples) - (trials.hard.count if trials.hard is not None else 0)
+        easy = len(trials.answered.samples) - (trials.hard.count if trials.hard is not None else 0)
         trials = trials.joined(chooser.files.reference, hardest)
         # Where outputs are large, not all of them join.
-        count = len(trials.samples) - easy
+        count = len(trials.answered.samples) - easy
         if not count or trials.count >= self.effort.measurements:
             return trials
         enough = trials.sqnr_of_last(found.outcome.plan, found.recipe, count) + lacking
         shift = aim - enough if math.isfinite(enough) else 0.0
-        return replace(trials, hard=Hard(tuple(trials.views.names), count, shift), measured={}, earlier=trials.count)
+        hard = Hard(tuple(trials.answered.views.names), count, shift)
+        return replace(trials, hard=hard, measured={}, earlier=trials.count)
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
@@ -140,7 +141,7 @@ class _Choice:
             refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
         scores = chooser.judge.scores(chooser.files.staged, number)
-        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.samples)
+        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples)
 
     def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:
         """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""

@@ -204,7 +204,7 @@ class Chooser:
         from onnxq.searching.coarser import coarser_weights
 
         asked = replace(self.laboratory(recipe), trials=trials)
-        share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(trials.samples)
+        share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(trials.answered.samples)
 
         def is_late() -> bool:
             return trials.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
@@ -221,7 +221,8 @@ class Chooser:
     def _laboratory(self) -> Laboratory:
         from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
 
-        seconds, samples = min(self.judge.seconds, _SEARCH_SECONDS), tuple(evenly(self.trials.samples, TIMED_SAMPLES))
+        seconds = min(self.judge.seconds, _SEARCH_SECONDS)
+        samples = tuple(evenly(self.trials.answered.samples, TIMED_SAMPLES))
         timing = Timing(samples, seconds, self.judge.timer or OnnxRuntime())
         given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
         return Laboratory(*given, timed=self._timed)
@@ -246,7 +247,7 @@ class Chooser:
 
         def measure(plan: Plan) -> float:
             # What was not tried is not taken.
-            in_time = trials.count < most and self.has_time(len(trials.samples))
+            in_time = trials.count < most and self.has_time(len(trials.answered.samples))
             return trials.sqnr(plan, recipe) if in_time else -math.inf
 
         told = self._told(trials, recipe, planner) if self.bench.is_large else None
@@ -257,7 +258,7 @@ class Chooser:
         from onnxq.searching.layer_groups import node_noises
         from onnxq.searching.noises import SILENT
 
-        runs = _GROUP_RUNS * len(trials.samples)
+        runs = _GROUP_RUNS * len(trials.answered.samples)
 
         def measure() -> Noises:
             # With nothing known, the smallest nodes go first.
@@ -268,8 +269,8 @@ class Chooser:
 
     def has_time(self, runs: float) -> bool:
         """Whether there is time for so many runs of the float model before the last model is built and judged."""
-        left = self.judge.deadline.left
-        return self.judge.deadline == NEVER or (left > 0 and left > self._reserved + runs * self.trials.seconds)
+        left, wanted = self.judge.deadline.left, runs * self.trials.answered.seconds
+        return self.judge.deadline == NEVER or (left > 0 and left > self._reserved + wanted)
 
     @property
     def _reserved(self) -> float:
@@ -277,7 +278,7 @@ class Chooser:
         if self.judge.deadline == NEVER:
             return 0.0
         runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES)
-        return runs * self.trials.seconds + self.judge.seconds + _BUILDING
+        return runs * self.trials.answered.seconds + self.judge.seconds + _BUILDING
 
     def built(self, outcome: Outcome, recipe: Recipe, number: int = 1) -> Verification:
         """Build the model of a plan where it is staged, and judge it.

@@ -110,14 +110,14 @@ class Laboratory:
             board, bench = Switchboard.of(self.trials, plan, self.recipe, nodes), self.trials.bench
             asked = ByKind(board, bench.graph) if bench.is_large else board
             shares = likely_shares(plan, self.trials.evidence)
-            count, longest = len(self.trials.samples), _SWITCHED * runs * self.run
+            count, longest = len(self.trials.answered.samples), _SWITCHED * runs * self.run
             self.asked[key] = measure_noises(asked, count, runs, told, shares=shares, longest=longest)
         return self.asked[key]
 
     @property
     def run(self) -> float:
         """Seconds of a run of the float model by its profile, so that they are the same where node times are known."""
-        return max(self.times(None).total / 1e9 or self.trials.seconds, _SHORTEST_RUN)
+        return max(self.times(None).total / 1e9 or self.trials.answered.seconds, _SHORTEST_RUN)
 
     @property
     def process(self) -> float:
@@ -178,7 +178,7 @@ class Laboratory:
     @property
     def _runs(self) -> int:
         """How often a model runs under the profiler."""
-        return min(max(round(_PROFILED / max(self.trials.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
+        return min(max(round(_PROFILED / max(self.trials.answered.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:

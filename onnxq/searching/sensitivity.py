@@ -183,14 +183,14 @@ def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) 
         expressed = tuple(one for one in offers if laboratory.expresses(one.plan))
         costs = Costs(graph, target, full, UNTIMED, UNTIMED, expressed)
     rest = max(seconds - (time.monotonic() - start), 0.0)
-    runs = math.ceil(rest / max(trials.seconds, _SHORTEST_RUN))
+    runs = math.ceil(rest / max(trials.answered.seconds, _SHORTEST_RUN))
     noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, runs)
     return Sensitivity(
         full.scheme,
         full.target,
-        len(trials.samples),
+        len(trials.answered.samples),
         decibels(worst(noise.static.joint)),
-        tuple(_tensors(costs, noise, trials.views.names)),
+        tuple(_tensors(costs, noise, trials.answered.views.names)),
         tuple(_nodes(costs, noise)),
     )
 

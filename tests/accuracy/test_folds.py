@@ -48,10 +48,11 @@ def always(folds: Folds, recipe: Recipe) -> Callable[[Groups], Basis]:
 @pytest.mark.parametrize(("count", "judging"), [(2, 2), (7, 3), (24, 7), (300, 16), (1000, 16)])
 def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int, judging: int) -> None:
     samples = [{"x": np.array(index)} for index in range(count)]
-    trials = replace(folds.trials, samples=tuple(evenly(samples, judging)), expected=((),) * judging)
+    judges = tuple(evenly(samples, judging))
+    trials = replace(folds.trials, answered=replace(folds.trials.answered, samples=judges, expected=((),) * judging))
     groups = [[int(sample["x"]) for sample in group] for group in Folds(trials, samples).groups]
     assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 512)
-    assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in trials.samples}
+    assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in judges}
     assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
 
 
@@ -159,6 +160,7 @@ def test_a_fold_that_decides_by_itself_takes_what_leaves_little_doubt(
 @pytest.mark.parametrize("count", [2, 9, 24])
 def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds, plan: Plan, count: int) -> None:
     found = Folds(folds.trials.part(slice(min(count, 7))), SAMPLES[:count]).held_out(plan)
-    assert found.samples
-    assert not {sample_digest(sample) for sample in found.samples} & set(found.evidence.samples)
+    held_out = found.answered.samples
+    assert held_out
+    assert not {sample_digest(sample) for sample in held_out} & set(found.evidence.samples)
     assert pooled(found.noise(plan, FINE)) < pooled(found.noise(plan, COARSE))

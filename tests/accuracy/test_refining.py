@@ -101,7 +101,9 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     monkeypatch.setattr(refining, "_decibels", tried)
     monkeypatch.setattr(refining, "_is_free", lambda plan: True)
     monkeypatch.setattr(choosers, "CHOOSERS", {"ranges": choosing})
-    folds: Any = SimpleNamespace(samples=[0, 1], trials=SimpleNamespace(seconds=0.1, samples=[0, 1]))
+    folds: Any = SimpleNamespace(
+        samples=[0, 1], trials=SimpleNamespace(answered=SimpleNamespace(seconds=0.1, samples=[0, 1]))
+    )
     until = Deadline.within(seconds)
     plan: Any = None
     accuracy = replace(FAST, methods=("ranges",), thorough=True)

@@ -84,7 +84,7 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
     had = {2: 15.0, 4: 17.0}
 
     def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
-        tried.append((aim, len(trials.samples), trials.hard))
+        tried.append((aim, len(trials.answered.samples), trials.hard))
         agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
         return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
@@ -93,7 +93,7 @@ def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lac
     monkeypatch.setattr(Trials, "sqnr", lambda *given: 24.5)
     monkeypatch.setattr(Trials, "sqnr_of_last", lambda self, plan, recipe, count: had[count])
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
-    names, count = tuple(chooser.trials.views.names), len(chooser.trials.samples)
+    names, count = tuple(chooser.trials.answered.views.names), len(chooser.trials.answered.samples)
     # Of 15 dB it lacked 2 more, and 24.5 are aimed at, as none is spared to judge by.
     first, second = Hard(names, 2, 24.5 - 17.0), Hard(names, 4, 24.5 - 17.5)
     assert tried == [(24.5, count, None), (24.5, count + 2, first), (24.5, count + 4, second)]

@@ -1,0 +1,73 @@
+"""Samples that models are compared on, and what the float model gives for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxq.judging.reference import Reference
+from onnxq.judging.views import Views
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample
+
+# Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
+_HELD = 1 << 29
+_FEWEST_SAMPLES = 2
+# No two samples of a process have the same.
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """Samples with the answers of the float model.
+
+    Attributes:
+        samples: what models are run on.
+        views: by what other models are compared with the float model.
+        expected: what is compared of the float model, for each sample.
+        seconds: of a run of the float model.
+        numbers: of the samples, which no others have.
+    """
+
+    samples: tuple[Sample, ...]
+    views: Views
+    expected: tuple[tuple[Any, ...], ...]
+    seconds: float
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, reference: Path, prepared: Path, samples: Iterable[Sample]) -> Answered:
+        """Run the float model once on a few samples, and keep its outputs.
+
+        Where outputs are so large that those of all samples had better not be in memory, it runs on fewer.
+
+        Args:
+            reference: file of the float model as it was given.
+            prepared: file of what other models are built from.
+            samples: of the float model's inputs.
+        """
+        kept = tuple(samples)
+        views = Views.of(reference, prepared)
+        model = Reference(reference, views)
+        held = sum(model.answer(sample).nbytes for sample in kept[:1])
+        kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
+        answers = list(model.answer_each(kept))
+        expected = tuple(tuple(answer.outputs) for answer in answers)
+        seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
+        return cls(kept, views, expected, seconds, tuple(itertools.islice(_NUMBERS, len(kept))))
+
+    def part(self, places: slice) -> Answered:
+        """Return some of the samples, for which the float model does not run again."""
+        return replace(self, samples=self.samples[places], expected=self.expected[places], numbers=self.numbers[places])
+
+    def joined(self, more: Answered) -> Answered:
+        """Return these samples and more of the same model behind them."""
+        return replace(
+            self,
+            samples=self.samples + more.samples,
+            expected=self.expected + more.expected,
+            numbers=self.numbers + more.numbers,
+        )

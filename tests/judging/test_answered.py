@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.judging import answered as answered_module
+from onnxq.judging.answered import Answered
+from onnxq.runtime import open_session
+
+MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
+IMAGES = np.load(MODEL.parent / "data" / "calib.npz")["image"]
+SAMPLES = [{"image": image[None]} for image in IMAGES[:8]]
+
+
+def test_samples_keep_their_answers_and_numbers_in_parts_and_with_more() -> None:
+    whole = Answered.of(MODEL, MODEL, SAMPLES[:6])
+    session = open_session(MODEL)
+    for sample, (expected,) in zip(SAMPLES, whole.expected, strict=False):
+        assert np.allclose(session.run(None, sample)[0], expected, atol=1e-5)
+    assert whole.seconds > 0
+    part = whole.part(slice(1, None, 2))
+    assert part.samples == whole.samples[1::2]
+    assert part.numbers == whole.numbers[1::2]
+    more = Answered.of(MODEL, MODEL, SAMPLES[6:])
+    joined = whole.joined(more)
+    assert joined.samples == tuple(SAMPLES)
+    assert joined.expected == whole.expected + more.expected
+    assert len(set(joined.numbers)) == len(SAMPLES)
+
+
+def test_of_models_with_large_outputs_fewer_samples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten classes in float32.
+    monkeypatch.setattr(answered_module, "_HELD", 4 * 40)
+    found = Answered.of(MODEL, MODEL, SAMPLES)
+    assert len(found.samples) == len(found.expected) == len(found.numbers) == 4
+    assert np.array_equal(found.samples[-1]["image"], SAMPLES[-1]["image"])
