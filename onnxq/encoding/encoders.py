@@ -108,21 +108,16 @@ def encode_weight(
         raise ModelError(f"{name} holds NaN or infinity, which have no code; leave its node in float")
     encode = ENCODERS[weight.spec.method].encode
     found = encode(values, weight, evidence, scale)
-    if scale is None and _fits(weight):
+    if scale is None and weight.pairs is not Pairs.NONE:
         larger = scales_for_pairs(values, found.parameters.scale, weight.pairs, weight.axis, weight.reduction_axis)
         if not np.array_equal(larger, found.parameters.scale):
             found = encode(values, weight, evidence, larger)
     return paired(found, weight)
 
 
-def _fits(weight: Weight) -> bool:
-    """Whether codes of a weight have to fit in pairs; a plan may have been given other codes by hand."""
-    return weight.pairs is not Pairs.NONE and format_named(weight.spec.format).dtype == np.int8
-
-
 def paired(found: QTensor, weight: Weight) -> QTensor:
     """Return codes of a weight that fit in pairs, where a kernel takes them so."""
-    if not _fits(weight):
+    if weight.pairs is Pairs.NONE:
         return found
     return replace(found, codes=fitted(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
 

@@ -14,10 +14,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.numbers.formats import Format
+
 Array = npt.NDArray[Any]
 MOST: Final = (2**15 - 1) // (2**8 - 1)
 """What the weights of one sign in a pair may add up to, as codes: times 255 it fits 16 bits."""
 
+_BITS: Final = 8
 # So many scales are weighed, from those that clip no weight to those that clip no pair.
 _TRIED: Final = 9
 # The mean squared error of rounding, in units of the square of a scale.
@@ -33,6 +36,11 @@ class Pairs(StrEnum):
     """All weights of an output channel lie one behind another: the channels of a tap, then those of the next."""
     TAP = "tap"
     """Each tap of a convolution, or matrix of a stack, begins with a pair of its own."""
+
+
+def may_be_paired(format: Format) -> bool:
+    """Whether codes of a format are multiplied by uint8 data in kernels that may add pairs of products in 16 bits."""
+    return format.bits == _BITS and format.dtype == np.int8
 
 
 def fitted(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:

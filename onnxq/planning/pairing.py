@@ -9,13 +9,12 @@ import numpy as np
 
 from onnxq.graph import Node
 from onnxq.numbers.formats import format_named
-from onnxq.numbers.pairs import Pairs
+from onnxq.numbers.pairs import Pairs, may_be_paired
 from onnxq.planning.plan import Decision, Weight
 from onnxq.scheme import Mode, Spec
 from onnxq.targets import Target
 
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-_BITS = 8
 # Of the weights of convolutions over lines and images.
 _MOST_AXES = 4
 # So many values along each axis tell two tables apart; such as they do not may have the same codes.
@@ -48,8 +47,8 @@ def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Tar
 
 
 def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pairs:
-    narrow = format_named(weight.spec.format).bits < _BITS
-    if decision.mode not in _INTEGERS or narrow or weight.spec.method.is_followed or _is_depthwise(node):
+    paired = may_be_paired(format_named(weight.spec.format))
+    if decision.mode not in _INTEGERS or not paired or weight.spec.method.is_followed or _is_depthwise(node):
         return Pairs.NONE
     return target.kernels.pairs if node.op == "Conv" else Pairs.TAP
 

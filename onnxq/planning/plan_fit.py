@@ -11,6 +11,8 @@ from onnx import TensorProto
 from onnxq.errors import SchemeError, nearest
 from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
 from onnxq.lowering import Emit
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.pairs import Pairs, may_be_paired
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
@@ -103,6 +105,11 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
         for axis in (weight.axis, weight.reduction_axis):
             if not -len(tensor.shape) <= axis < len(tensor.shape):
                 yield f"weight {weight.tensor!r} of node {node.name!r} has {len(tensor.shape)} axes, no axis {axis}"
+        if weight.pairs is not Pairs.NONE and not may_be_paired(format_named(weight.spec.format)):
+            yield (
+                f"weight {weight.tensor!r} of node {node.name!r} has pairs {str(weight.pairs)!r}, which codes of int8 "
+                f"alone have to fit in, and is {weight.spec.format}; leave pairs out"
+            )
     if decision.bias is not None and not (0 <= decision.bias < len(names) and names[decision.bias]):
         yield f"node {node.name!r} has no input {decision.bias} to be a bias"
     if decision.data and decision.data not in names:

@@ -52,9 +52,11 @@ def test_convolutions_have_the_pairs_of_the_target_and_matrices_begin_anew(targe
         (call("Conv", (16, 1, 3, 3), group=16), PER_CHANNEL, Mode.STATIC),
         (call("Gemm", (16, 8)), PER_CHANNEL, Mode.STORAGE),
         (call("Gemm", (16, 8)), Spec("int4-narrow", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), Spec("int16", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), Spec("uint8", Granularity.CHANNEL, symmetric=False), Mode.STATIC),
         (call("Gemm", (16, 8)), Spec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC),
     ],
-    ids=["depthwise", "multiplied as floats", "4 bits", "in the arithmetic of PyTorch"],
+    ids=["depthwise", "multiplied as floats", "4 bits", "16 bits", "unsigned", "in the arithmetic of PyTorch"],
 )
 def test_no_pairs_are_what_no_kernel_adds_so_or_others_decide(node: Node, spec: Spec, mode: Mode) -> None:
     assert pairs_of((node, mode), spec=spec) == [Pairs.NONE]

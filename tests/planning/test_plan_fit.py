@@ -79,6 +79,10 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
             "weight 'x' of node 'stem' is not constant",
         ),
         (lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=4)), "has 4 axes, no axis 4"),
+        (
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int16"))),
+            "weight 'w0' of node 'stem' has pairs 'row', which codes of int8 alone have to fit in, and is int16",
+        ),
         (lambda plan: edited(plan, "stem", bias=3), "node 'stem' has no input 3 to be a bias"),
         (lambda plan: edited(plan, "stem", data="y"), "node 'stem' does not read 'y'"),
         (lambda plan: edited(plan, "stem", mode=Mode.FLOAT), "node 'stem' is float and has weights"),
