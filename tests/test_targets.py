@@ -14,7 +14,6 @@ from onnx import numpy_helper
 from onnxq.errors import SchemeError
 from onnxq.lowering import is_kernel_block
 from onnxq.numbers.formats import FORMATS
-from onnxq.operators import OPERATORS, Role
 from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS, target_named
@@ -25,15 +24,9 @@ every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARG
 @every_target
 def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
-    assert target.kernels.fused.float_output | target.kernels.fused.either_output <= target.kernels.fused.ops
-    assert not target.kernels.fused.float_output & target.kernels.fused.either_output
-    assert not target.kernels.fused.clamps & target.kernels.fused.ops
-    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in target.kernels.fused.ops)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
     assert all(is_kernel_block(spec.per) for spec in target.kernels.multiplied) or not target.has_contrib
-    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in target.kernels.own_dynamic)
-    assert not target.kernels.dynamic & target.kernels.own_dynamic
 
 
 @pytest.mark.parametrize(
