@@ -35,6 +35,11 @@ def gives_forms(applied: Iterable[Applied]) -> bool:
     return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
 
 
+def gives_scans(applied: Iterable[Applied]) -> bool:
+    """Whether passes made recurrent cells a Scan."""
+    return any(one.changes and isinstance(one.step, ScanCells) for one in applied)
+
+
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
     """Return the passes that follow the canonical form for the integer kernels of a target."""
     kernels, static = target.kernels, any(rule.mode is Mode.STATIC for rule in scheme.rules)

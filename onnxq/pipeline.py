@@ -14,6 +14,7 @@ from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
 from onnxq.engines.measuring import engine_of
 from onnxq.errors import SchemeError
+from onnxq.forms import hopeless_forms, slowed_by_forms
 from onnxq.graph import Graph
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.named_passes import Step
@@ -36,7 +37,6 @@ from onnxq.steps import (
     prepared,
     published,
     settled,
-    slowed_by_forms,
     tried,
 )
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -156,6 +156,9 @@ def carried_out(
             watch.lap("calibrate")
             for doubt in () if way.keeps_forms else seen.doubts:
                 _LOG.warning("%s", doubt)
+            if hopeless_forms(ready, seen, goal, budget, deadline):
+                watch.lap("try forms")
+                continue
             found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
             watch.lap("choose and verify")
             if not slowed_by_forms(ready, found):

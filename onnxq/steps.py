@@ -26,7 +26,6 @@ from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
-from onnxq.integer_steps import gives_forms
 from onnxq.judging.aims import plenty_of
 from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, unseen
 from onnxq.judging.goal import Goal
@@ -240,16 +239,6 @@ def settled(
         return Settled(refined, found)
     finally:
         model.costs.save()
-
-
-def slowed_by_forms(model: Prepared, settled: Settled) -> bool:
-    """Whether a model is slower than float, perhaps by what operators became for integer kernels.
-
-    A plan to carry out has the forms that it was made for.
-    """
-    latency = settled.chosen.verification.latency
-    slower = latency is not None and latency.slower and latency.significant
-    return slower and model.replay is None and gives_forms(model.bench.making.applied)
 
 
 def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:

@@ -55,7 +55,7 @@ ROOMS = (
     ("budget", "report", "wanted"),
     ("opening",),
     ("calibrating", "explanation", "steps"),
-    ("reporting",),
+    ("forms", "reporting"),
     ("pipeline",),
     ("sessions", "training"),
     ("web_folder",),

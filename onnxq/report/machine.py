@@ -69,20 +69,20 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
-        self._stages: list[Stage] = []
+        self._stages: dict[str, Stage] = {}
 
     def lap(self, name: str) -> None:
-        """End a stage of that name."""
-        now = time.perf_counter()
-        stage = Stage(name, now - self._last, peak_memory())
-        self._stages.append(stage)
+        """End a stage of that name, or one more part of it where work went back to it."""
+        now, before = time.perf_counter(), self._stages.get(name)
+        seconds, peak = now - self._last, peak_memory()
+        self._stages[name] = Stage(name, seconds + (before.seconds if before is not None else 0.0), peak)
         self._last = now
-        _LOG.info("%s: %.1f s, most memory so far %s", stage.name, stage.seconds, size(stage.peak_bytes))
+        _LOG.info("%s: %.1f s, most memory so far %s", name, seconds, size(peak))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages so far."""
-        return tuple(self._stages)
+        return tuple(self._stages.values())
 
     @property
     def seconds(self) -> float:

@@ -13,6 +13,14 @@ def test_stages_follow_one_another_and_are_no_longer_than_the_whole() -> None:
     assert 0 <= sum(stage.seconds for stage in watch.stages) <= watch.seconds
 
 
+def test_a_stage_that_work_went_back_to_stands_once() -> None:
+    watch = Stopwatch()
+    for name in ("prepare", "calibrate", "prepare"):
+        watch.lap(name)
+    assert [stage.name for stage in watch.stages] == ["prepare", "calibrate"]
+    assert 0 <= sum(stage.seconds for stage in watch.stages) <= watch.seconds
+
+
 def test_memory_only_grows() -> None:
     before = peak_memory()
     assert 0 < before <= peak_memory()

@@ -1,0 +1,77 @@
+"""Forms for integer kernels are taken back where they make a model slower than float."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recurrent_models import LARGE, cell, sample
+
+from onnxq import pipeline
+from onnxq.budget import Budget
+from onnxq.data import Data
+from onnxq.evidence.range_table import FIRST_RANGES
+from onnxq.forms import hopeless_forms, slowed_by_forms
+from onnxq.judging.goal import Goal
+from onnxq.judging.latency import Latency
+from onnxq.searching.choosing import Chooser
+from onnxq.searching.laboratory import Laboratory
+from onnxq.steps import Evidenced, Prepared, evidenced, prepared, settled
+from onnxq.wanted import Wanted
+
+DATA = Data([sample(rows, LARGE) for rows in (1, 2)])
+UNTIMED = Budget("off", "off", latency=0)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have each plan measured as the speeds in a list say, from the last to the first."""
+    speeds: list[float] = []
+    monkeypatch.setattr(Chooser, "measurable", True)
+    monkeypatch.setattr(Laboratory, "speeds", lambda self, plans: [speeds.pop() for _ in plans])
+    return speeds
+
+
+def seen_with(folder: Path, *, keeps_forms: bool) -> tuple[Prepared, Evidenced]:
+    wanted = replace(Wanted.of("int8", "openvino", ()), keeps_forms=keeps_forms)
+    ready = prepared(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
+    return ready, evidenced(ready, DATA, FIRST_RANGES, Goal(), UNTIMED)
+
+
+@pytest.mark.parametrize(("speed", "hopeless"), [(0.5, True), (0.95, False), (1.3, False)])
+def test_a_scan_is_hopeless_where_it_is_far_slower_in_integers(
+    speed: float, hopeless: bool, measured: list[float], tmp_path: Path
+) -> None:
+    measured.append(speed)
+    assert hopeless_forms(*seen_with(tmp_path, keeps_forms=False), Goal(), Budget()) == hopeless
+    assert not measured
+
+
+def test_cells_that_stay_are_not_timed_for_that(measured: list[float], tmp_path: Path) -> None:
+    assert not hopeless_forms(*seen_with(tmp_path, keeps_forms=True), Goal(), Budget())
+
+
+@pytest.mark.parametrize(
+    ("keeps_forms", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
+)
+def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
+    keeps_forms: bool, seconds: float, slowed: bool, tmp_path: Path
+) -> None:
+    ready, seen = seen_with(tmp_path, keeps_forms=keeps_forms)
+    found = settled(ready, seen, Goal(), UNTIMED)
+    assert not slowed_by_forms(ready, found)
+    timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
+    chosen = replace(found.chosen, verification=replace(found.chosen.verification, latency=timed))
+    assert slowed_by_forms(ready, replace(found, chosen=chosen)) == slowed
+
+
+@pytest.mark.parametrize(("hopeless", "cells"), [(True, 1), (False, 0)])
+def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
+    hopeless: bool, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [hopeless, False]
+    monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: looks.pop(0))
+    done = pipeline.quantize(cell(LARGE, linear_before_reset=1), DATA, target="openvino", budget=UNTIMED)
+    assert sum(node.op == "GRU" for node in done.graph.nodes) == cells
+    assert len(looks) == 1 - cells
