@@ -27,7 +27,8 @@ def put_seeds(model: onnx.ModelProto) -> None:
     """Give each node that draws random numbers a seed, by the name of what it makes, unless it has one."""
     opset = next((entry.version for entry in model.opset_import if not domain_named(entry.domain)), 1)
     for node in _drawing(model.graph):
-        declared = defs.get_schema(node.op_type, opset).attributes.get("seed")
+        is_known = defs.has(node.op_type, opset, "")
+        declared = defs.get_schema(node.op_type, opset).attributes.get("seed") if is_known else None
         if declared is None or any(attribute.name == "seed" for attribute in node.attribute):
             continue
         seed = zlib.crc32(node.output[0].encode()) % _SEEDS

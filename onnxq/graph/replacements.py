@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from onnxq.graph.elements import Constant, Node, Tensor, Variable
 from onnxq.graph.model import Graph
+from onnxq.graph.patterns import Match
 from onnxq.graph.scopes import Names
 from onnxq.graph.types import infer_types
 
@@ -17,12 +18,13 @@ from onnxq.graph.types import infer_types
 class New:
     """Makes the nodes of a replacement: ``new.Add(x, 1.0)`` is a node's output, whose type is known where it can be.
 
-    Numbers and arrays become constants of the type of the first tensor beside them; None leaves an input out.
+    Numbers and arrays become constants of the type of the first tensor beside them, or where that is not known of the
+    first constant of floats that was matched; None leaves an input out.
     """
 
-    def __init__(self, graph: Graph, names: Names, root: Node) -> None:
-        """Make nodes for a graph, named after the node that they take the place of."""
-        self._graph, self._names, self._root = graph, names, root
+    def __init__(self, graph: Graph, names: Names, found: Match) -> None:
+        """Make nodes for a graph, named after the last of the nodes that they take the place of."""
+        self._graph, self._names, self._found, self._root = graph, names, found, found.root
         self.nodes: list[Node] = []
         self.named_after: dict[Node, Node] = {}
 
@@ -58,13 +60,20 @@ class New:
         return Constant(self._names.fresh(f"{self._root.name or self._root.op}.{name}"), array)
 
     def _added(self, node: Node, inputs: Sequence[Any], outputs: int) -> Any:
-        dtype = next((tensor.dtype for tensor in inputs if isinstance(tensor, Variable | Constant)), None)
+        beside = next((tensor for tensor in inputs if isinstance(tensor, Variable | Constant)), None)
+        dtype = self._dtype if beside is not None and beside.dtype is None else getattr(beside, "dtype", None)
         node.inputs = [self._tensor(value, dtype) for value in inputs]
         made = [Variable(self._names.fresh(f"{node.name}.{index or 'y'}")) for index in range(outputs)]
         node.outputs = made
         infer_types(node, self._graph.opset_imports)
         self.nodes.append(node)
         return made[0] if outputs == 1 else tuple(made)
+
+    @property
+    def _dtype(self) -> Any:
+        """The type of the first constant of floats that was matched, which stood beside data of that type."""
+        read = (tensor for node in self._found.nodes for tensor in node.inputs if isinstance(tensor, Constant))
+        return next((tensor.dtype for tensor in read if tensor.dtype.kind == "f"), None)
 
     def _tensor(self, value: Any, dtype: Any) -> Tensor:
         if value is None:

@@ -173,7 +173,7 @@ class _Rewriting:
         )
 
     def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> bool:
-        new = New(self.graph, self.names, found.root)
+        new = New(self.graph, self.names, found)
         made = rule.replacement(new, found)
         results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
         outputs = [tensor for tensor in found.root.outputs if tensor.name]

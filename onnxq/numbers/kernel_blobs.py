@@ -113,21 +113,34 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> Blobs:
     """
     bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
     scales, zero_points = _per_block(tensor, block_size, axis=-1)
-    rows = [("codes", tensor.codes)]
-    if zero_points is not None and bits == 4:
-        # onnxruntime 1.23 misreads them silently; of 2 bits it reads none, and later versions read all.
-        rows.append(("zero points", zero_points))
-    for what, row in rows:
-        if row.shape[-1] * bits % 8:
-            raise SchemeError(
-                f"GatherBlockQuantized reads rows of whole bytes, and {row.shape[-1]} {what} of {bits} bits end within "
-                "one; use 8 bits or DequantizeLinear"
-            )
+    if told := unfilled_rows(bits, tensor.codes.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
+        raise SchemeError(f"{told}; use 8 bits or DequantizeLinear")
     return Blobs(
         pack_rows(_unsigned(tensor.codes, tensor), bits),
         scales,
         None if zero_points is None else pack_rows(zero_points, bits),
     )
+
+
+def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
+    """Say why GatherBlockQuantized cannot look up rows of a table; an empty string where it can.
+
+    onnxruntime 1.23 misreads zero points of 4 bits that end within a byte silently; of 2 bits it reads none, and later
+    versions read all.
+
+    Args:
+        bits: of a code.
+        extent: codes in a row.
+        zero_points: in a row; 0 where there are none.
+
+    >>> unfilled_rows(4, 96, 0), unfilled_rows(8, 75, 5)
+    ('', '')
+    """
+    rows = {"codes": extent, "zero points": zero_points if bits == 4 else 0}
+    for what, count in rows.items():
+        if count * bits % 8:
+            return f"GatherBlockQuantized reads rows of whole bytes, and {count} {what} of {bits} bits end within one"
+    return ""
 
 
 def unpack_gather_blocks(

@@ -24,9 +24,9 @@ _MOST_PROPAGATED = 1 << 20
 def infer_shapes(graph: Graph) -> None:
     """Find out dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
 
-    What was known before about tensors inside the graph is forgotten first, unless onnx does not know the operator
-    that makes them; what cannot be found out is None. Declared inputs and outputs are only completed. Where inference
-    gives up on the model as a whole, the graph is left as it is.
+    What was known before about tensors inside the graph is forgotten first, unless onnx cannot tell what the operator
+    that makes them gives; what cannot be found out is None. Declared inputs and outputs are only completed. Where
+    inference gives up on the model as a whole, the graph is left as it is.
 
     Raises:
         ModelError: an overridable initializer has another type or rank than the input it stands for.

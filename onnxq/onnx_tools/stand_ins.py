@@ -25,10 +25,10 @@ def put_stand_ins(graph: GraphProto, root: GraphProto, opset: int) -> set[str]:
         opset: version of the default domain.
 
     Returns:
-        The names that unknown nodes make.
+        The names of what onnx cannot tell anything of: it does not know the node, or not what that makes.
     """
     unknown = [node for node in graph.node if not is_known(node, opset)]
-    made = {name for node in unknown for name in node.output if name}
+    made = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
     if not any(_row(node) for node in unknown):
         return made
     nodes = [one for node in graph.node for one in ((node,) if is_known(node, opset) else _stand_ins(node, opset))]
@@ -44,6 +44,15 @@ def is_known(node: NodeProto, opset: int) -> bool:
     """Whether onnx knows an operator, at the opset of the model when it is its own."""
     domain = domain_named(node.domain)
     return bool(defs.has(node.op_type, opset, "") if not domain else defs.has(node.op_type, domain=domain))
+
+
+def _is_inferred(node: NodeProto, opset: int) -> bool:
+    """Whether onnx can tell what a node makes, which it cannot of many in its domain of classical learning."""
+    if not is_known(node, opset):
+        return False
+    domain = domain_named(node.domain)
+    schema = defs.get_schema(node.op_type, domain=domain) if domain else defs.get_schema(node.op_type, opset, "")
+    return bool(schema.has_type_and_shape_inference_function)
 
 
 def _row(node: NodeProto) -> Operator | None:

@@ -12,6 +12,7 @@ from onnxq.graph import Constant, Node, onnx_dtype, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
 from onnxq.numbers.burn import check as check_burn
 from onnxq.numbers.formats import format_named
+from onnxq.numbers.kernel_blobs import unfilled_rows
 from onnxq.operators import operator_of
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms, volume
@@ -127,8 +128,9 @@ def decide_weights(
             node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"
         )
     if mode is Mode.WEIGHT_ONLY:
-        standard = in_body and not takes_blob(spec, node.op, emit, in_body=True)
-        reason = _code_obstacle(node, weights[0], decoded_in_body=standard)
+        has_own = takes_blob(spec, node.op, emit, in_body=in_body)
+        reason = _code_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
+        reason = reason or (_unfilled_rows(node, weights[0]) if has_own and node.op == "Gather" else "")
         reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
         if not reason:
             verb = "looks up" if node.op == "Gather" else "multiplies"
@@ -205,6 +207,13 @@ def _part_of_a_block(node: Node, weight: Weight) -> str:
     return f"{extent} values are not whole blocks of {per[-1]}"
 
 
+def _unfilled_rows(node: Node, weight: Weight) -> str:
+    """Return why onnxruntime's own operator reads no rows of a table, or an empty string."""
+    spec, extent = weight.spec, node.inputs[weight.index].shape[-1]
+    blocks = -(-extent // spec.per[-1]) if isinstance(spec.per, tuple) and not spec.symmetric else 0
+    return unfilled_rows(format_named(spec.format).bits, extent, blocks)
+
+
 def _lookup_obstacle(node: Node, weight: Weight) -> str:
     table, indices = node.inputs[0], node.inputs[1]
     if len(table.shape) != 2 or node.attrs.get("axis", 0):
@@ -228,6 +237,8 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
         return "onnxruntime multiplies no codes that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
         return f"nothing multiplies {spec.format} codes"
+    if format.bits == _TWO_BITS and spec.storage is Storage.WORDS:
+        return "onnxruntime loads no 2-bit codes in words that are multiplied"
     if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _CODES_IN_BYTE:
         return "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
     if isinstance(spec.per, tuple) and not is_kernel_block(spec.per):

@@ -146,6 +146,11 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     values = np.asarray(operand.values, np.float64).reshape(-1)
     if values.size not in (1, channels):
         return "it has another number of channels"
+    data = found.x.shape
+    if len(operand.shape) > (1 if data is None else len(data)) or (
+        values.size > 1 and (data is None or data[place] != channels)
+    ):
+        return "its data is not known to have these channels before"
     values = np.broadcast_to(values, channels)
     return (values, np.zeros(channels)) if found.affine.op == "Mul" else (np.ones(channels), values)
 

@@ -22,6 +22,10 @@ class ResolveAutomaticPadding(RewriteRule):
         """Return why the pads are not known."""
         if found.window.attrs.get("ceil_mode", 0):
             return "it rounds up"
+        # Of pooling onnxruntime then pads as if there were none, and a convolution of these it refuses.
+        has_gaps = any(step != 1 for step in found.window.attrs.get("dilations", ()))
+        if has_gaps and found.window.attrs["auto_pad"] != "VALID":
+            return "its window has gaps"
         return "" if _pads(found) is not None else "the size of its data or kernel is not known"
 
     def replacement(self, new: New, found: Match) -> Any:
@@ -43,10 +47,9 @@ def _pads(found: Match) -> list[int] | None:
     if data is None or len(data) != len(kernel) + 2 or not all(isinstance(size, int) for size in (*data[2:], *kernel)):
         return None
     strides = window.attrs.get("strides", [1] * len(kernel))
-    steps = window.attrs.get("dilations", [1] * len(kernel))
     before, after = [], []
-    for size, wide, stride, step in zip(data[2:], kernel, strides, steps, strict=True):
-        missing = max(0, (-(-size // stride) - 1) * stride + (wide - 1) * step + 1 - size)
+    for size, wide, stride in zip(data[2:], kernel, strides, strict=True):
+        missing = max(0, (-(-size // stride) - 1) * stride + wide - size)
         smaller, larger = missing // 2, missing - missing // 2
         before.append(smaller if way == "SAME_UPPER" else larger)
         after.append(larger if way == "SAME_UPPER" else smaller)

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
+from onnxq.graph.ranks import may_widen
+
+# onnxruntime has no kernel for float64.
+_WIDEST = 4
 
 
 class UseHardSwish(RewriteRule):
@@ -31,8 +35,11 @@ class UseHardSwish(RewriteRule):
 
     def obstacle(self, found: Match) -> str:
         """Return why it stays."""
-        if found.opset < 7 or np.dtype(found.x.dtype or "O").kind != "f":
-            return "its data is not known to be floating point"
+        dtype = np.dtype(found.x.dtype or "O")
+        if found.opset < 7 or dtype.kind != "f" or dtype.itemsize > _WIDEST:
+            return "its data is not known to be floats of 32 bits or fewer"
+        if may_widen(found, found.x):
+            return "a constant may raise the rank"
         if "gate" not in found.values:
             return ""
         if found.opset < 14:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
+from onnxq.graph.ranks import may_widen
 from onnxq.graph.rectifiers import first_opset, rectified
 
 
@@ -38,17 +39,16 @@ class UseLeakyRelu(RewriteRule):
         if found.opset < 7 or dtype.kind != "f" or found.x.shape is None:
             return "its data is not known to be floating point, or of unknown rank"
         slope = _slope(found)
-        if slope.ndim > len(found.x.shape):
-            return "its slope may raise the rank"
+        if may_widen(found, found.x):
+            return "a constant may raise the rank"
         if found.root.op == "PRelu" and not _is_one(slope):
             return "each channel has a slope of its own"
         if found.root.op == "Max" and not 0 <= slope.item() <= 1:
             return "its slope is not between 0 and 1"
-        if _is_one(slope):
-            return ""
-        if found.opset < first_opset(slope):
+        if not _is_one(slope) and found.opset < first_opset(slope):
             return f"what it would become came with opset {first_opset(slope)}"
-        return "" if _fits(slope.shape, found.x.shape) else "its slope is not known to fit its data"
+        fits = found.root.op == "PRelu" or _fits(slope.shape, found.x.shape)
+        return "" if fits else "its slope is not known to fit its data"
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the LeakyRelu, or what chooses between data and product."""

@@ -28,6 +28,7 @@ from onnxq.graph import (
     constant,
     insert_nodes,
     onnx_dtype,
+    optional,
     remove_nodes,
     replace_uses,
     scopes,
@@ -220,9 +221,12 @@ class _Rewriting:
         indices = range(len(node.inputs)) if operator is not None and operator.data is None else [0]
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant":
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
-            if len(node.inputs) < 3:
+            if optional(node, 2) is None:
                 dtype = coded.zero_point.dtype if coded.zero_point is not None else np.uint8
-                node.inputs.append(constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype)))
+                fill = constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype))
+                if len(node.inputs) < 3:
+                    node.inputs.append(fill)
+                node.inputs[2] = fill
             indices = [0, 2]
         for index in indices:
             tensor = node.inputs[index]

@@ -43,7 +43,8 @@ class DropDefaults(Pass):
 @cache
 def _defaults(op: str, opset: int) -> Mapping[str, Any]:
     """Return the values that the standard declares for the attributes of an operator; none of an unknown one."""
-    if not defs.has(op):
+    # Optimisers write some operators at opsets that do not have them yet, which onnxruntime runs all the same.
+    if not defs.has(op, opset, ""):
         return {}
     declared = defs.get_schema(op, opset).attributes
     found = {name: one.default_value for name, one in declared.items() if one.default_value.type}

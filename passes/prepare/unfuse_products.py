@@ -116,8 +116,8 @@ def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
         return "its weight is no constant matrix"
     if past is not None or others or any(output.name for output in node.outputs[1:]):
         return "it remembers what it was given before, or turns its heads"
-    if mask is not None and not _is_plain(mask):
-        return "its mask may begin and end at other positions in each row, which MultiHeadAttention does not know"
+    if mask is not None and not _is_plain(mask, data):
+        return "MultiHeadAttention may not know its mask, such as one that begins elsewhere in each row"
     if opset < _SPLIT_TAKES_SIZES:
         return f"Split takes sizes from opset {_SPLIT_TAKES_SIZES} on"
     sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [weight.shape[1] // 3] * 3
@@ -138,11 +138,15 @@ def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
     return made
 
 
-def _is_plain(mask: Tensor) -> bool:
-    """Whether a mask has a value for each position, or one length for each row."""
+def _is_plain(mask: Tensor, data: Tensor) -> bool:
+    """Whether a mask has a value for each position, or for each two, or one length for each row."""
     maker = producer(mask)
-    lengths = maker is not None and (maker.domain, maker.op) == (DOMAIN, "EmbedLayerNormalization")
-    return lengths or (mask.shape is not None and len(mask.shape) >= _MATRIX)
+    if maker is not None and (maker.domain, maker.op) == (DOMAIN, "EmbedLayerNormalization"):
+        return True
+    if mask.shape is None or not _MATRIX <= len(mask.shape) <= _MATRIX + 1:
+        return False
+    # A column of a single value masks nothing, however many positions there are.
+    return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
 
 
 def _then(

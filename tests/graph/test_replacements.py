@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_texts import model
 
-from onnxq.graph import Constant, Graph, Names, New, Node, Variable
+from onnxq.graph import Constant, Graph, Match, Names, New, Node, Variable
 from onnxq.modelfile import as_graph
 
 
@@ -17,7 +17,7 @@ def graph() -> Graph:
 
 @pytest.fixture
 def new(graph: Graph) -> New:
-    return New(graph, Names(graph), graph.nodes[0])
+    return New(graph, Names(graph), Match(graph.nodes[0], (graph.nodes[0],), 17, {}))
 
 
 def test_a_new_node_is_named_after_the_old_and_its_output_has_a_type(graph: Graph, new: New) -> None:
@@ -82,3 +82,10 @@ def test_operators_of_other_domains(graph: Graph, new: New) -> None:
 def test_an_ill_typed_node_is_told(graph: Graph, new: New) -> None:
     with pytest.raises(ValueError, match="Incompatible dimensions"):
         new.MatMul(graph.inputs[0], np.zeros((3, 3), np.float32))
+
+
+def test_numbers_beside_data_of_unknown_type_are_like_the_constants_that_were_matched(graph: Graph) -> None:
+    scale = Node("Mul", "m", inputs=[graph.inputs[0], Constant("half", np.array(0.5, np.float16))])
+    new = New(graph, Names(graph), Match(graph.nodes[0], (graph.nodes[0], scale), 17, {}))
+    new.Div(Variable("unknown"), 1.5)
+    assert new.nodes[0].inputs[1].dtype == np.float16

@@ -79,3 +79,11 @@ def test_a_model_that_imports_no_opset_of_onnx_is_left_as_it_is() -> None:
 def test_every_row_of_another_domain_says_what_type_it_gives() -> None:
     assert all(row.types for (domain, _), row in OPERATORS.items() if domain)
     assert all(len(row.shapes) <= len(row.types) for row in OPERATORS.values())
+
+
+def test_what_is_declared_counts_where_onnx_knows_an_operator_but_not_what_it_makes() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 16, "ai.onnx.ml" : 3]> g (float[2,4] x) => (y) <float[2,4] a> {
+        a = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x)  y = Relu (a) }"""
+    graph = read_model(parser.parse_model(text))
+    infer_shapes(graph)
+    assert (graph.outputs[0].dtype, graph.outputs[0].shape) == (np.float32, [2, 4])

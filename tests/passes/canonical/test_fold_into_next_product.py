@@ -108,3 +108,20 @@ def test_a_constant_of_another_axis_stays() -> None:
 def test_values_that_others_read_stay() -> None:
     graph, _ = fold(image("a = Mul(e, half) k = Conv(a, w) s = ReduceMax(a) y = Add(k, s)"))
     assert ops(graph) == ["Exp", "Mul", "Conv", "ReduceMax", "Add"]
+
+
+@pytest.mark.parametrize(
+    ("data", "body", "constants"),
+    [
+        ("1, 1, 8, 8", "a = Mul(e, s) y = Conv(a, w)", {"s": values(1, 4, 1, 1), "w": values(6, 4, 3, 3)}),
+        ("N, C, 8, 8", "a = Mul(e, s) y = Conv(a, w)", {"s": values(1, 4, 1, 1), "w": values(6, 4, 3, 3)}),
+        ("4, 8, 8", "a = Mul(e, s) y = Conv(a, w)", {"s": values(1, 4, 1, 1), "w": values(6, 4, 3, 3)}),
+        ("N, 1", "a = Mul(e, s) y = MatMul(a, m)", {"s": values(4), "m": values(4, 5)}),
+        ("N, 1", "a = Add(e, s) y = Gemm(a, m)", {"s": values(4), "m": values(4, 5)}),
+    ],
+)
+def test_constants_that_make_the_channels_stay(data: str, body: str, constants: dict[str, np.ndarray]) -> None:
+    made = model(f"g (float[{data}] x) => (y) {{ e = Exp(x) {body} }}", **constants)
+    changes = FoldIntoNextProduct().apply(named_graph(made))
+    assert not changes.changed
+    assert changes.left[0][1] == "its data is not known to have these channels before"

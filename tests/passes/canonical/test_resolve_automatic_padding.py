@@ -36,6 +36,7 @@ def test_the_pads_mean_the_same(op: str, attributes: str, operands: str, way: st
     [
         ("H, 8", 'kernel_shape = [2, 2], auto_pad = "SAME_UPPER"', "the size of its data or kernel is not known"),
         ("9, 8", 'kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1', "it rounds up"),
+        ("9, 8", 'kernel_shape = [2, 2], auto_pad = "SAME_UPPER", dilations = [2, 2]', "its window has gaps"),
     ],
 )
 def test_what_is_not_known_stays(size: str, attributes: str, reason: str) -> None:

@@ -53,3 +53,20 @@ def test_others_stay(body: str, opset: int, reason: str) -> None:
     _, changes = use(body, opset)
     assert not changes.changed
     assert changes.left[0][1] == reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "three", "reason"),
+    [
+        ("float", np.full((1, 1), 3), "a constant may raise the rank"),
+        ("double", np.array(3), "its data is not known to"),
+    ],
+)
+def test_what_would_have_another_rank_or_no_kernel_stays(dtype: str, three: np.ndarray, reason: str) -> None:
+    kind = {"float": np.float32, "double": np.float64}[dtype]
+    body = "a = Add(x, three) c = Clip(a, nil, six) y = Div(c, six)"
+    numbers = {"three": three.astype(kind), "nil": kind(0), "six": kind(6)}
+    made = model(f"g ({dtype}[4] x) => (y) {{ {body} }}", **{name: np.array(one) for name, one in numbers.items()})
+    changes = UseHardSwish().apply(named_graph(made))
+    assert not changes.changed
+    assert changes.left[0][1].startswith(reason)

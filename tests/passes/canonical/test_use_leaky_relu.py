@@ -68,6 +68,33 @@ def test_others_stay(body: str, reason: str) -> None:
     assert changes.left[0][1] == reason
 
 
+@pytest.mark.parametrize(
+    ("data", "body", "constants", "reason"),
+    [
+        (
+            "1, 1, 4",
+            "m = Relu(n) s = Mul(m, c) y = Sub(r, s)",
+            {"c": np.full((1, 3, 1), 0.25)},
+            "its slope is not known",
+        ),
+        (
+            "4",
+            "m = Min(x, z) s = Mul(m, c) y = Add(r, s)",
+            {"z": np.zeros((1, 1)), "c": np.array(0.25)},
+            "a constant may",
+        ),
+    ],
+)
+def test_constants_that_widen_the_data_stay(
+    data: str, body: str, constants: dict[str, np.ndarray], reason: str
+) -> None:
+    text = f"g (float[{data}] x) => (y) {{ r = Relu(x) n = Neg(x) {body} }}"
+    made = model(text, **{name: array.astype(np.float32) for name, array in constants.items()})
+    changes = UseLeakyRelu().apply(named_graph(made))
+    assert not changes.changed
+    assert changes.left[0][1].startswith(reason)
+
+
 def test_a_slope_that_widens_the_data_stays() -> None:
     text = """g (float[N, C, 5, 5] x) => (float[N, 4, 5, 5] y) {
         r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, each) y = Add(s, r) }"""

@@ -63,6 +63,7 @@ CARRIERS = {
     "max pool": "c = MaxPool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (q)",
     "pad": "c = Pad(q, margins, filling)",
     "pad with code zero": "c = Pad(q, margins)",
+    "pad with code zero that is left out": "c = Pad(q, margins, )",
     "pad by reflection": 'c = Pad <mode = "reflect"> (q, margins)',
     "reshape": "c = Reshape(q, shape)",
     "resize": 'c = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric"> (q, , factors)',

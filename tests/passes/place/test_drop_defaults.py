@@ -46,3 +46,9 @@ def test_what_the_opset_of_the_model_says_counts() -> None:
 def test_operators_of_other_domains_stay() -> None:
     made = model("g (float[2,3] x) => (float[2,3] y) { y = com.microsoft.QuickGelu<alpha=1.0>(x) }")
     assert DropDefaults().apply(named_graph(made)) == Changes()
+
+
+def test_operators_that_the_opset_does_not_have_yet_stay() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { y = LayerNormalization<axis=-1, epsilon=0.00001>(x, s) }"
+    made = model(text, opset=14, s=values(3))
+    assert DropDefaults().apply(named_graph(made)) == Changes()

@@ -14,7 +14,7 @@ from onnxq.modelfile import as_graph
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import UnfuseProducts
 
-FED = "float[2,5,8] x, float[5,8] r, float[2,3,9,9] i, int32[2,5] m, int32[2] n"
+FED = "float[2,5,8] x, float[5,8] r, float[2,3,9,9] i, int32[2,5] m, int32[2] n, int32[2,1] o"
 STORED = {"w": (8, 24), "v": (8, 16), "t": (16, 8), "b": (24,), "c": (16,), "k": (4, 3, 3, 3), "e": (4,)}
 
 
@@ -36,7 +36,7 @@ def inputs() -> dict[str, np.ndarray]:
     mask = np.ones((2, 5), np.int32)
     mask[1, 3:] = 0
     fed = {"x": values(2, 5, 8, seed=1), "r": values(5, 8, seed=2), "i": values(2, 3, 9, 9, seed=3), "m": mask}
-    return {**fed, "n": np.array([5, 3], np.int32)}
+    return {**fed, "n": np.array([5, 3], np.int32), "o": np.ones((2, 1), np.int32)}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_the_product_stands_for_itself(body: str, written: list[str]) -> None:
         ("[p] y = ms.Attention <num_heads = 2> (x, x, b)", "its weight is no constant matrix"),
         ("[p] y, z = ms.Attention <num_heads = 2> (x, w, b)", "it remembers what it was given before, or turns"),
         ("[p] y = ms.Attention <num_heads = 2, do_rotary = 1> (x, w, b)", "it remembers what it was given before"),
-        ("[p] y = ms.Attention <num_heads = 2> (x, w, b, n)", "its mask may begin and end at other positions"),
+        ("[p] y = ms.Attention <num_heads = 2> (x, w, b, n)", "MultiHeadAttention may not know its mask"),
+        ("[p] y = ms.Attention <num_heads = 2> (x, w, b, o)", "MultiHeadAttention may not know its mask"),
         ("[p] y = ms.Attention <num_heads = 2, qkv_hidden_sizes = [8, 8]> (x, w, b)", "its weight has 24 columns"),
     ],
 )

@@ -1,0 +1,47 @@
+"""Weights that onnxruntime's own operators, or kernels that it makes itself, cannot read are stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.graph import Node, Variable, constant
+from onnxq.lowering import Emit
+from onnxq.planning.plan import Decision
+from onnxq.planning.weight_plan import decide_weights
+from onnxq.scheme import Mode, Spec, Storage
+
+FLOAT = np.dtype(np.float32)
+
+
+def decide(op: str, shape: tuple[int, int], spec: Spec, emit: Emit = Emit.QDQ) -> Decision:
+    weight, data = constant("w", np.zeros(shape, FLOAT)), Variable("x", FLOAT, [3, 4])
+    inputs = [weight, data] if op == "Gather" else [data, weight]
+    node = Node(op, "node", {}, inputs, [Variable("y", FLOAT)])
+    return decide_weights(node, Mode.WEIGHT_ONLY, spec, "it was asked for", emit, in_body=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "format", "emit", "mode"),
+    [
+        (96, "uint4", Emit.ORT, Mode.STORAGE),
+        (96, "uint4", Emit.QDQ, Mode.WEIGHT_ONLY),
+        (96, "int4", Emit.ORT, Mode.WEIGHT_ONLY),
+        (128, "uint4", Emit.ORT, Mode.WEIGHT_ONLY),
+        (75, "int4", Emit.ORT, Mode.STORAGE),
+    ],
+)
+def test_rows_that_end_within_a_byte_are_looked_up_by_standard_operators_alone(
+    columns: int, format: str, emit: Emit, mode: Mode
+) -> None:
+    found = decide("Gather", (512, columns), Spec(format, (32,), symmetric=format == "int4"), emit)
+    assert found.mode is mode
+    assert ("reads rows of whole bytes" in found.reason) == (mode is Mode.STORAGE)
+
+
+@pytest.mark.parametrize("format", ["int2", "uint2"])
+def test_two_bits_in_words_are_not_multiplied(format: str) -> None:
+    spec = Spec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
+    found = decide("MatMul", (512, 64), spec)
+    assert found.mode is Mode.STORAGE
+    assert found.reason.endswith("loads no 2-bit codes in words that are multiplied")
