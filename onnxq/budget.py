@@ -86,6 +86,12 @@ class Budget:
         check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
         return cls(search=given, accuracy=given)
 
+    def without_statistics(self) -> Budget:
+        """Return the same that neither takes statistics from a file nor keeps any."""
+        if self.collection is None:
+            return self
+        return replace(self, collection=replace(self.collection, reuse=None, checkpoint=None))
+
     def check(self, goal: Goal) -> None:
         """Check that what is preferred of plans can be looked for.
 

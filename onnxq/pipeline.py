@@ -149,6 +149,8 @@ def carried_out(
         known: Opened | None = None
         # Forms that integer kernels are faster with as a rule may be slower here.
         for way in (wanted, replace(wanted, keeps_forms=True)):
+            if way.keeps_forms:
+                data, budget = replace(data, statistics=None), budget.without_statistics()
             ready = prepared(model, way, folder, output, budget, engine)
             watch.lap("prepare")
             seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget, known)
@@ -186,8 +188,9 @@ def sensitivity(
 ) -> Sensitivity:
     """Say what quantizing each tensor and weight alone adds in noise, and what each node takes in each way to run it.
 
-    Codes are chosen as quantize() chooses them. Times are of this machine, and none where latency is not asked for, the
-    target is another runtime, or the model has more than 1 GiB of weights, whose layers are measured in groups by kind.
+    Codes are chosen as quantize() chooses them. Times are of the target's engine, and none where latency is not asked
+    for, there is no engine that tells of its nodes, or the model has more than 1 GiB of weights, whose layers are
+    measured in groups by kind.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
@@ -196,7 +199,7 @@ def sensitivity(
         target: a name of TARGETS.
         prepare: passes of your own, see quantize().
         budget: how long to measure: a minute or two, or with ``full`` until everything was measured alone, within an
-            hour.
+            hour; and what measures time.
 
     Returns:
         Tensors and nodes in graph order.
@@ -205,6 +208,7 @@ def sensitivity(
         ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
         DataError: the samples do not fit the model, or the file of node times is none.
         SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument is of another type.
+        EngineError: the engine that was asked for is not installed, or fails.
         PassError: one of your passes fails.
     """
     from onnxq.searching.sensitivity import measure_sensitivity
@@ -212,14 +216,19 @@ def sensitivity(
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
-    with staging(None) as folder:
-        ready = prepared(model, wanted, folder, None, budget)
+    deadline = Deadline.within(budget.seconds)
+    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
+    if unmeasured:
+        _LOG.warning("no node is timed: %s", unmeasured)
+    with engine or nullcontext(), staging(None) as folder:
+        ready = prepared(model, wanted, folder, None, budget, engine)
         seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
-        chooser = chooser_of(ready, seen, Goal(), budget)
+        chooser = chooser_of(ready, seen, Goal(), budget, deadline)
         refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
         laboratory = chooser.with_evidence(refined.basis.evidence).laboratory(refined.basis.recipe)
         try:
-            return measure_sensitivity(laboratory, timed=chooser.measurable, seconds=budget.effort.seconds)
+            timed = chooser.measurable and laboratory.timing.engine.profiles
+            return measure_sensitivity(laboratory, timed=timed, seconds=min(budget.effort.seconds, deadline.left))
         finally:
             ready.costs.save()
 

@@ -18,7 +18,7 @@ from onnxq.judging.doubts import hidden
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.judging.layers import Layers, compare_layers
-from onnxq.judging.verify import loads_in_onnxruntime
+from onnxq.judging.verify import COMPARED_SAMPLES, loads_in_onnxruntime
 from onnxq.lowering import Emit
 from onnxq.modelfile import load, metadata_bytes
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
@@ -29,6 +29,7 @@ from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample
 from onnxq.searching.kernel_times import kernels_by_node
 from onnxq.steps import Evidenced, Prepared, Settled, tried
 
@@ -72,7 +73,7 @@ def reported(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            judged=Judged.of(seen.judged, _known(model, seen), found.tried_on, found.rounds),
+            judged=Judged.of(_judging(seen, goal), _known(model, seen), found.tried_on, found.rounds),
             doubts=(*seen.doubts, *settled.doubts, *joined),
             refitted=found.refitted,
         ),
@@ -128,6 +129,11 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
         for name in plan.by_node
         if name in kernels
     }
+
+
+def _judging(seen: Evidenced, goal: Goal) -> Iterable[Sample]:
+    """Return the samples that the model was judged by: a metric looks at all of them."""
+    return seen.judged if goal.metric is not None else evenly(seen.judged, COMPARED_SAMPLES)
 
 
 def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.errors import SchemeError
+from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.searching.efforts import EFFORTS
 
@@ -61,3 +63,11 @@ def test_a_search_ends_with_the_time_there_is_for_all_or_with_so_many_measuremen
     assert effort is not None
     assert (effort.seconds, effort.measurements) == (5.0, 3)
     assert Budget("off", seconds=5.0).effort is None
+
+
+def test_statistics_of_a_file_can_be_left_out(tmp_path: Path) -> None:
+    assert Budget().without_statistics() == Budget()
+    kept = Collection(workers=2, reuse=tmp_path / "s.json", checkpoint=tmp_path / "s.json")
+    found = Budget(collection=kept).without_statistics().collection
+    assert found is not None
+    assert (found.workers, found.reuse, found.checkpoint) == (2, None, None)

@@ -10,6 +10,7 @@ from recurrent_models import LARGE, cell, sample
 
 from onnxq import pipeline
 from onnxq.budget import Budget
+from onnxq.calibrating import calibrate
 from onnxq.data import Data
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.forms import hopeless_forms, slowed_by_forms
@@ -66,12 +67,15 @@ def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
     assert slowed_by_forms(ready, replace(found, chosen=chosen)) == slowed
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize(("hopeless", "cells"), [(True, 1), (False, 0)])
 def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
-    hopeless: bool, cells: int, monkeypatch: pytest.MonkeyPatch
+    hopeless: bool, cells: int, calibrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = [hopeless, False]
+    looks, model, data = [hopeless, False], cell(LARGE, linear_before_reset=1), DATA
     monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: looks.pop(0))
-    done = pipeline.quantize(cell(LARGE, linear_before_reset=1), DATA, target="openvino", budget=UNTIMED)
+    if calibrated:
+        data = replace(DATA, statistics=calibrate(model, DATA, target="openvino"))
+    done = pipeline.quantize(model, data, target="openvino", budget=UNTIMED)
     assert sum(node.op == "GRU" for node in done.graph.nodes) == cells
     assert len(looks) == 1 - cells

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.goals import goal_options, speed_options
+from onnxq.cli.goals import goal_options, measurements_option, speed_options
 from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, NodeName, option
 from onnxq.cli.options import EXIT_CODES, FILE, collection_options
 from onnxq.cli.quantize import quantized
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @scheme_options
 @goal_options
 @speed_options
+@measurements_option
 @option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 @option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
 def explain(

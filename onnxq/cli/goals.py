@@ -98,6 +98,16 @@ def goal_options(command: Command) -> Command:
     )
 
 
+measurements_option = option(
+    "--measurements",
+    group=SPEED,
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Models that a search builds and runs at most; unlike --budget, the same the next time.",
+)
+"""Adds how many models a search tries to a command that has `speed_options` too, which are to stand above it."""
+
+
 def speed_options(command: Command) -> Command:
     """Add how much is measured, which a command takes with --accuracy and ``collection`` as one argument ``budget``."""
 
@@ -106,7 +116,7 @@ def speed_options(command: Command) -> Command:
         from onnxq.budget import Budget
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
-        measurements = kwargs.pop("measurements") or math.inf
+        measurements = kwargs.pop("measurements", None) or math.inf
         given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection", "threads")}
         engine = kwargs.pop("engine") or ""
         limits = {"latency": latency, "seconds": limit, "measurements": measurements}
@@ -140,13 +150,6 @@ def speed_options(command: Command) -> Command:
             type=FiniteRange(min=0, min_open=True),
             metavar="SECONDS",
             help="Time for all of it, of which calibrating and judging the result have theirs for certain.",
-        ),
-        option(
-            "--measurements",
-            group=SPEED,
-            type=click.IntRange(min=1),
-            metavar="COUNT",
-            help="Models that a search builds and runs at most; unlike --budget, the same the next time.",
         ),
         option(
             "--costs",

@@ -68,15 +68,9 @@ def _exit_with_sentence(error: Exception) -> None:
     from onnxq.errors import OnnxqError
     from onnxq.report import FidelityError
 
-    if isinstance(error, FidelityError):
-        from onnxq.cli import terminal
-
-        terminal.print_report(error.report)
-        click.echo(f"onnxq: {error}", err=True)
-        sys.exit(BELOW_FIDELITY)
     if isinstance(error, OnnxqError):
         click.echo(f"onnxq: {error}", err=True)
-        sys.exit(_BAD_INPUT)
+        sys.exit(BELOW_FIDELITY if isinstance(error, FidelityError) else _BAD_INPUT)
     click.echo(
         f"onnxq: a fault in onnxq ({type(error).__name__}: {error}); run again with --debug and report it", err=True
     )

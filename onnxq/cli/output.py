@@ -62,7 +62,7 @@ class Output:
             plan: a file for the plan that was carried out.
 
         Raises:
-            FidelityError: the result misses the goal; what is kept is written all the same.
+            FidelityError: the result misses the goal; what is kept is written, and what was found told, all the same.
             OutputError: something to be kept cannot be written; the message says where the model is.
         """
         from onnxq.report import FidelityError
@@ -72,17 +72,24 @@ class Output:
         except FidelityError as refused:
             refused.report = with_command(refused.report)
             self._keep(refused.report, plan)
+            self._tell(refused.report)
+            if self.as_json:
+                click.echo(refused.report.to_json())
             raise
         try:
             self._keep(report, plan)
         except OutputError as error:
             written = f"; the model is there all the same, in {report.output}" if report.output else ""
             raise OutputError(f"{error}{written}") from error
+        self._tell(report)
+        return report
+
+    def _tell(self, report: Report) -> None:
+        """Print the tables."""
         if not self.quiet:
             from onnxq.cli import terminal
 
             terminal.print_report(report, every=self.verbose)
-        return report
 
     def _keep(self, report: Report, plan: Path | None) -> None:
         """Write what was asked to be kept, most of all of what was refused."""
@@ -125,7 +132,7 @@ def output_options(default: str) -> Callable[[Command], Command]:
                 "as_json",
                 group=OUTPUT,
                 is_flag=True,
-                help="Print the report as JSON instead of the name of the written file.",
+                help="Print the report as JSON instead of the name of the written file, of a refused result too.",
             ),
             option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."),
             option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables."),
@@ -138,6 +145,7 @@ def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | No
     """Refuse files of one name before anything runs."""
     from onnxq.publish import check_output, data_file
 
+    check_output(output, model)
     written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
     for name, path in others.items():
         if path is None:

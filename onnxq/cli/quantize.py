@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.goals import goal_options, speed_options
+from onnxq.cli.goals import goal_options, measurements_option, speed_options
 from onnxq.cli.groups import OUTPUT, TRAINING, WHAT, GroupedCommand, option
 from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 )
 @goal_options
 @speed_options
+@measurements_option
 @output_options("MODEL.PRESET.onnx")
 @option("--plan-out", group=OUTPUT, type=FILE, help="Write the plan that was carried out as TOML.")
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
@@ -96,6 +97,7 @@ def quantize(
 @scheme_options
 @goal_options
 @speed_options
+@measurements_option
 @output_options("MODEL.plan.toml")
 def plan(
     model: Path,

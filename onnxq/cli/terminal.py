@@ -125,7 +125,10 @@ def _summary(report: Report, columns: int) -> Table:
     table.add_row("in integers", f"{kernels.integer} of {heavy} convolutions and products{between}")
     table.add_row("nodes", ", ".join(f"{plan.count(mode)} {_IN_WORDS[mode]}" for mode in Mode if plan.count(mode)))
     if cells := report.encoding.left_by_standard:
-        table.add_row("standard ONNX", f"has no integers for {cells} LSTM; --emit fastest measures onnxruntime's own")
+        table.add_row(
+            "standard ONNX",
+            f"has no integers for {cells} LSTM; a search with --emit fastest measures onnxruntime's own",
+        )
     if (spared := report.encoding.spared) is not None:
         table.add_row("accuracy", f"{spared:.1f} dB without any method are plenty; --accuracy full tries all the same")
     if report.encoding.corrected_biases:

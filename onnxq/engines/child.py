@@ -173,6 +173,12 @@ class ChildEngine(Engine):
             raise EngineError(f"engine {self.name} has ended before it could {doing}{self._last_words()}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        arrays = [np.asarray(one) for sample in samples for one in sample.values()]
+        if strange := next((array.dtype.name for array in arrays if array.dtype.kind == "V"), None):
+            raise EngineError(
+                f"engine {self.name} cannot {doing}: arrays of {strange}, which numpy itself lacks, cannot be sent to "
+                "another process; take the engine onnxruntime, which runs in this one"
+            )
         hung = threading.Event()
 
         def end() -> None:
@@ -183,8 +189,8 @@ class ChildEngine(Engine):
         timer.start()
         try:
             named = {**header, "samples": [list(sample) for sample in samples]}
-            send(self._process.stdin, named, [np.asarray(one) for sample in samples for one in sample.values()])
-            answer, arrays = receive(self._process.stdout)
+            send(self._process.stdin, named, arrays)
+            answer, found = receive(self._process.stdout)
         except (EOFError, OSError):
             raise EngineError(self._ending(doing, allowed if hung.is_set() else None)) from None
         except (KeyError, TypeError, ValueError) as error:
@@ -196,7 +202,7 @@ class ChildEngine(Engine):
             timer.cancel()
         if "error" in answer:
             raise EngineError(f"engine {self.name} cannot {doing}: {_short(str(answer['error']))}")
-        return answer, arrays
+        return answer, found
 
     def _ending(self, doing: str, seconds: float | None) -> str:
         """Say how the process has ended."""

@@ -24,8 +24,10 @@ def engine_of(target: Target, asked: str = "", threads: int | None = None) -> tu
     Raises:
         EngineError: the engine that was asked for is not installed.
     """
-    if asked == DEFAULT_ENGINE or (not asked and target.name == DEFAULT_TARGET):
+    if target.name == DEFAULT_TARGET and asked in ("", DEFAULT_ENGINE):
         return None, ""
+    if asked == DEFAULT_ENGINE:
+        return None, f"onnxruntime in this process is not {target.name}; give --engine python:PATH where it is"
     from onnxq.engines.table import open_engine, starting
 
     if asked:

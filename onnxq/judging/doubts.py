@@ -65,12 +65,17 @@ def hidden(outputs: Iterable[OutputAgreement], wanted: float) -> tuple[str, ...]
     """
     return tuple(
         f"entries {part.start} to {part.stop - 1} of axis {part.axis} of output {output.name}, which {part.made_by} "
-        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; judge by --metric, or "
-        f"ask for --min-sqnr {math.ceil(output.sqnr + wanted - part.sqnr)}"
+        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; judge by --metric"
+        + _asking_for(output.sqnr + wanted - part.sqnr)
         for output in outputs
         for part in output.parts
         if output.sqnr is not None and part.sqnr is not None and part.sqnr < wanted <= output.sqnr
     )
+
+
+def _asking_for(sqnr: float) -> str:
+    """Return what else to do, where a goal for the whole would help a part that is not silent."""
+    return f", or ask for --min-sqnr {math.ceil(sqnr)}" if math.isfinite(sqnr) else ""
 
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:

@@ -10,9 +10,7 @@ from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.goal import Goal
 from onnxq.judging.labels import share_at
 from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import COMPARED_SAMPLES
-from onnxq.samples.data import evenly
-from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.inputs import Sample
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,16 @@ class Judged:
     rounds: int = 1
 
     @classmethod
-    def of(cls, samples: SampleSource, calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:
-        """Tell which of the samples that a model is compared on were known; equal ones are, wherever they come from.
+    def of(cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:
+        """Tell which of the samples that a model was judged by were known; equal ones are, wherever they come from.
 
         Args:
-            samples: of which at most 64 are compared.
+            samples: that it was judged by.
             calibrated: digests of the samples that set ranges, see `sample_digest`.
             tried: those that candidates were tried on.
             rounds: how often a plan was searched.
         """
-        judging = [sample_digest(sample) for sample in evenly(samples, COMPARED_SAMPLES)]
+        judging = [sample_digest(sample) for sample in samples]
         known = {*calibrated, *(sample_digest(sample) for sample in tried)}
         return cls(len(judging), sum(digest in known for digest in judging), len(tried), rounds)
 
@@ -63,7 +61,7 @@ def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
 
 def lost_score(scores: Scores, goal: Goal) -> str:
     """Say how much a metric has lost on the samples that judge, where that is more than the goal allows."""
-    if scores.drop <= goal.max_drop:
+    if scores.allowed_by(goal.max_drop):
         return ""
     fall = f"{scores.name} falls from {scores.reference:.4g} to {scores.candidate:.4g}"
     return f"{fall}, expected to lose at most {goal.max_drop:g}"

@@ -16,6 +16,9 @@ from onnxq.judging.verify import COMPARED_SAMPLES, Timer, Verification, verify
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 
+# A look at a model's speed, and one of twice the time where it is slower, take half of the time that is left.
+_LOOKING = 1 / 6
+
 
 @dataclass(frozen=True, eq=False)
 class Judge:
@@ -56,13 +59,18 @@ class Judge:
             look: how many models these samples have judged, with this one.
             known: what is known of its times; more is measured where that is not plain.
         """
-        patience = self.deadline.left / 2
+        patience = self.deadline.left * _LOOKING
         timer = Timer(min(self.seconds, patience), self.timer, patience, known)
         return verify(self.reference, candidate, self.samples, timer=timer, risk=risk_of_look(look), engine=self.engine)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""
         return self.scorer.scores(candidate, risk_of_look(look)) if self.scorer is not None else None
+
+    @property
+    def scored(self) -> int:
+        """How many runs of a model the metric takes; 0 where there is none."""
+        return len(self.scorer.samples) if self.scorer is not None else 0
 
     def hardest(self, candidate: Path, most: int) -> list[Sample]:
         """Return the samples that a model is least faithful to, at most so many."""

@@ -48,9 +48,13 @@ class Scores:
         """How much less the quantized model's is."""
         return self.reference - self.candidate
 
+    def allowed_by(self, most: float) -> bool:
+        """Whether the drop is at most what is allowed, apart from what sums of floats are rounded by."""
+        return self.drop <= most + _ROUNDING
+
     def is_trusted(self, allowed: float) -> bool:
         """Whether the drop is at most what is allowed: its bound, unless so few samples could never show that."""
-        return (self.drop if self.least_shown > allowed else self.most_lost) <= allowed
+        return self.allowed_by(allowed) if self.least_shown > allowed else self.most_lost <= allowed + _ROUNDING
 
 
 @dataclass(frozen=True, eq=False)

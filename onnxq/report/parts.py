@@ -88,6 +88,11 @@ class Fidelity:
     layers: Layers | None = None
     wanted: float | None = None
 
+    @property
+    def agreements(self) -> tuple[Agreement, ...]:
+        """Of the outputs on each engine that the model ran on."""
+        return (self.agreement,) if self.elsewhere is None else (self.agreement, self.elsewhere.agreement)
+
 
 @dataclass(frozen=True)
 class Performance:

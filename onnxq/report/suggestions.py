@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from onnxq.judging.gate import fault
+from onnxq.planning.delivery import missing
 from onnxq.report.figures import decibels
 from onnxq.report.refusal import gains_nothing
 from onnxq.report.report import Report
@@ -15,6 +17,8 @@ from onnxq.report.report import Report
 _TOLD = 3
 # Less than that no goal is worth asking for.
 _WORTH_ASKING = 5.0
+# Options that a plan to carry out takes the place of.
+_OF_SCHEMES = frozenset({"--search", "--accuracy", "--exclude", "--preset"})
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,16 @@ def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Return the three most promising commands after a refusal; none where the model was written."""
     if not report.fidelity.refusal:
         return ()
-    found = islice(_options(report), _TOLD)
+    found = islice((one for one in _options(report) if _fits(report.run.command, one[0])), _TOLD)
     return tuple(Suggestion(options, _command(report, options), why) for options, why in found)
+
+
+def _fits(command: tuple[str, ...], options: str) -> bool:
+    """Whether options mean anything in the command of the run."""
+    option = options.split()[0]
+    if any(word.partition("=")[0] == "--plan" for word in command):
+        return option not in _OF_SCHEMES
+    return option != "--search" or "train" not in command[1:2]
 
 
 def _command(report: Report, options: str) -> str:
@@ -54,7 +66,8 @@ def _command(report: Report, options: str) -> str:
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with what speaks for them, the most promising first."""
-    scores, worst, coded = report.fidelity.scores, report.agreement.worst_sqnr, _is_coded(report)
+    scores, coded, is_final = report.fidelity.scores, _is_coded(report), _is_final(report)
+    worst = min(one.worst_sqnr for one in report.fidelity.agreements)
     if coded and gains_nothing(report):
         # A more faithful model would be of no more use.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
@@ -78,8 +91,10 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.plan.thorough:
         known = f"what was tried bought {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "none was tried"
         yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
-    if scores is not None:
-        yield f"--max-drop {max(scores.drop, 0.0):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
+    if is_final:
+        pass
+    elif scores is not None:
+        yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
     elif coded and worst >= _WORTH_ASKING and math.isfinite(worst):
         yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
     if coded and report.plan.scheme == "int8":
@@ -88,11 +103,27 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             "weights alone are rounded and data stays float: as small as this one, "
             f"{report.size_ratio:.2f} of the size, at float speed",
         )
-    if coded:
+    if coded and not is_final:
         yield "--force", "the model is written as it is"
-    else:
+    elif not coded:
         told = "nothing is left in float for its noise, and the model is written as the scheme makes it"
         yield "--search off --force", told
+
+
+def _is_final(report: Report) -> bool:
+    """Whether neither a lower goal nor force would have the model written: it is unsound, or not exactly as asked."""
+    by_metric = report.fidelity.scores is not None
+    if any(fault(one, by_metric=by_metric) for one in report.fidelity.agreements):
+        return True
+    return "--exact" in report.run.command and bool(missing(report.encoding.delivered))
+
+
+def _at_least(drop: float) -> float:
+    """Return a drop in three digits, rounded up so that it is allowed."""
+    if drop <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(drop)) - 2)
+    return math.ceil(round(drop / unit, 3)) * unit
 
 
 def _is_coded(report: Report) -> bool:

@@ -67,7 +67,7 @@ class _Choice:
             found = self._attempted(trials, aim, number)
             if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
                 break
-            if not self.chooser.has_time(SEARCH_RUNS):
+            if self._is_spent(trials):
                 break
             reached = trials.sqnr(found.outcome.plan, self.recipe)
         return found
@@ -84,7 +84,7 @@ class _Choice:
             lacking = found.lacks(self.goal) or self._unpromised(trials, found)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
-            spent = trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
+            spent = self._is_spent(trials)
             # Plans are tried on onnxruntime, so another search would not know what is wrong elsewhere.
             last = number == _MORE_SEARCHES or spent or found.verification.disputed
             if last and found.verification.floats_miss(self.goal.min_sqnr):
@@ -96,6 +96,10 @@ class _Choice:
             if last:
                 break
         return found
+
+    def _is_spent(self, trials: Trials) -> bool:
+        """Whether nothing is left to search with again."""
+        return trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
 
     def _unpromised(self, trials: Trials, found: Chosen) -> float:
         """Return by how many decibels neither the samples of the trials nor those that judge can promise the goal.
@@ -156,9 +160,8 @@ class _Choice:
             return replace(outcome, plan=same, regions=(), times=())
         if self.goal.prefers_size:
             return outcome
-        return self.chooser.quietest(
-            trials, self.recipe, without_integers(self.chooser.bench.plan, self.plan, reason), aim
-        )
+        planner = without_integers(self.chooser.bench.plan, self.plan, reason)
+        return self.chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
 
     def _speed(self, verification: Verification) -> float:
         """Return how many times as fast as float the model that is staged is, by what was found of it first.

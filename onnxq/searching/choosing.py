@@ -245,10 +245,9 @@ class Chooser:
         if not self.has_time(0):
             return Outcome(planner({}), (), 0)
 
-        def measure(plan: Plan) -> float:
-            # What was not tried is not taken.
+        def measure(plan: Plan) -> float | None:
             in_time = trials.count < most and self.has_time(len(trials.answered.samples))
-            return trials.sqnr(plan, recipe) if in_time else -math.inf
+            return trials.sqnr(plan, recipe) if in_time else None
 
         told = self._told(trials, recipe, planner) if self.bench.is_large else None
         return replace(leave_what_hurts(planner, measure, aim, self.progress, told=told), measured=trials.count)
@@ -277,7 +276,7 @@ class Chooser:
         """Seconds that it is expected to take to build the last model and judge it."""
         if self.judge.deadline == NEVER:
             return 0.0
-        runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES)
+        runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES) + self.judge.scored
         return runs * self.trials.answered.seconds + self.judge.seconds + _BUILDING
 
     def built(self, outcome: Outcome, recipe: Recipe, number: int = 1) -> Verification:

@@ -24,8 +24,11 @@ FINEST = Spec("int16-narrow", per=Granularity.CHANNEL)
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
-Measure = Callable[[Plan], float]
-"""Builds a plan's model, runs it and gives the SQNR in decibels that its worst output can be trusted to have."""
+Measure = Callable[[Plan], float | None]
+"""Builds a plan's model, runs it and gives the SQNR in decibels that its worst output can be trusted to have.
+
+It gives None for what is not measured any more.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def leave_what_hurts(
 
 
 def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
-    """Measure each weighted node of ``modes`` with every other weight in float, noisiest first."""
+    """Measure weighted nodes of ``modes``, each with every other weight in float, as long as may be; noisiest first."""
     plan = planner(demoted)
     units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
     everything = [decision.node for decision in plan.decisions if decision.weights]
@@ -167,7 +170,10 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
     for unit in units:
         others = {node: silence for node in everything if node != unit}
         kept = {unit: demoted[unit]} if unit in demoted else {}
-        found.append(NodeNoise(unit, plan.by_node[unit].mode, measure(planner(others | kept))))
+        sqnr = measure.measured(planner(others | kept))
+        if sqnr is None:
+            break
+        found.append(NodeNoise(unit, plan.by_node[unit].mode, sqnr))
     return sorted(found, key=lambda one: one.sqnr)
 
 
@@ -239,11 +245,17 @@ class _Counter:
     def expect(self, more: int) -> None:
         self._expected += more + max(more, 1).bit_length()
 
-    def __call__(self, plan: Plan) -> float:
+    def measured(self, plan: Plan) -> float | None:
         sqnr = self._measure(plan)
-        self.calls += 1
-        self._progress("search", self.calls, max(self._expected, self.calls))
+        if sqnr is not None:
+            self.calls += 1
+            self._progress("search", self.calls, max(self._expected, self.calls))
         return sqnr
+
+    def __call__(self, plan: Plan) -> float:
+        """Return what was measured; what was not reaches no goal."""
+        sqnr = self.measured(plan)
+        return -math.inf if sqnr is None else sqnr
 
 
 def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from onnxq.budget import Budget
-from onnxq.cli.goals import accuracy_option, goal_options, speed_options
+from onnxq.cli.goals import accuracy_option, goal_options, measurements_option, speed_options
 from onnxq.judging.goal import Goal
 
 
@@ -19,6 +19,7 @@ def packed(*arguments: object) -> tuple[Goal, Budget]:
     @click.command()
     @goal_options
     @speed_options
+    @measurements_option
     def command(goal: Any, budget: Budget) -> None:
         found.update(goal=goal(), budget=budget)
 

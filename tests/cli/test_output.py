@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,30 @@ def test_a_report_that_has_no_room_says_where_the_model_is(tmp_path: Path) -> No
     with pytest.raises(OutputError, match=r"report .*r\.json cannot .*: No space .* is there .* in .*q\.onnx$"):
         invoke("quantize", MODELS / "gru.onnx", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_model_is_never_the_output(command: str, tmp_path: Path) -> None:
+    shutil.copy(MODELS / "gru.onnx", tmp_path / "m.onnx")
+    with pytest.raises(OutputError, match="is the model itself"):
+        invoke(command, tmp_path / "m.onnx", *SAMPLES, "-o", tmp_path / "m.onnx")
+    with pytest.raises(OutputError, match="of the output does not exist"):
+        invoke(command, tmp_path / "m.onnx", *SAMPLES, "-o", tmp_path / "missing" / "o")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [((), [False]), (("-q",), []), (("-v",), [True]), (("--json", "-q"), ["json"]), (("--json",), [False, "json"])],
+)
+def test_a_refusal_is_told_as_the_flags_say(
+    flags: tuple[str, ...], told: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    monkeypatch.setattr("onnxq.cli.terminal.print_report", lambda report, *, every: found.append(every))
+    monkeypatch.setattr(
+        "click.echo", lambda text, **_: found.append(json.loads(text)["fidelity"]["refusal"] and "json")
+    )
+    options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, *flags, "-o", tmp_path / "q.onnx")
+    with pytest.raises(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *options)
+    assert found == told

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -181,3 +182,11 @@ def test_the_process_ends_with_the_engine() -> None:
     assert engine._process.returncode == 0
     with pytest.raises(EngineError, match="engine fake has ended before it could start"):
         engine.started()
+
+
+def test_arrays_that_numpy_itself_lacks_are_refused_before_they_are_sent(model: Path) -> None:
+    with fake_engine("") as engine:
+        loaded = engine.load(model, 1)
+        with pytest.raises(EngineError, match="cannot run the sample: arrays of bfloat16, which numpy itself lacks"):
+            loaded.run({"x": np.zeros(4, ml_dtypes.bfloat16)})
+        assert loaded.run(SAMPLE)[0].tolist() == [1, 2, 3, 4]

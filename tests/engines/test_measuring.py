@@ -14,7 +14,8 @@ from onnxq.targets import target_named
     ("target", "asked", "engine", "why"),
     [
         ("onnxruntime-cpu", "", None, ""),
-        ("openvino", "onnxruntime", None, ""),
+        ("onnxruntime-cpu", "onnxruntime", None, ""),
+        ("openvino", "onnxruntime", None, "onnxruntime in this process is not openvino; give --engine python:PATH"),
         ("tensorrt", "", None, "no engine runs tensorrt on this machine; give --engine"),
         ("openvino", "", None, "engine openvino is not installed"),
         ("onnxruntime-cpu", "onnx-reference", "onnx-reference", ""),

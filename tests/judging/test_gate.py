@@ -45,6 +45,7 @@ def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
 def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
     scores = Scores("m", 0.75, 0.5)
     assert lost_score(scores, Goal(20.0, max_drop=0.25)) == ""
+    assert lost_score(Scores("m", 0.91, 0.9), Goal(20.0, max_drop=0.01)) == ""
     assert lost_score(scores, Goal(20.0)) == "m falls from 0.75 to 0.5, expected to lose at most 0"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from conftest import Build
@@ -60,3 +62,10 @@ def test_what_is_faithful_or_refused_anyway_hides_nothing() -> None:
     for whole, wanted in ((30.0, 10.0), (16.0, 20.0)):
         output = OutputAgreement("y", whole, None, 0.0, same_shapes=True, finite=True, compared=0, parts=(part,))
         assert not hidden([output], wanted)
+
+
+def test_a_part_that_is_silent_in_float_is_told_without_a_goal_that_would_help() -> None:
+    part = Part(0, 2, 4, "head", -math.inf)
+    output = OutputAgreement("y", 66.0, None, 0.0, same_shapes=True, finite=True, compared=0, parts=(part,))
+    (sentence,) = hidden([output], 20.0)
+    assert sentence.endswith("which the 66.0 dB of all do not show; judge by --metric")

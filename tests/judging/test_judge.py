@@ -11,6 +11,7 @@ import onnx
 import pytest
 from conftest import Build
 
+from onnxq.deadline import Deadline
 from onnxq.errors import DataError
 from onnxq.judging import verify
 from onnxq.judging.judge import Judge
@@ -80,3 +81,27 @@ def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:
 def test_a_metric_that_cannot_be_told_is_refused_before_any_model_is_built(files: tuple[Path, Path]) -> None:
     with pytest.raises(DataError, match="gives 8 answers for 8 samples and there are 9 labels"):
         Judge.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(np.zeros(9, np.int64))))
+
+
+def test_looks_at_speed_take_half_of_the_time_that_is_left(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, float]] = []
+
+    def measured(*_: object, **options: float) -> list[Latency]:
+        asked.append(options)
+        return [Latency(1.0, 2.0, 1, 8, 3)]
+
+    monkeypatch.setattr(verify, "measure_latencies", measured)
+    monkeypatch.setattr(verify, "_kernels", lambda _: verify.Kernels(1, 0, 0))
+    judge = replace(Judge.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(6.0))
+    judge.verified(files[1], 1)
+    assert len(asked) == 2
+    for name in ("seconds", "patience"):
+        assert sum(one[name] for one in asked) <= 3.0
+
+
+def test_a_metric_counts_as_the_runs_that_it_takes(files: tuple[Path, Path]) -> None:
+    metric = Metric("mean", lambda outputs, samples: 1.0)
+    assert Judge.of(files[0], SAMPLES, 0.0, metric).scored == len(SAMPLES)
+    assert Judge.of(files[0], SAMPLES, 0.0, None).scored == 0

@@ -67,6 +67,8 @@ def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_no
         (Scores("m", 0.9, 0.9, 0.05, 0.04), 0.0, True),
         (Scores("m", 0.9, 0.8, 0.2, 0.04), 0.0, False),
         (Scores("m", 0.9, 0.9, doubt="because"), 0.0, True),
+        # 91 of 100 answers, and 90.
+        (Scores("m", 0.91, 0.9), 0.01, True),
     ],
 )
 def test_a_drop_is_trusted_by_its_bound_where_that_can_be_told(scores: Scores, allowed: float, trusted: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from reports import REPORT, changed
 
 from onnxq.accuracy.refining import Gain
 from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Scores
+from onnxq.judging.scoring import Scores
+from onnxq.judging.verify import Elsewhere
 from onnxq.report import FidelityError
 from onnxq.report.suggestions import suggestions
 from onnxq.scheme import Mode
@@ -80,3 +82,40 @@ def test_a_model_of_no_use_is_only_forced() -> None:
 
 def test_what_was_written_needs_no_suggestion() -> None:
     assert suggestions(REPORT) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (("onnxq", "train", "m.onnx"), {"--search"}),
+        (("onnxq", "quantize", "m.onnx", "--plan", "p.toml"), {"--search", "--accuracy", "--exclude", "--preset"}),
+        (("onnxq", "quantize", "m.onnx", "--plan=p.toml"), {"--search", "--accuracy", "--exclude", "--preset"}),
+    ],
+)
+def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[str, ...], missing: set[str]) -> None:
+    search = {"measured": 0, "sensitivities": (NodeNoise("a", Mode.STATIC, 12.0),)}
+    report = FidelityError("too noisy", changed(NOISY, search=search, run={"command": command})).report
+    found = {one.options.split()[0] for one in suggestions(report)}
+    assert found
+    assert not found & missing
+
+
+def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
+    elsewhere = Elsewhere("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
+    told = refused(search={"sensitivities": ()}, fidelity={"elsewhere": elsewhere})
+    assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in told]
+
+
+@pytest.mark.parametrize("broken", [{"finite": False}, {"same_shapes": False}])
+def test_neither_force_nor_a_lower_goal_writes_an_unsound_model(broken: dict[str, bool]) -> None:
+    told = refused(fidelity={"agreement": Agreement(3, (replace(OUTPUT, **broken),))})
+    assert told
+    assert not any(option in command for command, _ in told for option in ("--force", "--min-sqnr"))
+
+
+@pytest.mark.parametrize(("right", "suggested"), [((29, 28), 0.0334), ((91, 90), 0.0334), ((30, 20), 0.334)])
+def test_what_a_metric_is_to_allow_is_rounded_up(right: tuple[int, int], suggested: float) -> None:
+    scores = Scores("top1", right[0] / 30, right[1] / 30)
+    told = dict(refused(search={"sensitivities": ()}, fidelity={"scores": scores}))
+    assert f"onnxq quantize ... --max-drop {suggested:g}" in told
+    assert scores.allowed_by(suggested)

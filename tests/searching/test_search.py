@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
@@ -134,6 +135,22 @@ def test_a_node_is_measured_with_every_other_weight_in_float(goal: float) -> Non
     for index, name in enumerate(NOISE):
         alone = seen[1 + index]
         assert [one.node for one in alone.decisions if one.weights] == [name]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_nodes_that_were_not_measured_any_more_are_not_said_to_hurt(most: int) -> None:
+    seen: list[Plan] = []
+
+    def measure(plan: Plan) -> float | None:
+        if len(seen) == most:
+            return None
+        seen.append(plan)
+        return noise(plan)
+
+    outcome = leave_what_hurts(planner, measure, 1.0, silent)
+    assert outcome.plan == planner({})
+    assert (outcome.measured, len(outcome.sensitivities)) == (most, most - 1)
+    assert all(one.sqnr > -math.inf for one in outcome.sensitivities)
 
 
 def test_the_number_of_trials_grows_with_the_nodes_and_not_with_their_square() -> None:

@@ -78,7 +78,7 @@ def test_a_product_is_told_in_every_way_that_the_runtime_has(perceptron: ModelPr
     assert all(way.milliseconds is not None and way.sqnr is not None for way in ways["first"])
 
 
-@pytest.mark.parametrize("options", [{"target": "openvino"}, {"budget": replace(PLAIN, latency=0)}])
+@pytest.mark.parametrize("options", [{"target": "tensorrt"}, {"budget": replace(PLAIN, latency=0)}])
 def test_times_are_none_where_they_are_not_measured(perceptron: ModelProto, samples_for, options: dict) -> None:
     found = sensitivity(perceptron, samples_for(perceptron), **{"budget": PLAIN, **options})
     assert {way.milliseconds for one in found.nodes for way in one.ways} == {None}
