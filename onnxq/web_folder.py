@@ -13,8 +13,10 @@ import onnx
 from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.errors import ModelError, OnnxqError, check_name
+from onnxq.graph.order import toposort
 from onnxq.judging.agreement import Agreement, agreement_of
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
+from onnxq.modelfile import as_graph, to_model
 from onnxq.pipeline import quantize
 from onnxq.presets import preset_named
 from onnxq.publish import data_file, publish, staging
@@ -152,7 +154,10 @@ def _built(
     source, staged = file, folder / f"{file.stem}{dtype.suffix}.onnx"
     if dtype.half:
         source = staged if dtype.scheme is None else folder / f"{file.stem}.half.onnx"
-        source.write_bytes(serialized(to_half(onnx.load(file))))
+        graph = as_graph(to_half(onnx.load(file)))
+        # Its casts stand behind what reads them.
+        toposort(graph)
+        source.write_bytes(serialized(to_model(graph)))
     if dtype.scheme is not None:
         quantize(source, Data(samples), staged, scheme=dtype.scheme, target=target, goal=Goal(goal), budget=budget)
     if data_file(staged).exists():

@@ -114,6 +114,8 @@ def test_all_dtypes_have_the_names_that_are_looked_for(encoder: Path) -> None:
     assert sum(one.bytes for one in found) == sum(one.files[0].stat().st_size for one in found)
     whole = (encoder / "onnx" / "model.onnx").stat().st_size
     assert all(one.bytes < (0.55 if one.dtype == "fp16" else 0.4) * whole for one in found)
+    for one in found:
+        onnx.checker.check_model(one.files[0])
     # What was written is not taken for a float model the next time.
     again = list(write_web_folder(encoder, words(8, masked=True), dtypes=["int8"], budget=QUICK))
     assert [len(one.files) for one in again] == [1]

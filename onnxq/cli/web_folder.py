@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -51,12 +50,13 @@ def web_folder(
     running one behind the other, are too noisy is refused as a whole, and the others are written.
     """
     from onnxq.cli import tables
+    from onnxq.records import plain
     from onnxq.web_folder import DTYPES, write_web_folder
 
     chosen = dtypes or tuple(DTYPES)
     found = list(write_web_folder(folder, calib, dtypes=chosen, target=target, goal=min_sqnr, budget=search))
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2, default=str))
+        click.echo(json.dumps(plain(found), indent=2, default=str))
     else:
         tables.print_written(str(folder), found)
     if any(one.refused for one in found):

@@ -47,9 +47,9 @@ class Entropy:
         """
         data, format = bins_of_data(seen), format_named(spec.format)
         levels = self.levels or min(int(format.maximum - format.minimum + 1) // 2, _BINS // 2)
-        counts, width = _magnitudes(data)
+        counts, width, fold = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
-        counts[0] = counts[1]
+        counts[:fold] = counts[fold]
         if not counts.any():
             return data.minimum, data.maximum
         sizes = np.unique(np.linspace(levels, len(counts), _CANDIDATES).astype(int))[::-1]
@@ -59,8 +59,8 @@ class Entropy:
         return min(low, data.maximum), max(high, data.minimum)
 
 
-def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float]:
-    """Return the histogram of magnitudes in at least 2,048 bins from zero, and the width of a bin."""
+def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
+    """Return the histogram of magnitudes in at least 2,048 bins from zero, the width of one, and how many were one."""
     first = data.first
     last = first + len(data.counts)
     size = max(last, -first)
@@ -69,7 +69,7 @@ def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float]:
     bins = np.arange(first, last)
     counts = np.bincount(np.where(bins < 0, -1 - bins, bins) >> shift, weights=data.counts)
     fold = max(1, math.ceil(_BINS / len(counts)))
-    return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold
+    return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold, fold
 
 
 def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: int) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,18 @@ class Provenance:
         Raises:
             DataError: The models or runtimes differ.
         """
-        if self == Provenance() or other == Provenance():
-            return self if other == Provenance() else other
-        if self.model != other.model:
+        if self.model and other.model and self.model != other.model:
             raise DataError(
                 f"Statistics of model {self.model[:12]} and of model {other.model[:12]} cannot be merged, expected one "
                 "model; calibrate both shards on the same file"
             )
-        if self.runtime != other.runtime:
+        if self.runtime and other.runtime and self.runtime != other.runtime:
             raise DataError(
                 f"Statistics of {self.runtime} and of {other.runtime} cannot be merged, expected one version; "
                 "calibrate both shards with the same"
             )
-        return replace(self, machines=tuple(sorted({*self.machines, *other.machines})))
+        machines = tuple(sorted({*self.machines, *other.machines}))
+        return Provenance(self.model or other.model, self.runtime or other.runtime, machines)
 
 
 @cache

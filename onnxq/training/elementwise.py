@@ -15,6 +15,8 @@ from torch import Tensor
 from onnxq.training.calls import Call
 
 Function = Callable[[Call], Any]
+# What ONNX says of Selu where the model says nothing.
+_ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 
 
 def _one(function: Callable[[Tensor], Tensor]) -> Function:
@@ -48,6 +50,12 @@ def torch_dtype(onnx_type: int) -> torch.dtype:
     if onnx_type == onnx.TensorProto.BFLOAT16:
         return torch.bfloat16
     return torch.from_numpy(onnx.numpy_helper.to_array(onnx.TensorProto(data_type=onnx_type, dims=[0]))).dtype
+
+
+def _infinite(call: Call) -> Tensor:
+    wanted = {torch.isposinf: "detect_positive", torch.isneginf: "detect_negative"}
+    found = (sign(call[0]) for sign, name in wanted.items() if call.attribute(name, 1))
+    return functools.reduce(torch.logical_or, found, torch.zeros_like(call[0], dtype=torch.bool))
 
 
 def _divide(call: Call) -> Tensor:
@@ -156,7 +164,7 @@ ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
         "HardSigmoid": _hard_sigmoid,
         "HardSwish": lambda call: call[0] * torch.clamp(call[0] / 6 + 0.5, 0, 1),
         "Identity": _one(lambda data: data),
-        "IsInf": _one(torch.isinf),
+        "IsInf": _infinite,
         "IsNaN": _one(torch.isnan),
         "LeakyRelu": lambda call: f.leaky_relu(call[0], call.attribute("alpha", 0.01)),
         "Less": _two(torch.lt),
@@ -186,7 +194,7 @@ ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
         "ReduceSumSquare": _reduced(lambda data, axes, keep: data.square().sum(axes, keep)),
         "Relu": _one(torch.relu),
         "Round": _one(torch.round),
-        "Selu": _one(f.selu),
+        "Selu": lambda call: call.attribute("gamma", _GAMMA) * f.elu(call[0], call.attribute("alpha", _ALPHA)),
         "Sigmoid": _one(torch.sigmoid),
         "Sign": _one(torch.sign),
         "Sin": _one(torch.sin),

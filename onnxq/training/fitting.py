@@ -25,7 +25,7 @@ from onnxq.training.batch_norms import folded_factors
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import learn
 from onnxq.training.lessons import Lessons, read_lessons, stackable
-from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, user_loss
+from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, own_text, user_loss
 from onnxq.training.module import FakeQuantized
 from onnxq.training.rates import parameter_groups
 from onnxq.training.room import make_room
@@ -125,7 +125,8 @@ def _fitted(
             module.plan.effect,
             training,
             *module.state_dict().values(),
-            *(one for each in task.lessons.single for one in each.inputs.values()),
+            own_text(training.loss),
+            *(one for lessons in (task.lessons, task.held) for each in lessons.single for one in each.given),
         )
     )
     score, before = task.measured(module)

@@ -47,6 +47,11 @@ class Batch:
     labels: Tensor | None = None
     count: int = 1
 
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """What does not come of the float model."""
+        return (*self.inputs.values(), *(() if self.labels is None else (self.labels,)))
+
     def on(self, device: torch.device) -> Batch:
         """Return the same on a device."""
         inputs, expected = (

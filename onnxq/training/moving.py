@@ -140,15 +140,18 @@ def _tile(call: Call) -> Tensor:
 
 def _one_hot(call: Call) -> Tensor:
     depth, axis = int(call[1].item()), call.attribute("axis", -1)
-    hot = f.one_hot(call[0].to(torch.int64) % depth, depth)
-    return torch.where(hot.bool(), call[2][1], call[2][0]).movedim(-1, axis)
+    place = call[0].to(torch.int64)
+    within = ((place >= -depth) & (place < depth)).unsqueeze(-1)
+    hot = f.one_hot(place % depth, depth).bool() & within
+    return torch.where(hot, call[2][1], call[2][0]).movedim(-1, axis)
 
 
 def _top(call: Call) -> tuple[Tensor, Tensor]:
-    largest, sort = bool(call.attribute("largest", 1)), bool(call.attribute("sorted", 1))
     count = (call.numbers(1, "k") or [call.attribute("k", 1)])[0]
-    found = torch.topk(call[0], count, call.attribute("axis", -1), largest, sort)
-    return found.values, found.indices
+    axis, largest = call.attribute("axis", -1), bool(call.attribute("largest", 1))
+    # Of equal values the first come first, which torch.topk does not promise.
+    found = torch.sort(call[0], dim=axis, descending=largest, stable=True)
+    return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)
 
 
 def _triangle(call: Call) -> Tensor:

@@ -69,7 +69,8 @@ def _max_pooled(call: Call) -> Tensor:
     strides, dilations, pads = _window(call, kernel)
     data = f.pad(call[0], pads, value=-math.inf) if any(pads) else call[0]
     ceiling = bool(call.attribute("ceil_mode", 0))
-    return _MAX_POOLS[len(kernel) - 1](data, kernel, strides, 0, dilations, ceiling)
+    pooled = _MAX_POOLS[len(kernel) - 1](data, kernel, strides, 0, dilations, ceiling)
+    return _begun(pooled, call[0], strides, pads) if ceiling else pooled
 
 
 def _mean_pooled(call: Call) -> Tensor:
@@ -80,7 +81,15 @@ def _mean_pooled(call: Call) -> Tensor:
         return pool(call[0], kernel, strides, 0, ceiling)
     counted = float(call.attribute("count_include_pad", 0))
     share = pool(f.pad(torch.ones_like(call[0][:1, :1]), pads, value=counted), kernel, strides, 0, ceiling)
-    return pool(f.pad(call[0], pads), kernel, strides, 0, ceiling) / share
+    pooled = pool(f.pad(call[0], pads), kernel, strides, 0, ceiling) / share
+    return _begun(pooled, call[0], strides, pads) if ceiling else pooled
+
+
+def _begun(pooled: Tensor, data: Tensor, strides: list[int], pads: list[int]) -> Tensor:
+    """Return what was pooled without windows that begin behind the data, in the padding at its end."""
+    begins = pads[::2][::-1]
+    counts = [-(-(size + begin) // step) for size, begin, step in zip(data.shape[2:], begins, strides, strict=True)]
+    return pooled[(..., *(slice(count) for count in counts))]
 
 
 def _places(data: Tensor) -> list[int]:
@@ -105,7 +114,11 @@ def _batch_normalized(call: Call) -> Tensor:
 
 
 def _instance_normalized(call: Call) -> Tensor:
-    return f.instance_norm(call[0], weight=call[1], bias=call[2], eps=call.attribute("epsilon", 1e-5))
+    data, places = call[0], _places(call[0])
+    # torch's own refuses images of one place.
+    centred = data - data.mean(places, keepdim=True)
+    scale = torch.sqrt(centred.square().mean(places, keepdim=True) + call.attribute("epsilon", 1e-5))
+    return centred / scale * _channels(call[1], data) + _channels(call[2], data)
 
 
 def _layer_normalized(call: Call) -> Tensor:

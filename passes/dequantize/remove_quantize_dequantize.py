@@ -33,6 +33,7 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
+from onnxq.graph.data_types import numpy_dtype
 from onnxq.operators import OPERATORS, operator_of
 
 _QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
@@ -135,6 +136,8 @@ class _Rewriting:
             self._drop(node)
             return
         coded = Coded.by(node, value)
+        if codes.dtype is None and node.attrs.get("output_dtype"):
+            codes.dtype = numpy_dtype(node.attrs["output_dtype"])
         zero_point = self._zero_point(coded, codes)
         clamped = self._clamp(node, scope, coded, zero_point)
         self.coded[codes] = Coded(clamped, coded.scale, coded.zero_point, coded.layout)
@@ -222,7 +225,7 @@ class _Rewriting:
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant":
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
             if optional(node, 2) is None:
-                dtype = coded.zero_point.dtype if coded.zero_point is not None else np.uint8
+                dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
                 fill = constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype))
                 if len(node.inputs) < 3:
                     node.inputs.append(fill)
@@ -271,8 +274,9 @@ class _Rewriting:
         return None
 
     def _zero_point(self, coded: Coded, codes: Variable) -> Tensor:
-        """Return the zero point, which carries the type of the codes; left out it is an unsigned zero."""
-        return coded.zero_point or constant(self.names.fresh(f"{codes.name}.zero_point"), np.uint8(0))
+        """Return the zero point, which carries the type of the codes; left out it is a zero of theirs."""
+        zero = np.zeros((), codes.dtype or np.uint8)
+        return coded.zero_point or constant(self.names.fresh(f"{codes.name}.zero_point"), zero)
 
     def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
         """Have nodes inserted behind ``node``."""

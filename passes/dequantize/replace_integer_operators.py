@@ -151,7 +151,7 @@ class _Replacing:
         return values
 
     def _weight(self, node: Node, codes: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
-        key = codes, scale, zero_point
+        key = codes, scale, zero_point, axis
         if key not in self.weights:
             zero = zero_point and _payload(node, zero_point)
             payload = dequantized(codes.payload, _payload(node, scale), zero, axis % max(1, len(codes.shape)))

@@ -131,12 +131,12 @@ class _Products:
         stored = [factor for factor in factors if isinstance(factor, Constant)]
         if len(stored) < len(factors) or not isinstance(zero_point, Constant | None):
             raise _not_scaled(node, "the scale or the zero point of its weight is computed")
-        key = codes, zero_point, *stored
+        axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node) % max(1, len(codes.shape))
+        key = axis, codes, zero_point, *stored
         if key not in self.weights:
             scale = np.ones((), np.float32)
             for factor in stored:
                 scale = scale * factor.values
-            axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node) % max(1, len(codes.shape))
             extent = codes.shape[axis] if codes.shape else 1
             if scale.size not in (1, extent):
                 raise _not_scaled(node, f"its weight has {scale.size} scales, expected 1 or {extent}")

@@ -75,7 +75,7 @@ class _Unpacking:
 
     def _weight(self, node: Node, codes: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
         tensors = (codes, scales, *(tensor for tensor in others if tensor.name))
-        key = node.op, *tensors
+        key = node.op, repr(sorted(node.attrs.items())), *tensors
         if key not in self.weights:
             payloads = []
             for tensor in tensors:

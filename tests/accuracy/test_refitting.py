@@ -12,10 +12,14 @@ from onnxq.accuracy.effort import FAST
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.migrating import with_migration
 from onnxq.accuracy.refitting import refit
+from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.encoding.recipe import USUAL
 from onnxq.evidence.channel_means import ChannelMeans
 from onnxq.evidence.value_range import Range
+from onnxq.execution.resume import Collection
 from onnxq.modelfile import as_graph
+from onnxq.pipeline import quantize
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.samples.selection import Selection
@@ -24,6 +28,7 @@ from onnxq.trials import Trials
 from onnxq.workbench import open_workbench
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
+MODELS = Path(__file__).parents[2] / "models"
 WIDE = np.array([1, 0.05, 0.04, 0.05, 0.03, 0.05])
 
 
@@ -54,3 +59,13 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
     # Factors that were left stay left.
     without = replace(basis, recipe=replace(basis.recipe, migration=basis.recipe.migration.select({"r"})))
     assert "s" not in refit(folds, plan, plan, without, Selection(data, range(8, 12))).recipe.migration.factors
+
+
+def test_all_effort_goes_with_statistics_that_are_collected_in_bounded_memory() -> None:
+    data = Data(MODELS / "data" / "calib.npz", limit=64)
+    found = [
+        quantize(MODELS / "gru.onnx", data, budget=Budget("off", "full", latency=0, collection=collection)).report
+        for collection in (None, Collection(memory="4GB"))
+    ]
+    assert [one.samples.refitted for one in found] == [64, 64]
+    assert found[0].plan == found[1].plan

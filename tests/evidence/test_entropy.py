@@ -61,3 +61,11 @@ def test_levels_are_half_of_the_codes(format: str, levels: int) -> None:
     tensor = seen(np.random.default_rng(0).laplace(size=50_000))
     spec = Spec(format, symmetric=format == "int8")
     assert Entropy()(tensor, spec) == Entropy(levels)(tensor, spec)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_the_spike_at_zero_does_not_decide_for_data_of_both_signs(share: float) -> None:
+    values = np.random.default_rng(0).normal(0, 0.25, 100_000)
+    values[:2] = 1.5, -1.5
+    spiked = np.concatenate([values, np.zeros(int(share / (1 - share) * len(values)))])
+    assert Entropy()(seen(spiked), AFFINE)[1] > 0.8 * Entropy()(seen(values), AFFINE)[1]

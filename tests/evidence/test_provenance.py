@@ -102,6 +102,11 @@ def test_nothing_known_is_taken_from_the_other() -> None:
     assert known.merge(known) == known.merge(Provenance()) == Provenance().merge(known) == known
 
 
+def test_a_model_that_nobody_asked_for_is_that_of_the_other() -> None:
+    known, same = Provenance("m", "r 1", ("x86_64 avx2",)), Provenance("", "r 1", ("x86_64 avx2",))
+    assert known.merge(same) == same.merge(known) == known
+
+
 def test_machines_are_united() -> None:
     a, b = (Provenance("m", "r", (machine,)) for machine in ("x86_64 avx2", "aarch64 sve"))
     assert a.merge(b) == b.merge(a) == Provenance("m", "r", ("aarch64 sve", "x86_64 avx2"))

@@ -55,6 +55,24 @@ def test_a_finished_training_is_not_run_again(module: FakeQuantized, tmp_path: P
     assert (again.gain.before, again.gain.after) == (first.gain.before, first.gain.after)
 
 
+@pytest.mark.parametrize("loss", [False, True])
+def test_other_labels_or_another_loss_begin_anew(module: FakeQuantized, loss: bool, tmp_path: Path) -> None:
+    def learned(number: int) -> int:
+        np.save(tmp_path / "l.npy", np.full(16, number))
+        text = (
+            f"def far(outputs, expected, inputs):\n    return next(iter(outputs.values())).square().mean() * {number}\n"
+        )
+        (tmp_path / "mine.py").write_text(text)
+        own = {"loss": f"{tmp_path / 'mine.py'}:far"} if loss else {"labels": tmp_path / "l.npy"}
+        fit(module, module.codes(), tmp_path, Training(epochs=2, **own), state)
+        return state.stat().st_mtime_ns
+
+    state = tmp_path / "state"
+    first = learned(3)
+    assert learned(3) == first
+    assert learned(2) > first
+
+
 def test_what_cannot_learn_is_told(build: Build, tmp_path: Path) -> None:
     onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
     module = module_of(build(NETWORK, **WEIGHTS), images(4), "mxfp4")

@@ -29,6 +29,8 @@ CASES = {
     "NonZero": "n = NonZero(x)  y = Cast<to = 1>(n)",
     "OneHot": ints("i", 1, -1) + "d = Constant<value = int64 {3}>()  "
     "v = Constant<value = float[2] {0, 5}>()  y = OneHot(i, d, v)",
+    "OneHot beyond its depth": ints("i", 5, 1, -4) + "d = Constant<value = int64 {3}>()  "
+    "v = Constant<value = float[2] {0, 5}>()  y = OneHot(i, d, v)",
     "Pad": ints("p", 0, 1, 2, 3) + "c = Constant<value = float {1.5}>()  y = Pad(x, p, c)",
     "Pad by the edge": ints("p", 0, 1, 2, 3) + 'y = Pad<mode = "edge">(x, p)',
     "Pad by reflection": ints("p", 0, 1, 2, 3) + 'y = Pad<mode = "reflect">(x, p)',
@@ -46,6 +48,7 @@ CASES = {
     "Squeeze": "u = Unsqueeze(x, o)  y = Squeeze(u)",
     "Tile": ints("r", 2, 3) + "y = Tile(x, r)",
     "TopK": ints("k", 2) + "y, places = TopK(x, k)",
+    "TopK of equal values": ints("k", 3) + "r = Round(x)  v, places = TopK(r, k)  y = Cast<to = 1>(places)",
     "Transpose": "y = Transpose(x)",
     "Trilu": "y = Trilu<upper = 0>(x)",
     "Unsqueeze": ints("a", -1, 0) + "y = Unsqueeze(x, a)",

@@ -238,3 +238,15 @@ def test_a_thousand_nodes_that_move_codes_take_no_recursion() -> None:
     )
     graph, _ = remove(made)
     assert node_named(graph, "Neg_a").outputs[0].outputs[0].op == "Identity"
+
+
+def test_signed_codes_whose_zero_point_is_left_out_are_no_rectifier() -> None:
+    made = model(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            a = Tanh(x)  q = QuantizeLinear <output_dtype = 3> (a, s)  d = DequantizeLinear(q, s)  y = Tanh(d)
+        }""",
+        opset=21,
+        s=np.array(0.02, np.float32),
+    )
+    graph, _ = remove(made)
+    assert ops(graph) == ["Tanh", "Tanh"]

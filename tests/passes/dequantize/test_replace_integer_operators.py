@@ -208,3 +208,23 @@ def test_what_is_not_known_is_refused_by_name(body: str, message: str) -> None:
     graph = as_graph(made)
     with pytest.raises(ModelError, match=message):
         ReplaceIntegerOperators().apply(graph)
+
+
+def test_a_weight_that_is_read_along_either_axis_has_floats_for_each() -> None:
+    codes = np.random.default_rng(0).integers(-127, 127, (4, 4)).astype(np.int8)
+    made = model(
+        """g (float[7, 4] x) => (float[7, 4] a, float[7, 4] b) {
+            qx = QuantizeLinear(x, s, z)
+            [one] a = com.microsoft.QGemm (qx, s, z, w, ws, wz)
+            [other] b = com.microsoft.QGemm <transB = 1> (qx, s, z, w, ws, wz)
+        }""",
+        s=np.array(0.02, np.float32), z=np.array(128, np.uint8), w=codes,
+        ws=np.array([0.001, 0.01, 0.1, 1], np.float32), wz=np.zeros(4, np.int8),
+    )  # fmt: skip
+    made.opset_import.add(domain="com.microsoft", version=1)
+    graph = named_graph(made)
+    ReplaceIntegerOperators().apply(graph)
+    weights = [node_named(graph, f"{name}.float").inputs[1].values for name in ("one", "other")]
+    scales = np.array([0.001, 0.01, 0.1, 1], np.float32)
+    np.testing.assert_array_equal(weights[0], codes * scales, strict=True)
+    np.testing.assert_array_equal(weights[1], codes * scales[:, None], strict=True)
