@@ -77,6 +77,11 @@ class Data:
         return self.chain if isinstance(self.chain, Mapping) else chain_of(self.chain)
 
     @property
+    def given(self) -> tuple[object, ...]:
+        """What is read, as it was given: files, folders or anything else."""
+        return self.calibration, self.validation, self.statistics
+
+    @property
     def evidence(self) -> Evidence | None:
         """The statistics, read where they are a file's."""
         return load_statistics(Path(self.statistics)) if isinstance(self.statistics, str | Path) else self.statistics

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
+from enum import StrEnum
+from typing import TypeVar
 
+Choice = TypeVar("Choice", bound=StrEnum)
 _LONGEST = 600
 
 
@@ -75,6 +78,16 @@ def check_name(what: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise SchemeError(unknown(what, name, known))
+
+
+def choice_of(kind: type[Choice], what: str, given: object) -> Choice:
+    """Return the choice that is given, or that a text names.
+
+    Raises:
+        SchemeError: it is none; the message suggests the nearest one.
+    """
+    check_name(what, str(given), [str(one) for one in kind])
+    return kind(str(given))
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:

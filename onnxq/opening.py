@@ -17,7 +17,7 @@ from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.named_passes import Step, as_passes
 from onnxq.preparation import check_float_model
-from onnxq.publish import check_output, data_file
+from onnxq.publish import check_output, check_unread, data_file
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
 from onnxq.targets import target_named
@@ -63,8 +63,8 @@ def opened_samples(bench: Workbench, data: Data, goal: Goal, notice: Notice) -> 
     return whole, bench.samples(data.validation, data, notice, in_order=in_order)
 
 
-def checked_output(output: str | Path | None, model: Model, budget: Budget) -> Path | None:
-    """Return the file to write, which is neither the model nor what else is written.
+def checked_output(output: str | Path | None, model: Model, budget: Budget, data: Data) -> Path | None:
+    """Return the file to write, which is neither the model nor what else is read or written.
 
     Raises:
         OutputError: it cannot be written, or is one of those.
@@ -74,6 +74,7 @@ def checked_output(output: str | Path | None, model: Model, budget: Budget) -> P
         return None
     output = Path(output)
     check_output(output, Path(model) if isinstance(model, str | Path) else None)
+    check_unread(output, data.given)
     own = {output.resolve(), data_file(output).resolve()}
     if budget.costs is not None and Path(budget.costs).resolve() in own:
         raise OutputError(f"node times cannot be kept in the output {output}; give another name")

@@ -111,7 +111,7 @@ def quantize(
     """
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     goal = Goal.of(goal).for_samples(data.limit)
-    return carried_out(model, data, checked_output(output, model, budget), wanted, goal, budget)
+    return carried_out(model, data, checked_output(output, model, budget, data), wanted, goal, budget)
 
 
 Trainer = Callable[[Prepared, Evidenced, Settled], Settled]

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -58,6 +58,22 @@ def check_output(output: Path, source: Path | None) -> None:
         raise OutputError(f"output {output} is the model itself; give another name, the float model is worth keeping")
     if not os.access(output.parent, os.W_OK):
         raise OutputError(f"folder {output.parent} of the output is not writable; choose another")
+
+
+def check_unread(output: Path, read: Iterable[object]) -> None:
+    """Refuse an output that is read as well.
+
+    Args:
+        output: the file.
+        read: what else is given; what is no path of a file is none.
+
+    Raises:
+        OutputError: it is one of those.
+    """
+    files = (Path(one) for one in read if isinstance(one, str | Path))
+    with contextlib.suppress(OSError):
+        if any(file.is_file() and output.exists() and output.samefile(file) for file in files):
+            raise OutputError(f"output {output} is read as well; give another name")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, choice_of, nearest
 from onnxq.evidence.range_table import parse_range
 from onnxq.evidence.ranges import RangeMethod
 from onnxq.lowering import Emit
@@ -66,7 +66,8 @@ class Rule:
     activation: Spec | None = None
 
     def __post_init__(self) -> None:
-        """Check that regular expressions are valid."""
+        """Check that the mode is one, and that regular expressions are valid."""
+        object.__setattr__(self, "mode", choice_of(Mode, "mode", self.mode))
         for pattern in (*self.op_types, *self.nodes, *self.tensors):
             if pattern.startswith(_REGEX):
                 _compiled(pattern)

@@ -12,6 +12,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.budget import Budget
+from onnxq.data import Data
 from onnxq.errors import ModelError, OutputError
 from onnxq.opening import checked_output, opened, rewritten
 from onnxq.wanted import Wanted
@@ -50,7 +51,10 @@ def test_plans_are_made_on_the_bench_of_what_is_wanted(tmp_path: Path) -> None:
 def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
     with pytest.raises(OutputError, match="is the model itself"):
-        checked_output(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget())
+        checked_output(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget(), Data([]))
     with pytest.raises(OutputError, match="node times cannot be kept in the output"):
-        checked_output(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"))
-    assert checked_output(None, tmp_path / "m.onnx", Budget()) is None
+        checked_output(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"), Data([]))
+    (tmp_path / "c.npz").write_bytes(b"")
+    with pytest.raises(OutputError, match="is read as well"):
+        checked_output(tmp_path / "c.npz", tmp_path / "m.onnx", Budget(), Data(tmp_path / "c.npz"))
+    assert checked_output(None, tmp_path / "m.onnx", Budget(), Data([])) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,13 @@ from hypothesis import strategies as st
 from onnxq.errors import SchemeError
 from onnxq.presets import PRESETS
 from onnxq.scheme import (
+    Method,
     Mode,
+    Rounding,
     Rule,
     Scheme,
+    Spec,
+    Storage,
     matches,
 )
 
@@ -143,3 +149,23 @@ def test_a_pattern_that_matches_nothing_is_an_error(rule: Rule, message: str) ->
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_modes_and_choices_of_specs_are_taken_as_texts() -> None:
+    assert Rule("float").mode is Mode.FLOAT
+    spec = Spec("int8", method="mse", storage="words", scale_rounding="nearest")
+    assert (spec.method, spec.storage, spec.scale_rounding) == (Method.MSE, Storage.WORDS, Rounding.NEAREST)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Rule("flaot"), "mode 'flaot' is not one of static, .*; did you mean 'float'"),
+        (lambda: Rule(None), "mode 'None' is not one of"),
+        (lambda: Spec("int8", method="msee"), "method 'msee' is not one of minmax, mse"),
+        (lambda: Spec("int8", scale_rounding="zz"), "scale rounding 'zz' is not one of up, nearest, floor"),
+    ],
+)
+def test_texts_that_name_nothing_are_refused(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        make()

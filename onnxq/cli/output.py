@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,20 +38,27 @@ class Output:
     verbose: bool = False
     quiet: bool = False
 
-    def named(self, name: str, model: Path, others: Mapping[str, Path | str | None]) -> Path:
+    def named(self, name: str, model: Path, others: Mapping[str, Path | str | None], read: Iterable[object]) -> Path:
         """Return the file to write, once it is no other one.
 
         Args:
             name: of the file where none is given.
             model: the file that is read.
             others: what else is written, by the options that name it.
+            read: what else is read, of which paths count.
 
         Raises:
             UsageError: two options name one file.
             OutputError: a file cannot be written.
         """
-        file = self.file or Path(name)
-        _check_files(model, file, {**self.kept.files, **others})
+        from onnxq.publish import check_unread
+
+        file, read = self.file or Path(name), tuple(read)
+        written = {**self.kept.files, **others}
+        _check_files(model, file, written)
+        for one in (file, *written.values()):
+            if one is not None:
+                check_unread(Path(one), read)
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:

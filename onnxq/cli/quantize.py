@@ -79,7 +79,8 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
     budget = replace(budget, layers=output.kept.layers)
-    file = output.named(f"{model.stem}.{asked.name}.onnx", model, {"--plan-out": plan_out, "--costs": budget.costs})
+    others = {"--plan-out": plan_out, "--costs": budget.costs}
+    file = output.named(f"{model.stem}.{asked.name}.onnx", model, others, (*data.given, plan_file))
 
     def run() -> Quantized:
         if minutes is None:
@@ -117,7 +118,7 @@ def plan(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.kept.layers)
-    file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.costs})
+    file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.costs}, data.given)
     report = output.of(lambda: quantized(model, None, data, asked, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)
     click.echo(report.to_json() if output.as_json else file)

@@ -185,7 +185,7 @@ def train(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
-    file = output.named(f"{model.stem}.{asked.name}.onnx", model, {})
+    file = output.named(f"{model.stem}.{asked.name}.onnx", model, {}, (*data.given, plan_file))
     budget = Budget("off", accuracy, seconds, threads=threads, collection=collection, layers=output.kept.layers)
     if collection is not None and collection.most_bytes is not None:
         training = replace(training, memory=collection.most_bytes)

@@ -49,7 +49,8 @@ class Entropy:
         levels = self.levels or min(int(format.maximum - format.minimum + 1) // 2, _BINS // 2)
         counts, width, fold = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
-        counts[:fold] = counts[fold]
+        if fold < len(counts):
+            counts[:fold] = counts[fold]
         if not counts.any():
             return data.minimum, data.maximum
         sizes = np.unique(np.linspace(levels, len(counts), _CANDIDATES).astype(int))[::-1]

@@ -30,12 +30,13 @@ _COMPRESSION = 1
 _BUFFER = 1 << 25
 
 
-def save_statistics(statistics: Evidence, path: Path) -> None:
+def save_statistics(statistics: Evidence, path: str | Path) -> None:
     """Write evidence to `path`: at any moment it holds the old content or the new one, never a part.
 
     Raises:
         OutputError: The file cannot be written; nothing is left behind.
     """
+    path = Path(path)
     with replacing(path, "file of statistics") as fresh:
         with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
             _write(statistics, archive)
@@ -43,13 +44,14 @@ def save_statistics(statistics: Evidence, path: Path) -> None:
     _synchronize(path.parent)
 
 
-def load_statistics(path: Path) -> Evidence:
+def load_statistics(path: str | Path) -> Evidence:
     """Read what `save_statistics` wrote.
 
     Raises:
         DataError: The file cannot be read, or is not what `save_statistics` wrote.
         SchemeError: It holds a kind of statistic that no installed package has.
     """
+    path = Path(path)
     stored = npz_arrays(path)
     try:
         header = json.loads(stored["header"].read().tobytes())

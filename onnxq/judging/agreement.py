@@ -146,8 +146,8 @@ def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample],
 
 
 def compare_files(
-    reference: Path,
-    candidate: Path,
+    reference: str | Path,
+    candidate: str | Path,
     data: SamplesLike | Data,
     *,
     engine: Engine | None = None,
@@ -165,6 +165,7 @@ def compare_files(
         DataError: the samples do not fit, or the outputs differ in name.
         EngineError: the engine fails.
     """
+    reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
     views = Views.of(reference, candidate)
     with staging(None) as folder:

@@ -58,8 +58,8 @@ class Bench:
 
 
 def bench(
-    reference: Path,
-    candidate: Path,
+    reference: str | Path,
+    candidate: str | Path,
     data: SamplesLike | Data,
     *,
     threads: int | None = None,
@@ -83,6 +83,7 @@ def bench(
         ModelError: a file cannot be read or loaded.
         DataError: the samples do not fit a model.
     """
+    reference, candidate = Path(reference), Path(candidate)
     timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
     latency = measure_latency(
         reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS, engine=engine

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from onnxq.errors import SchemeError
+from onnxq.errors import SchemeError, choice_of
 from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.scale_formats import scale_format_named
 
@@ -97,6 +97,8 @@ class Spec:
     def __post_init__(self) -> None:
         """Check the names, and that no two choices contradict each other."""
         scale_format_named(self.scale)
+        for name, kind in (("scale_rounding", Rounding), ("method", Method), ("storage", Storage)):
+            object.__setattr__(self, name, choice_of(kind, name.replace("_", " "), getattr(self, name)))
         if not isinstance(self.per, (Granularity, tuple)):
             raise SchemeError(f"per is a Granularity or a tuple such as (32,), found {self.per!r}")
         if isinstance(self.per, tuple) and not (0 < len(self.per) <= _MOST_AXES and min(self.per) >= 1):

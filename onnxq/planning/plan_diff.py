@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,17 @@ class Said:
         nodes: what becomes of each node, in words: its mode, and the formats of its weights.
         reasons: why, by node.
         figures: of a report, by their names in FIGURES; empty for a plan.
+        details: how weights of each node are quantized besides, in words.
     """
 
     nodes: Mapping[str, str]
     reasons: Mapping[str, str]
     figures: Mapping[str, float | None]
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, node: str, *, closely: bool) -> str:
+        """Return what is said of a node, with the details or without; empty where it is not known."""
+        return " ".join(filter(None, (self.nodes.get(node, ""), self.details.get(node, "") if closely else "")))
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def read_said(path: Path) -> Said:
     if path.suffix == ".json":
         return _of_report(path)
     decisions = [asdict(one) for one in load_plan(path).decisions]
-    return Said(*_by_node(decisions), {})
+    return Said(*_by_node(decisions), {}, _details(decisions))
 
 
 def differences(first: Said, second: Said) -> tuple[Difference, ...]:
@@ -72,17 +78,26 @@ def differences(first: Said, second: Said) -> tuple[Difference, ...]:
         if name in first.figures and name in second.figures and first.figures[name] != second.figures[name]
     )
     nodes = (
-        Difference(name, first.nodes.get(name, ""), second.nodes.get(name, ""), second.reasons.get(name, ""))
+        Difference(name, before, after, second.reasons.get(name, ""))
         for name in dict.fromkeys((*first.nodes, *second.nodes))
-        if first.nodes.get(name) != second.nodes.get(name)
+        for before, after in [_told_apart(first, second, name)]
+        if before != after
     )
     return (*figures, *nodes)
+
+
+def _told_apart(first: Said, second: Said, node: str) -> tuple[str, str]:
+    """Return what two say of a node, in as few words as tell them apart."""
+    briefly = (first.of(node, closely=False), second.of(node, closely=False))
+    return briefly if briefly[0] != briefly[1] else (first.of(node, closely=True), second.of(node, closely=True))
 
 
 def _of_report(path: Path) -> Said:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Said(*_by_node(found["plan"]["decisions"]), {name: _read_figure(found[name]) for name in FIGURES})
+        decisions = found["plan"]["decisions"]
+        figures = {name: _read_figure(found[name]) for name in FIGURES}
+        return Said(*_by_node(decisions), figures, _details(decisions))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} is no report of onnxq ({error}), expected what quantize --report writes") from error
 
@@ -98,6 +113,20 @@ def _by_node(decisions: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str,
         for one in decisions
     }
     return said, {one["node"]: one["reason"] for one in decisions}
+
+
+def _details(decisions: list[dict[str, Any]]) -> dict[str, str]:
+    return {one["node"]: "; ".join(map(_in_words, one["weights"])) for one in decisions}
+
+
+def _in_words(weight: Mapping[str, Any]) -> str:
+    """Say how a weight is quantized, apart from its format."""
+    told = {**{name: value for name, value in weight["spec"].items() if name != "format"}, "pairs": weight["pairs"]}
+    return ", ".join(f"{name.replace('_', ' ')} {_listed(value)}" for name, value in told.items())
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else str(value)
 
 
 def _figure(value: float | None) -> str:

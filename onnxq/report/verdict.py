@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from onnxq.judging.gate import worst_output
+from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
@@ -13,7 +15,9 @@ def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance
     if fidelity.refusal:
         return f"Refused: {fidelity.refusal}"
     timed = [] if performance.latency is None else [speed(performance.latency)]
-    return f"Verified: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
+    below = any(worst_output(one, Goal(fidelity.wanted)) for one in fidelity.agreements) if fidelity.wanted else False
+    word = f"Forced, below the {fidelity.wanted:g} dB wanted" if below else "Verified"
+    return f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
 
 
 def judges(samples: Samples, fidelity: Fidelity) -> str:

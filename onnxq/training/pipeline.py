@@ -67,7 +67,7 @@ def train(
         npy_array(Path(training.labels))
     if training.loss:
         user_loss(training.loss)
-    output = checked_output(output, model, budget)
+    output = checked_output(output, model, budget, data)
     state = None if output is None else state_folder(output)
 
     def learned(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
@@ -130,7 +130,7 @@ def quantize_and_train(
     def sped_up(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
         return faster(ready, seen, settled, goal, budget, training)
 
-    output = checked_output(output, model, budget)
+    output = checked_output(output, model, budget, data)
     return carried_out(model, data, output, wanted, goal, budget, sped_up)
 
 

@@ -18,7 +18,7 @@ class ShareInitializers(Pass):
     """Let all nodes read the first of several initializers of equal type, shape and bytes.
 
     One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
-    that are inputs or outputs of a graph, and text.
+    that are inputs or outputs of a graph, those that training moves on, and text.
 
     Attributes:
         scalars_apart: whether each graph keeps scalars of its own. onnxruntime 1.30 does not load two bodies whose
@@ -63,8 +63,12 @@ def _shareable(graph: Graph) -> Iterator[tuple[Constant, Graph]]:
 
 
 def _is_read_number(tensor: Constant) -> bool:
-    """Whether sharing can make a difference: text has no bytes, and what nothing reads was stored so on purpose."""
-    return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING
+    """Whether sharing can make a difference: text has no bytes, and what nothing reads was stored so on purpose.
+
+    The statistics of a BatchNormalization in training are written where they lie.
+    """
+    moves = any(reader.op == "BatchNormalization" and reader.attrs.get("training_mode") for reader in tensor.outputs)
+    return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING and not moves
 
 
 def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:

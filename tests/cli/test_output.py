@@ -84,3 +84,13 @@ def test_a_refusal_is_told_as_the_flags_say(
     with pytest.raises(FidelityError):
         invoke("quantize", MODELS / "gru.onnx", *options)
     assert found == told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_samples_are_never_overwritten(command: str, option: str, tmp_path: Path) -> None:
+    shutil.copy(CALIB, tmp_path / "c.npz")
+    rest = () if option == "-o" else ("-o", tmp_path / "o")
+    with pytest.raises(OutputError, match=r"c\.npz is read as well; give another name"):
+        invoke(command, MODELS / "gru.onnx", "--calib", tmp_path / "c.npz", option, tmp_path / "c.npz", *rest)
+    assert (tmp_path / "c.npz").read_bytes() == CALIB.read_bytes()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.plan_diff import Difference, Said, differences, read_said
 from onnxq.planning.plan_file import save_plan
+from onnxq.scheme import Granularity, Mode, Spec
 
 
 def test_a_plan_says_modes_formats_and_reasons(plan: Plan, tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_a_report_says_figures_too(tmp_path: Path) -> None:
     report = {"plan": {"decisions": [decision]}, "size_ratio": 0.25, "worst_sqnr": None, "speed": 2.0}
     (tmp_path / "r.json").write_text(json.dumps(report))
     assert read_said(tmp_path / "r.json") == Said(
-        {"a": "float"}, {"a": "why"}, {"size_ratio": 0.25, "worst_sqnr": None, "speed": 2.0}
+        {"a": "float"}, {"a": "why"}, {"size_ratio": 0.25, "worst_sqnr": None, "speed": 2.0}, {"a": ""}
     )
 
 
@@ -62,3 +64,22 @@ def test_figures_of_reports_may_be_infinite(tmp_path: Path) -> None:
     said = read_said(tmp_path / "report.json")
     assert said.figures == {"size_ratio": 0.25, "worst_sqnr": float("inf"), "speed": None}
     assert differences(said, Said({}, {}, {"worst_sqnr": 40.0})) == (Difference("worst_sqnr", "inf", "40"),)
+
+
+def test_weights_of_another_granularity_are_told_apart() -> None:
+    said = {"a": "static int8"}
+    first, second = (Said(said, {}, {}, {"a": f"per {per}"}) for per in ("channel", "tensor"))
+    assert differences(first, first) == ()
+    (found,) = differences(first, second)
+    assert (found.before, found.after) == ("static int8 per channel", "static int8 per tensor")
+
+
+def test_files_tell_how_weights_are_quantized(tmp_path: Path) -> None:
+    weight = Weight(1, "w", Spec("int8", per=Granularity.CHANNEL), 1)
+    other = replace(weight, spec=replace(weight.spec, per=Granularity.TENSOR))
+    for name, one in (("a", weight), ("b", other)):
+        decision = Decision("a", "MatMul", Mode.STORAGE, "", (one,))
+        save_plan(Plan((decision,), (), "s", "onnxruntime-cpu"), tmp_path / f"{name}.toml")
+    (found,) = differences(*(read_said(tmp_path / f"{name}.toml") for name in "ab"))
+    assert "per channel" in found.before
+    assert "per tensor" in found.after

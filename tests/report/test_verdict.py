@@ -49,3 +49,9 @@ TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
 )
 def test_the_verdict_is_one_sentence(parts: dict[str, dict[str, object]], sentence: str) -> None:
     assert changed(NOISY, **parts).verdict.startswith(sentence)
+
+
+def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
+    report = changed(NOISY, fidelity={"wanted": 60.0}, performance={"latency": None})
+    assert report.verdict == "Forced, below the 60 dB wanted: 0.25 of the size, 39 dB on 3 samples"
+    assert changed(NOISY, fidelity={"wanted": 39.0}).verdict.startswith("Verified: ")

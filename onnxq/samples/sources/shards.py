@@ -51,8 +51,8 @@ def _key(member: EnclosedFile) -> str:
 
 
 def _field(member: EnclosedFile) -> str:
-    """Return what stands between the key and the suffix."""
-    return PurePosixPath(member.name.rpartition("/")[2].partition(".")[2]).stem
+    """Return what stands between the key and the suffix; empty where nothing does."""
+    return member.name.rpartition("/")[2].partition(".")[2].rpartition(".")[0]
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -68,7 +68,8 @@ def _fields(
     known = {entry.name: entry for entry in wanted}
     for member in members:
         suffix = PurePosixPath(member.name).suffix.lower()
-        entry = known.get(_field(member)) or (wanted[0] if len(wanted) == 1 else None)
+        field = _field(member)
+        entry = known.get(field) if field or len(wanted) > 1 else wanted[0]
         try:
             if suffix == ".npz":
                 yield from np.load(member.open(), allow_pickle=False).items()

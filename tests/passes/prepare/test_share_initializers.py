@@ -121,3 +121,11 @@ def test_scalars_of_several_bodies_stay_apart_on_wish() -> None:
 def test_scalars_are_shared() -> None:
     _, changes = share(two_sums(np.array(2, np.float32), np.array(2, np.float32)))
     assert changes.changed == ("other",)
+
+
+def test_statistics_that_training_moves_on_stay_apart() -> None:
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    text = """g (float[8, 4, 2, 2] x) => (float[8, 4, 2, 2] y) {
+        y, m, v = BatchNormalization <training_mode = 1> (x, scale, bias, mean, variance) }"""
+    graph = as_graph(model(text, scale=ones, bias=zeros, mean=zeros, variance=ones))
+    assert not ShareInitializers().apply(graph)

@@ -69,3 +69,13 @@ def test_damage_and_pickles_are_told(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content) if content == b"no tar" else shard(path, {"0.npy": content})
     with pytest.raises(DataError, match=r"a.tar.* cannot be read"):
         open_samples(tmp_path, [X])
+
+
+def test_members_of_other_names_are_no_input_of_a_model_that_has_one(tmp_path: Path) -> None:
+    members = {}
+    for number in range(3):
+        members[f"{number}.x.npy"] = saved(np.full((1, 2), number, np.float32))
+        members[f"{number}.y.npy"] = saved(np.full((1, 2), 1000, np.float32))
+        members[f"{number + 3}.npy"] = saved(np.full((1, 2), number + 3, np.float32))
+    samples = open_samples(shard(tmp_path / "a.tar", dict(sorted(members.items()))), [X])
+    assert [float(one["x"][0, 0]) for one in samples] == [0, 1, 2, 3, 4, 5]
