@@ -16,6 +16,7 @@ class Reference:
 
     version = f"onnx {onnx.__version__}"
     profiles = False
+    threads = 1
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; it runs in one thread of Python."""

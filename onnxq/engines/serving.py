@@ -103,7 +103,10 @@ class _Answering:
         """Return the answer to a message."""
         asked = header["ask"]
         if asked == "hello":
-            return {"protocol": PROTOCOL, "version": self.backend.version, "profiles": self.backend.profiles}, ()
+            # One that always takes as many says how many threads.
+            threads = getattr(self.backend, "threads", None)
+            told = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
+            return {"protocol": PROTOCOL, **told}, ()
         if asked == "keep":
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
         if asked == "load":

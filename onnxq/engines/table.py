@@ -38,6 +38,12 @@ def _reference(place: str) -> Engine:
     return ChildEngine("onnx-reference", program)
 
 
+def _tract(place: str) -> Engine:
+    if not place and find_spec("tract") is None:
+        raise EngineError("engine tract is not installed; pip install 'onnxq[tract]', or give tract:/path/to/python")
+    return ChildEngine("tract", python_program(place or sys.executable, backend_source("serve_tract")))
+
+
 def _openvino(name: str, precision: tuple[str, ...], place: str) -> Engine:
     if not place and find_spec("openvino") is None:
         raise EngineError(
@@ -71,6 +77,7 @@ ENGINES: Mapping[str, Opener] = MappingProxyType(
         "onnxruntime-node": partial(node_engine, "onnxruntime-node"),
         "onnxruntime-web": partial(node_engine, "onnxruntime-web"),
         "onnx-reference": _reference,
+        "tract": _tract,
         "python": _python,
         "ssh": _ssh,
     }
