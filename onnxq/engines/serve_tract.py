@@ -36,7 +36,10 @@ class Tract:
 class _Session:
     def __init__(self, path: str) -> None:
         # What cannot be read is told before a sample comes.
-        model = tract.onnx().load(path)
+        try:
+            model = tract.onnx().load(path)
+        except tract.TractError as error:
+            raise ValueError(_reason(error)) from error
         self.path, self.names = path, [model.input_name(place) for place in range(model.input_count())]
         # tract calls outputs after the nodes that make them.
         self.outputs = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
@@ -46,11 +49,22 @@ class _Session:
         arrays = [sample[name] for name in self.names]
         facts = tuple(",".join([*map(str, array.shape), _type(array)]) for array in arrays)
         if facts not in self.runnable:
-            model = tract.onnx().load(self.path)
+            self.runnable[facts] = self._made_for(facts)
+        return [found.to_numpy() for found in self.runnable[facts].run(arrays)]
+
+    def _made_for(self, facts: Sequence[str]) -> Any:
+        model = tract.onnx().load(self.path)
+        try:
             for place, fact in enumerate(facts):
                 model.set_input_fact(place, fact)
-            self.runnable[facts] = model.into_model().into_runnable()
-        return [found.to_numpy() for found in self.runnable[facts].run(arrays)]
+            return model.into_model().into_runnable()
+        except tract.TractError as error:
+            raise ValueError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what tract says, without where in its code it says so."""
+    return " ".join(str(error).partition("Stack backtrace")[0].split())
 
 
 def _type(array: Array) -> str:

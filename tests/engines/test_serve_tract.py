@@ -39,5 +39,14 @@ def test_it_computes_what_onnxruntime_does_in_each_shape(rows: int) -> None:
 
 def test_a_model_that_it_cannot_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
-    with open_engine("tract") as engine, pytest.raises(EngineError, match="engine tract cannot load"):
+    with open_engine("tract") as engine, pytest.raises(EngineError, match="engine tract cannot load") as told:
         engine.load(tmp_path / "m.onnx")
+    assert "backtrace" not in str(told.value)
+
+
+def test_a_model_that_it_has_no_kernels_for_is_told(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Bernoulli(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with open_engine("tract") as engine, pytest.raises(EngineError, match="Bernoulli") as told:
+        engine.load(tmp_path / "m.onnx").run({"x": np.zeros(4, np.float32)})
+    assert "backtrace" not in str(told.value)
