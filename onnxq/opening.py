@@ -17,7 +17,7 @@ from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.named_passes import Step, as_passes
 from onnxq.preparation import check_float_model
-from onnxq.publish import check_output, check_unread, data_file
+from onnxq.publish import check_output, data_file
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.inputs import SampleSource
 from onnxq.targets import target_named
@@ -73,8 +73,7 @@ def checked_output(output: str | Path | None, model: Model, budget: Budget, data
     if output is None:
         return None
     output = Path(output)
-    check_output(output, Path(model) if isinstance(model, str | Path) else None)
-    check_unread(output, data.given)
+    check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given)
     own = {output.resolve(), data_file(output).resolve()}
     if budget.costs is not None and Path(budget.costs).resolve() in own:
         raise OutputError(f"node times cannot be kept in the output {output}; give another name")

@@ -37,11 +37,16 @@ told_of_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("told_of
 """Called with the folder that holds each new staging folder, by whoever outlives this process and cleans up."""
 
 
-def check_output(output: Path, source: Path | None) -> None:
-    """Refuse an output that cannot be written or that is the model itself.
+def check_output(output: Path, source: Path | None, read: Iterable[object] = ()) -> None:
+    """Refuse an output that cannot be written, or that is the model itself or anything else that is read.
+
+    Args:
+        output: the file.
+        source: the model; None where it is in no file.
+        read: what else is given, of which paths of files count.
 
     Raises:
-        OutputError: the folder is missing or not writable, the output is no regular file, or is the source.
+        OutputError: the folder is missing or not writable, the output is no regular file, or is one that is read.
     """
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -58,18 +63,6 @@ def check_output(output: Path, source: Path | None) -> None:
         raise OutputError(f"output {output} is the model itself; give another name, the float model is worth keeping")
     if not os.access(output.parent, os.W_OK):
         raise OutputError(f"folder {output.parent} of the output is not writable; choose another")
-
-
-def check_unread(output: Path, read: Iterable[object]) -> None:
-    """Refuse an output that is read as well.
-
-    Args:
-        output: the file.
-        read: what else is given; what is no path of a file is none.
-
-    Raises:
-        OutputError: it is one of those.
-    """
     files = (Path(one) for one in read if isinstance(one, str | Path))
     with contextlib.suppress(OSError):
         if any(file.is_file() and output.exists() and output.samefile(file) for file in files):

@@ -72,11 +72,10 @@ def calibrate(
     from onnxq.data import Data
     from onnxq.evidence.storage import save_statistics
     from onnxq.execution.resume import Collection, discard_checkpoints
-    from onnxq.publish import check_output, check_unread
+    from onnxq.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
-    check_output(chosen, model)
-    check_unread(chosen, [calib])
+    check_output(chosen, model, [calib])
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:

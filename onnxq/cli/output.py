@@ -51,14 +51,8 @@ class Output:
             UsageError: two options name one file.
             OutputError: a file cannot be written.
         """
-        from onnxq.publish import check_unread
-
-        file, read = self.file or Path(name), tuple(read)
-        written = {**self.kept.files, **others}
-        _check_files(model, file, written)
-        for one in (file, *written.values()):
-            if one is not None:
-                check_unread(Path(one), read)
+        file = self.file or Path(name)
+        _check_files(model, file, {**self.kept.files, **others}, tuple(read))
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
@@ -148,16 +142,16 @@ def output_options(default: str) -> Callable[[Command], Command]:
     return add
 
 
-def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None]) -> None:
+def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
     """Refuse files of one name before anything runs."""
     from onnxq.publish import check_output, data_file
 
-    check_output(output, model)
+    check_output(output, model, read)
     written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
     for name, path in others.items():
         if path is None:
             continue
-        check_output(Path(path), model)
+        check_output(Path(path), model, read)
         other = written.setdefault(Path(path).resolve(), name)
         if other.startswith("-") and other != name:
             raise click.UsageError(f"{other} and {name} are both {path}; give one of them another name")

@@ -60,13 +60,12 @@ def sensitivity(
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.modelfile.replacing import write_text
-    from onnxq.publish import check_output, check_unread
+    from onnxq.publish import check_output
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     if output is not None:
-        check_output(output, model)
-        check_unread(output, data.given)
+        check_output(output, model, data.given)
     with progress_bars(quiet=quiet) as told:
         budget = replace(budget, progress=told)
         found = pipeline.sensitivity(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -36,10 +37,8 @@ class Tract:
 class _Session:
     def __init__(self, path: str) -> None:
         # What cannot be read is told before a sample comes.
-        try:
+        with _told_briefly():
             model = tract.onnx().load(path)
-        except tract.TractError as error:
-            raise ValueError(_reason(error)) from error
         self.path, self.names = path, [model.input_name(place) for place in range(model.input_count())]
         # tract calls outputs after the nodes that make them.
         self.outputs = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
@@ -53,18 +52,20 @@ class _Session:
         return [found.to_numpy() for found in self.runnable[facts].run(arrays)]
 
     def _made_for(self, facts: Sequence[str]) -> Any:
-        model = tract.onnx().load(self.path)
-        try:
+        with _told_briefly():
+            model = tract.onnx().load(self.path)
             for place, fact in enumerate(facts):
                 model.set_input_fact(place, fact)
             return model.into_model().into_runnable()
-        except tract.TractError as error:
-            raise ValueError(_reason(error)) from error
 
 
-def _reason(error: Exception) -> str:
-    """Return what tract says, without where in its code it says so."""
-    return " ".join(str(error).partition("Stack backtrace")[0].split())
+@contextmanager
+def _told_briefly() -> Iterator[None]:
+    """Raise what tract says without where in its code it says so."""
+    try:
+        yield
+    except tract.TractError as error:
+        raise ValueError(" ".join(str(error).partition("Stack backtrace")[0].split())) from error
 
 
 def _type(array: Array) -> str:

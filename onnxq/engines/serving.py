@@ -83,8 +83,7 @@ def _read(requests: BinaryIO, waiting: queue.SimpleQueue[tuple[dict[str, Any], l
     while True:
         try:
             waiting.put(receive(requests))
-        # What cannot be read leaves nothing behind it that could be.
-        except Exception:  # noqa: BLE001
+        except (EOFError, OSError, TypeError, ValueError):
             waiting.put(({}, []))
             # A run that takes longer is for nobody.
             threading.Event().wait(5.0)

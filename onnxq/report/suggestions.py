@@ -91,11 +91,9 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.plan.thorough:
         known = f"what was tried bought {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "none was tried"
         yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
-    if is_final:
-        pass
-    elif scores is not None:
+    if scores is not None and not is_final:
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
-    elif coded and worst >= _WORTH_ASKING and math.isfinite(worst):
+    elif coded and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
         yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
     if coded and report.plan.scheme == "int8":
         yield (
