@@ -37,7 +37,7 @@ class Budget:
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
 
     Raises:
-        SchemeError: an effort does not exist, the seconds are negative or not finite, or something is of another type.
+        SchemeError: an effort does not exist, a number is negative or not finite, or something is of another type.
 
     >>> Budget.of("full") == Budget(search="full", accuracy="full")
     True
@@ -73,6 +73,8 @@ class Budget:
             raise SchemeError(
                 f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
             )
+        if self.layers < 0:
+            raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")
         limits = {"budget in seconds": self.seconds, "number of measurements": self.measurements}
         for name, number in {**limits, "number of threads": self.threads}.items():
             if number is not None and not number > 0:

@@ -41,6 +41,7 @@ def test_methods_may_be_given_instead_of_an_effort() -> None:
         ({"seconds": 0}, "the budget in seconds is 0, expected more than 0; leave it out to have no limit"),
         ({"seconds": math.nan}, "the budget in seconds is nan, expected more than 0"),
         ({"measurements": -1}, "the number of measurements is -1, expected more than 0"),
+        ({"layers": -1}, "the number of samples for layers is -1, expected 0 or more"),
         ({"threads": 0}, "the number of threads is 0, expected more than 0"),
         ({"threads": 1.5}, "the number of threads is 1.5 of type float, expected a whole number"),
         ({"costs": 3}, "the file of node times is 3 of type int, expected a path"),

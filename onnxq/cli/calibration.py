@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, option
+from onnxq.cli.groups import DATA, ONCE, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
     READING_EXIT_CODES,
@@ -33,7 +33,7 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 
 @click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@option("--calib", group=DATA, required=True, type=FILE, help="Samples, as quantize takes them.")
+@option("--calib", group=DATA, required=True, type=FILE, **ONCE, help="Samples, as quantize takes them.")
 @option(
     "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]"
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -91,6 +92,24 @@ class SectionedGroup(click.Group):
 def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds an option to a group of a command's help."""
     return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+def the_only(context: click.Context, parameter: click.Parameter, given: tuple[Any, ...]) -> Any:
+    """Return what a repeatable option was given the one time that it may be given, or None.
+
+    Of two the second would otherwise take the place of the first unsaid.
+
+    Raises:
+        UsageError: it was given more often.
+    """
+    if len(given) > 1:
+        name = parameter.opts[0]
+        raise click.UsageError(f"{name} is given {len(given)} times, expected once; put all samples into one folder")
+    return given[0] if given else None
+
+
+ONCE: Mapping[str, Any] = MappingProxyType({"multiple": True, "callback": the_only})
+"""Settings of options that may stand on the command line once, and are refused the second time."""
 
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from onnxq.data import Data
     from onnxq.judging.goal import Goal
     from onnxq.pipeline import Quantized
+    from onnxq.planning.plan import Decision, Plan
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
@@ -66,14 +68,12 @@ def quantize(
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
-    from onnxq.report.figures import visible
 
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows what a scheme would do, and a --plan says that itself; leave one out")
     if dry_run:
-        for decision in pipeline.plan(model, scheme=asked.rules, target=asked.target, prepare=asked.prepare).decisions:
-            fields = (decision.mode, decision.op_type, decision.node, decision.reason)
-            click.echo("\t".join(visible(field) for field in fields))
+        found = pipeline.plan(model, scheme=asked.rules, target=asked.target, prepare=asked.prepare)
+        click.echo(_as_json(found) if output.as_json else _as_lines(found))
         return
     if data is None:
         raise click.UsageError(NO_SAMPLES)
@@ -122,6 +122,21 @@ def plan(
     report = output.of(lambda: quantized(model, None, data, asked, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)
     click.echo(report.to_json() if output.as_json else file)
+
+
+def _as_lines(found: Plan) -> str:
+    from onnxq.report.figures import visible
+
+    return "\n".join("\t".join(map(visible, _fields(one).values())) for one in found.decisions)
+
+
+def _as_json(found: Plan) -> str:
+    return json.dumps([_fields(one) for one in found.decisions], indent=2)
+
+
+def _fields(decision: Decision) -> dict[str, str]:
+    named = {"mode": str(decision.mode), "op_type": decision.op_type, "node": decision.node}
+    return {**named, "reason": decision.reason}
 
 
 def quantized(

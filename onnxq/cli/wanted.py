@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, PASS, PRESET, RANGE, TARGET, WHAT, Command, option, with_options
+from onnxq.cli.groups import DATA, ONCE, PASS, PRESET, RANGE, TARGET, WHAT, Command, option, with_options
 from onnxq.cli.options import FILE, chain_option, image_options, most_samples, source_option
 
 if TYPE_CHECKING:
@@ -139,12 +139,14 @@ def data_options(command: Command) -> Command:
             "--calib",
             group=DATA,
             type=FILE,
+            **ONCE,
             help="Samples: a folder or file of .npz, .npy, images, ONNX test data, or what --source reads.",
         ),
         option(
             "--validation",
             group=DATA,
             type=FILE,
+            **ONCE,
             help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which "
             "nothing else uses then; all of fewer than 8, or for a metric]",
         ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from onnxq.cli.groups import ONCE
 from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES, FILE
 
 _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
@@ -19,6 +20,7 @@ _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
     "--calib",
     type=FILE,
     required=True,
+    **ONCE,
     help="Samples; of several sessions, a folder with one for each, called after it, such as encoder_model.npz.",
 )
 @click.option(

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from onnxq.errors import SchemeError
 from onnxq.graph import Constant, Graph, Node, Tensor, Variable, owner_graphs, producer
 from onnxq.operators import operator_of
 from onnxq.planning.groups import Groups
 from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, quantized_outputs
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
-from onnxq.scheme import Method, Spec
+from onnxq.scheme import Granularity, Method, Spec
 from onnxq.targets import Target
+
+
+def check_activation_spec(spec: Spec, target: Target) -> None:
+    """Check that integer kernels take data as a rule or a plan wants it.
+
+    Raises:
+        SchemeError: they do not.
+    """
+    if not spec.format.startswith(("int8", "uint8")) or spec.per is not Granularity.TENSOR:
+        raise SchemeError(
+            f"activations as {spec.format} per {spec.per} have no integer kernel on {target.name}; "
+            "use uint8 or int8 per tensor"
+        )
 
 
 def plan_activations(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 
 from onnx import TensorProto
@@ -14,8 +15,10 @@ from onnxq.lowering import Emit
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.pairs import Pairs, may_be_paired
 from onnxq.operators import OPERATORS, operator_of
+from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
+from onnxq.planning.weight_plan import check_weight_spec
 from onnxq.scheme import Mode
 from onnxq.targets import Target, target_named
 from onnxq.version import VERSION
@@ -69,6 +72,7 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     named = {node.name: node for _, node in nodes(graph)}
     differences = (
         _node_differences(plan, named),
+        _spec_differences(plan),
         _activation_differences(plan, graph),
         _scaling_differences(plan, graph),
     )
@@ -92,6 +96,26 @@ def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
             yield f"its {node.op} {name!r} has no entry under nodes{nearest(name, plan.by_node)}"
 
 
+def _spec_differences(plan: Plan) -> Iterator[str]:
+    """Yield what a scheme would not have been allowed to ask for."""
+    target = target_named(plan.target)
+    for decision in plan.decisions:
+        for weight in decision.weights:
+            if problem := _refusal(partial(check_weight_spec, weight.spec, decision.mode, target)):
+                yield f"{problem}, found at weight {weight.tensor!r} of node {decision.node!r}"
+    for activation in plan.activations:
+        if problem := _refusal(partial(check_activation_spec, activation.spec, target)):
+            yield f"{problem}, found at tensor {activation.tensor!r}"
+
+
+def _refusal(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except SchemeError as error:
+        return str(error)
+    return ""
+
+
 def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
     names = [tensor.name for tensor in node.inputs]
     for weight in decision.weights:
@@ -102,13 +126,19 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
         if not is_fixed(tensor):
             yield f"weight {weight.tensor!r} of node {node.name!r} is not constant, or an input that a caller may feed"
             continue
+        rank = len(tensor.shape)
         for axis in (weight.axis, weight.reduction_axis):
-            if not -len(tensor.shape) <= axis < len(tensor.shape):
-                yield f"weight {weight.tensor!r} of node {node.name!r} has {len(tensor.shape)} axes, no axis {axis}"
+            if not -rank <= axis < rank:
+                yield f"weight {weight.tensor!r} of node {node.name!r} has {rank} axes, no axis {axis}"
         if weight.pairs is not Pairs.NONE and not may_be_paired(format_named(weight.spec.format)):
             yield (
                 f"weight {weight.tensor!r} of node {node.name!r} has pairs {str(weight.pairs)!r}, which codes of int8 "
                 f"alone have to fit in, and is {weight.spec.format}; leave pairs out"
+            )
+        elif weight.pairs is not Pairs.NONE and weight.axis % rank == weight.reduction_axis % rank:
+            yield (
+                f"weight {weight.tensor!r} of node {node.name!r} is summed over axis {weight.axis}, along which its "
+                "output channels lie, too; give axis and reduction_axis of two axes"
             )
     if decision.bias is not None and not (0 <= decision.bias < len(names) and names[decision.bias]):
         yield f"node {node.name!r} has no input {decision.bias} to be a bias"

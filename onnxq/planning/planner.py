@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from onnxq.errors import SchemeError
 from onnxq.graph import Graph, Node, nodes, operator_key, optional, producer
 from onnxq.lowering import Emit
 from onnxq.numbers.formats import format_named
 from onnxq.operators import OPERATORS, Role
-from onnxq.planning.activations import plan_activations
+from onnxq.planning.activations import check_activation_spec, plan_activations
 from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import bias_of, with_corrections
 from onnxq.planning.islands import absorbed_clamps, integer_nodes
@@ -20,7 +19,7 @@ from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
-from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.scheme import Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
 
 
@@ -118,16 +117,9 @@ def _check_patterns(scheme: Scheme, found: Iterable[tuple[Graph, Node]]) -> None
 
 def _check_specs(rules: Iterable[Rule], target: Target) -> None:
     for rule in rules:
-        check_weight_spec(rule, target)
-        activation = _activation_spec(rule, target)
-        integers = rule.mode in (Mode.STATIC, Mode.DYNAMIC)
-        if integers and (
-            not activation.format.startswith(("int8", "uint8")) or activation.per is not Granularity.TENSOR
-        ):
-            raise SchemeError(
-                f"activations as {activation.format} per {activation.per} have no integer kernel on {target.name}; "
-                "use uint8 or int8 per tensor"
-            )
+        check_weight_spec(weight_spec(rule, target), rule.mode, target)
+        if rule.mode in (Mode.STATIC, Mode.DYNAMIC):
+            check_activation_spec(_activation_spec(rule, target), target)
 
 
 def _activation_spec(rule: Rule, target: Target) -> Spec:

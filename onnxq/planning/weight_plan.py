@@ -46,14 +46,13 @@ def weight_spec(rule: Rule, target: Target) -> Spec:
     return rule.weight or target.weight
 
 
-def check_weight_spec(rule: Rule, target: Target) -> None:
-    """Check that weights as a rule wants them can be what its mode says.
+def check_weight_spec(spec: Spec, mode: Mode, target: Target) -> None:
+    """Check that weights as a rule or a plan wants them can be what its mode says.
 
     Raises:
         SchemeError: the codes take as much as floats, integer kernels do not multiply them, or the target cannot read
             them.
     """
-    spec = weight_spec(rule, target)
     if spec.storage is Storage.WORDS and not target.reads.words:
         raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; take others")
     if format_named(spec.format).bits < target.reads.fewest_bits:
@@ -63,11 +62,11 @@ def check_weight_spec(rule: Rule, target: Target) -> None:
         raise SchemeError(f"weights as {spec.format} are no smaller than floats; use int16 or fewer bits")
     if spec.method is Method.BURN:
         check_burn(spec)
-        if rule.mode not in (Mode.STORAGE, Mode.FLOAT):
-            raise SchemeError(f'method = "burn" computes in float, so it has no mode {rule.mode}; say mode = "storage"')
-    if rule.mode not in (Mode.STATIC, Mode.DYNAMIC):
+        if mode not in (Mode.STORAGE, Mode.FLOAT):
+            raise SchemeError(f'method = "burn" computes in float, so it has no mode {mode}; say mode = "storage"')
+    if mode not in (Mode.STATIC, Mode.DYNAMIC):
         return
-    fewest = target.reads.static_bits if rule.mode is Mode.STATIC else _BYTE
+    fewest = target.reads.static_bits if mode is Mode.STATIC else _BYTE
     formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
     plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method) and spec.method in _METHODS
     if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):

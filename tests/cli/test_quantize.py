@@ -74,6 +74,19 @@ def test_dry_run_prints_one_line_a_node_and_writes_nothing(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_the_same_as_json() -> None:
+    lines = invoke("quantize", MODELS / "gru.onnx", "--dry-run").stdout.splitlines()
+    found = json.loads(invoke("quantize", MODELS / "gru.onnx", "--dry-run", "--json").stdout)
+    assert list(found[0]) == ["mode", "op_type", "node", "reason"]
+    assert ["\t".join(one.values()) for one in found] == lines
+
+
+def test_samples_are_given_once() -> None:
+    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--calib", "more", "--limit", 4)
+    assert result.exit_code == 2
+    assert "--calib is given 2 times, expected once; put all samples into one folder" in result.stderr
+
+
 def test_excluded_nodes_stay_in_float() -> None:
     plain = invoke("quantize", MODELS / "resnet.onnx", "--dry-run").stdout.splitlines()
     node = next(line.split("\t")[2] for line in plain if line.startswith("static\tConv"))

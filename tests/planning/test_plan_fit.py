@@ -9,6 +9,7 @@ import pytest
 from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
+from onnxq.numbers.pairs import Pairs
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Scaling, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
@@ -82,6 +83,25 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         (
             lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int16"))),
             "weight 'w0' of node 'stem' has pairs 'row', which codes of int8 alone have to fit in, and is int16",
+        ),
+        (
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=1)),
+            "weight 'w0' of node 'stem' is summed over axis 1, along which its output channels lie, too",
+        ),
+        (
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int8-narrow", (7,)))),
+            r"per block of \[7\] have no fast integer kernel .*, found at weight 'w0' of node 'stem'",
+        ),
+        (
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int16"), pairs=Pairs.NONE)),
+            "weights as symmetric int16 per tensor have no fast integer kernel",
+        ),
+        (
+            lambda plan: replace(
+                plan, activations=(replace(plan.activations[0], spec=Spec("uint16", symmetric=False)),)
+            ),
+            "activations as uint16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor, "
+            "found at tensor 'x'",
         ),
         (lambda plan: edited(plan, "stem", bias=3), "node 'stem' has no input 3 to be a bias"),
         (lambda plan: edited(plan, "stem", data="y"), "node 'stem' does not read 'y'"),

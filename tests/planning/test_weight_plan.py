@@ -221,14 +221,14 @@ def test_a_rule_without_weights_takes_those_of_the_target() -> None:
 )
 def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: Spec, told: str) -> None:
     with pytest.raises(SchemeError, match="fast integer kernel") as caught:
-        check_weight_spec(Rule(mode, weight=spec), TARGET)
+        check_weight_spec(spec, mode, TARGET)
     assert str(caught.value).startswith(f"weights as {told} have no")
-    check_weight_spec(Rule(Mode.WEIGHT_ONLY, weight=spec), TARGET)
+    check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGET)
 
 
 def test_codes_as_wide_as_floats_save_nothing() -> None:
     with pytest.raises(SchemeError, match=r"^weights as int32 are no smaller than floats; use int16 or fewer bits$"):
-        check_weight_spec(Rule(Mode.STORAGE, weight=Spec("int32")), TARGET)
+        check_weight_spec(Spec("int32"), Mode.STORAGE, TARGET)
 
 
 # --- opset ----------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongl
 
 def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
     spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
-    check_weight_spec(Rule(Mode.STATIC, weight=spec), TARGET)
+    check_weight_spec(spec, Mode.STATIC, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,6 @@ def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
     ],
 )
 def test_what_a_target_cannot_read_is_refused(spec: Spec, sentence: str) -> None:
-    rule = Rule(Mode.WEIGHT_ONLY, weight=spec)
     with pytest.raises(SchemeError, match=sentence):
-        check_weight_spec(rule, TARGETS["openvino"])
-    check_weight_spec(rule, TARGETS["onnxruntime-cpu"])
+        check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["openvino"])
+    check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["onnxruntime-cpu"])

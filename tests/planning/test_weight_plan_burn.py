@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.errors import SchemeError
 from onnxq.graph import Node, Variable, constant
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
+from onnxq.scheme import Granularity, Method, Mode, Spec
 from onnxq.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
@@ -62,5 +62,5 @@ def test_settings_numbers_masks_and_integers_are_no_parameters() -> None:
 )
 def test_what_burn_does_not_do_is_told(mode: Mode, spec: Spec, message: str) -> None:
     with pytest.raises(SchemeError) as caught:
-        check_weight_spec(Rule(mode, weight=spec), TARGET)
+        check_weight_spec(spec, mode, TARGET)
     assert str(caught.value).startswith(message)

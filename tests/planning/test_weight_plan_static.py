@@ -8,7 +8,7 @@ from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, needed_opset
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec
+from onnxq.scheme import Granularity, Method, Mode, Spec
 from onnxq.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
@@ -18,8 +18,8 @@ NARROW = Spec("int4-narrow", Granularity.CHANNEL, method=Method.MSE)
 def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -> None:
     for mode, target in ((Mode.DYNAMIC, TARGET), (Mode.STATIC, TARGETS["tensorrt"])):
         with pytest.raises(SchemeError, match=r"^weights as symmetric int4-narrow per channel have no fast integer"):
-            check_weight_spec(Rule(mode, weight=NARROW), target)
-    check_weight_spec(Rule(Mode.STATIC, weight=NARROW), TARGET)
+            check_weight_spec(NARROW, mode, target)
+    check_weight_spec(NARROW, Mode.STATIC, TARGET)
 
 
 @pytest.mark.parametrize("emit", [Emit.QDQ, Emit.ORT, Emit.STRICT])
