@@ -18,7 +18,7 @@ from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
-from onnxq.samples.spool import Named, from_files, from_rows, from_source, spool
+from onnxq.samples.spool import Named, from_files, from_rows, from_source, is_sample, spool
 from onnxq.samples.stores import Location, check_there, location
 from onnxq.samples.stretches import Stretch, even_places, picked
 
@@ -111,8 +111,9 @@ def open_samples(
     - else a folder of what one of the sources reads, such as ``.parquet``; see `onnxq.samples.sources`.
 
     An iterable yields one sample per dict, or rows as `onnxq.samples.rows.samples_of` takes them, such as those of a
-    DataLoader. A list or tuple stays as it is; anything else, which may shuffle, draw at random or end after one pass,
-    and what sources read, is iterated once, into a temporary folder that is removed with the returned object.
+    DataLoader. A list or tuple of dicts of arrays stays as it is; anything else, which may shuffle, draw at random or
+    end after one pass, and what sources read, is iterated once, into a temporary folder that is removed with the
+    returned object.
 
     Args:
         given: A file, a folder, an iterable, or an object that a source takes.
@@ -156,7 +157,7 @@ def open_samples(
                 "wrap a single sample as [sample]"
             )
         # A subclass may iterate as it likes.
-        elif type(given) in (list, tuple):
+        elif type(given) in (list, tuple) and all(map(is_sample, given)):
             where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
         else:
             parts = spooled(from_rows(given, inputs, share, "samples", as_given=True))

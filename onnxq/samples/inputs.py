@@ -212,7 +212,7 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
     """Check one sample as `check_signature` does, and that every float value is finite.
 
     Raises:
-        DataError: The sample does not fit the inputs, is no dict of arrays, or holds NaN or infinite values.
+        DataError: The sample does not fit the inputs, is no dict of arrays, is empty, or holds NaN or infinite values.
     """
     if not isinstance(sample, Mapping):
         raise DataError(
@@ -225,6 +225,10 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
                 f"{where}: {name!r} is {type(value).__name__}, expected a numpy array; convert it with numpy.asarray"
             )
     check_signature({name: (value.dtype, value.shape) for name, value in sample.items()}, inputs, where)
+    if sample and not any(value.size for value in sample.values()):
+        # Kernels of onnxruntime that are fed nothing end the process, and models of any codes agree on it.
+        shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in sample.items())
+        raise DataError(f"{where} is empty ({shapes}), expected values in one input at least; leave it out")
     for name, value in sample.items():
         if value.dtype.hasobject and (kinds := {type(one).__name__ for one in value.flat if not isinstance(one, str)}):
             raise DataError(f"{where}: {name!r} holds {min(kinds)}, expected strings alone; convert it with str")

@@ -70,7 +70,7 @@ def from_rows(
         each = math.ceil(share / len(places))
         chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(rows, places)
     for number, row in enumerate(chosen):
-        found = iter([row]) if as_given and _is_sample(row) else samples_of(row, inputs, f"{where}, row {number}")
+        found = iter([row]) if as_given and is_sample(row) else samples_of(row, inputs, f"{where}, row {number}")
         yield from ((where, sample) for sample in islice(found, each))
 
 
@@ -105,6 +105,6 @@ def from_files(
         yield from islice(from_source(source, file, inputs, images, each, str(file)), each)
 
 
-def _is_sample(row: object) -> bool:
+def is_sample(row: object) -> bool:
     """Whether a row is a sample already, which is then checked as it is."""
     return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -202,6 +202,14 @@ def test_an_iterable_of_arrays_feeds_the_one_input() -> None:
     assert firsts(open_samples(rows(2), SINGLE)) == [0, 2]
     with pytest.raises(DataError, match=r"row 0 has 1 values, expected one for each of 'x' .*, 'n' int64"):
         open_samples(rows(2), PAIR)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_rows_is_taken_as_a_generator_of_them_is(kind: Callable[[Iterable[object]], object]) -> None:
+    arrays = [sample["x"] for sample in dicts(3)]
+    assert firsts(open_samples(kind(arrays), SINGLE)) == firsts(open_samples(iter(arrays), SINGLE))
+    labelled = [(array, 7) for array in arrays]
+    assert firsts(open_samples(kind(labelled), SINGLE)) == firsts(open_samples(iter(labelled), SINGLE))
 
 
 def test_a_limit_below_one_is_an_error() -> None:

@@ -162,3 +162,12 @@ def test_what_a_recurrent_node_reads_begins_with_time(layout: int) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, 8]) for name in "xy")
     (entry,) = model_inputs(helper.make_model(helper.make_graph([node], "g", [x], [y])))
     assert entry.batched is bool(layout)
+
+
+def test_a_sample_without_any_value_is_refused_and_one_empty_input_is_not() -> None:
+    nothing, cache = np.zeros((0, 3), np.float32), Input("past", FLOAT, (1, "P", 4))
+    check_sample({"x": np.zeros((1, 3), np.float32), "past": np.zeros((1, 0, 4), np.float32)}, (X, cache), "s")
+    with pytest.raises(
+        DataError, match=r"s is empty \('x' \[0, 3\]\), expected values in one input at least; leave it out"
+    ):
+        check_sample({"x": nothing}, (X,), "s")
