@@ -23,11 +23,11 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.measuring import times_tell
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
-from onnxq.evidence.ranges import MinMax, RangeMethod
+from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
-from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, unseen
+from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, masked, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.units import units
@@ -191,6 +191,8 @@ def evidenced(
         refuse_idle_bodies(bench.graph, model.replay, evidence)
         return Evidenced(bench, plan, evidence, samples, judged, found, opened=known)
     bench = bench.without_idle_bodies(plan, evidence)
+    if bench.scheme.range_method != Extremes():
+        found += tuple(masked(evidence, plan.calibrated))
     is_spared = data.validation is None and data.statistics is None and samples is not judged
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
 

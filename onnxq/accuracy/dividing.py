@@ -32,7 +32,7 @@ saw 0.947 to 0.985, they lost 0.02 to 1.2 dB, though `WORTH` lets some of that p
 
 # Of the size of a channel; none is the first.
 _POWERS = (0.0, 0.15, 0.3, 0.5, 0.7)
-# Channels without data are taken to have so much of the largest one.
+# Channels of less than this part of the largest one show nothing of what they are in other samples.
 _LEAST = 1e-4
 _WEIGHT = 1
 
@@ -82,9 +82,9 @@ def _best(one: Divisible, plan: Plan, gram: Gram) -> Factors | None:
     if not products.any() or not np.isfinite(products).all():
         return None
     sizes = np.sqrt(products.diagonal())
-    sizes = np.maximum(sizes, _LEAST * sizes.max())
-    # About 1, so that nothing grows large.
-    sizes /= np.exp(np.log(sizes).mean())
+    seen = sizes > _LEAST * sizes.max()
+    # About 1, so that nothing grows large, and 1 where nothing is known.
+    sizes = np.where(seen, sizes / np.exp(np.log(sizes[seen]).mean()), 1.0)
     tried = [Factors(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
     losses = [
         sum(_lost(reader, _weight(reader, plan), products, factors) for reader in one.readers) for factors in tried

@@ -22,6 +22,8 @@ SMALLEST = 0.25
 _QUIET = 0.02
 # A channel that was seen in one part of the samples alone may become so many times as large in others.
 _LARGEST_MARGIN = 4.0
+# Channels that use less have no codes but zero's: nothing was seen of what they do in other samples.
+_UNSEEN = 1 / 512
 _TINY = 1e-9
 
 
@@ -75,7 +77,8 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
 
     What a channel used in one part of the samples and in no other tells how far new samples may exceed what was seen:
     in most channels of a squeeze-and-excitation by little, in sparse ones by several times. The margin is one for all
-    channels of a site, enough for a part of them, or the channel's own where that is more.
+    channels of a site, enough for a part of them, or the channel's own where that is more. A channel of which nothing
+    was seen may use all.
 
     Args:
         parts: the shares in each part of the samples, each of shape (factors,).
@@ -85,12 +88,13 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
     array([0.4, 1. ])
     """
     ordered = np.sort(np.stack(parts), axis=0)
-    largest = ordered[-1]
+    unseen = ordered[-1] < _UNSEEN
+    largest = np.where(unseen, 1.0, ordered[-1])
     if not cover:
         return np.asarray(np.clip(largest, 0.0, 1.0))
     second = ordered[-2] if len(parts) > 1 else np.zeros_like(largest)
     margins = np.clip(largest / np.maximum(second, _TINY), 1.0, _LARGEST_MARGIN)
-    heard = margins[largest > _QUIET]
+    heard = margins[~unseen & (largest > _QUIET)]
     common = float(np.quantile(heard, cover)) if len(heard) else 1.0
     return np.asarray(np.clip(largest * np.maximum(common, margins), 0.0, 1.0))
 

@@ -152,9 +152,7 @@ class Encoding:
     def _digest(self, node: Node, weight: Weight) -> Hashable:
         """Return what decides how a weight is compensated."""
         shown = self._shown(node, weight)
-        return (
-            None if shown is None else (self.recipe.compensation, shown[1], shown[0].count, shown[0].means().tobytes())
-        )
+        return None if shown is None else (self.recipe.compensation, shown[1], shown[0].digest)
 
     def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
         """Return the mean of each channel of the data of a weight, where a bias can make up for what it loses of it."""

@@ -18,6 +18,7 @@ from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.histogram_search import HistogramSearch
 from onnxq.evidence.ranges import (
+    Extremes,
     Fixed,
     MinMax,
     MovingAverage,
@@ -92,6 +93,7 @@ class Auto:
 RANGES: Mapping[str, Callable[..., RangeMethod]] = MappingProxyType(
     {
         "minmax": MinMax,
+        "extremes": Extremes,
         "average": MovingAverage,
         "percentile": Percentile,
         "entropy": Entropy,

@@ -49,6 +49,23 @@ class MinMax:
 
 
 @dataclass(frozen=True)
+class Extremes:
+    """The least and the greatest element, those that look like mask constants as well."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("range",)
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (minimum, maximum).
+
+        Raises:
+            DataError: No element was seen.
+        """
+        ends_of_data(seen)
+        found = seen.need(Range)
+        return found.minimum, found.maximum
+
+
+@dataclass(frozen=True)
 class Percentile:
     """The range that keeps the central `percent` of the elements, half of the rest cut off on either side.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnxq.evidence.statistic import MASK
 from onnxq.evidence.value_range import Range
 
@@ -20,7 +22,7 @@ def sentinels(found: Range) -> tuple[float, ...]:
     some, lie within `MASK` / 8 of zero, and those on either side of them spread no more than twice as far as they do,
     as constants with scores added to them would, rounding of large numbers allowed for. Fewer than 1 in 4096 elements,
     below 1e30 in magnitude, are outliers and therefore data. A constant of data that looks the same is taken for a mask
-    too; ``onnxq stats show`` says of which tensors something was.
+    too; `doubtful_masks` says of which tensors something was.
     """
     far = found.count - found.core_count
     if not far or not found.core_count or max(-found.core_minimum, found.core_maximum) > MASK / 8:
@@ -38,3 +40,14 @@ def sentinels(found: Range) -> tuple[float, ...]:
 def data_range(found: Range) -> tuple[float, float]:
     """Return the least and the greatest element that is no mask constant."""
     return (found.core_minimum, found.core_maximum) if sentinels(found) else (found.minimum, found.maximum)
+
+
+def doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
+    """Return by tensor the largest value that is taken for a mask constant and may be data all the same.
+
+    Args:
+        seen: what was seen of tensors, by name.
+    """
+    found = {tensor: sentinels(one) for tensor, one in seen.items()}
+    largest = {tensor: max(masks, key=abs) for tensor, masks in found.items() if masks}
+    return {tensor: value for tensor, value in largest.items() if abs(value) < _NEVER_DATA}

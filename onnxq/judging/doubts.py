@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
+from onnxq.evidence.sentinels import doubtful_masks
+from onnxq.evidence.value_range import Range
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.probabilities import are_probabilities
 from onnxq.judging.reference import Reference
@@ -53,6 +56,19 @@ def unseen(views: Views) -> Iterator[str]:
         yield (
             f"the noise of {nodes}, which compute with what the data has decided, is not seen by what judges "
             f"{', '.join(views.decided)}; judge by --metric"
+        )
+
+
+def masked(evidence: Evidence, tensors: Iterable[str]) -> Iterator[str]:
+    """Say which of some tensors have values that get no range, as they look like the constants of attention masks."""
+    seen = {tensor: evidence.of(tensor).find(Range) for tensor in tensors}
+    found = doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
+    if found:
+        tensor, value = next(iter(found.items()))
+        others = f", as are those of {len(found) - 1} other tensors" if len(found) > 1 else ""
+        yield (
+            f"values of {tensor} such as {value:g} are far from all its others and taken for an attention mask"
+            f"{others}, so that no range holds them; where they are data, say --range extremes"
         )
 
 

@@ -31,7 +31,8 @@ def samples(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
 
 
 def opened(build: Build, folder: Path, norm: np.ndarray, scheme: str = "int4-block32") -> tuple[Folds, Plan, Basis]:
-    graph = as_graph(build(TEXT, s=norm, b=(64,), w=(64, 48), c=(48,)))
+    shift = np.where(norm, 0.1, 0.0).astype(np.float32)
+    graph = as_graph(build(TEXT, s=norm, b=shift, w=(64, 48), c=(48,)))
     bench, data = open_workbench(graph, preset_named(scheme), target_named(DEFAULT_TARGET), folder), samples(32)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, data, silent)
@@ -61,3 +62,11 @@ def test_errors_cancel_with_factors_too(build: Build, tmp_path: Path) -> None:
 def test_channels_that_are_alike_get_none(build: Build, tmp_path: Path) -> None:
     folds, plan, plain = opened(build, tmp_path, np.ones(64, np.float32))
     assert with_scaling(folds, plan, plain, FULL) is plain
+
+
+def test_channels_of_which_nothing_was_seen_stay_as_they_are(build: Build, tmp_path: Path) -> None:
+    norm = np.where(np.arange(64) == 5, 0.0, LOUD).astype(np.float32)
+    folds, plan, plain = opened(build, tmp_path, norm)
+    factors = with_scaling(folds, plan, plain, FULL).recipe.scaling.factors["n"].values
+    assert factors[5] == 1
+    assert factors[3] > 1

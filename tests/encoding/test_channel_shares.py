@@ -47,3 +47,8 @@ def test_a_dense_reader_has_a_power_of_its_own() -> None:
 
 def test_sites_without_gain_have_no_factors() -> None:
     assert not migration_of({site(2): np.ones(2)}).factors
+
+
+@pytest.mark.parametrize("cover", [0.0, 1.0])
+def test_a_channel_of_which_nothing_was_seen_may_use_all(cover: float) -> None:
+    assert expected_shares([np.array([0.5, 0.0, 0.001])] * 6, cover).tolist() == [0.5, 1.0, 1.0]

@@ -25,7 +25,7 @@ from onnxq.evidence.range_table import (
     range_by,
     range_text,
 )
-from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
+from onnxq.evidence.ranges import Extremes, Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
 from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.evidence.value_range import Range
 from onnxq.numbers.spec import Spec
@@ -91,6 +91,7 @@ def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None
     ("text", "method"),
     [
         ("minmax", MinMax()),
+        ("extremes", Extremes()),
         ("percentile", Percentile(99.99)),
         ("percentile:99.9", Percentile(99.9)),
         ("mse", MeanSquaredError()),

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from observations import seen
 
-from onnxq.evidence.sentinels import data_range, sentinels
+from onnxq.evidence.sentinels import data_range, doubtful_masks, sentinels
 from onnxq.evidence.value_range import Range
 
 SCORES = np.random.default_rng(0).normal(scale=5, size=4000).astype(np.float32)
@@ -75,3 +75,8 @@ def test_data_is_not_taken_for_a_mask(values: NDArray[np.float32]) -> None:
     found = observe(values)
     assert sentinels(found) == ()
     assert data_range(found) == (values.min(), values.max())
+
+
+def test_masks_that_may_be_data_are_told_apart_from_those_that_cannot_be() -> None:
+    values = {"data": with_values(9000.0), "both": with_values(-1e4, 2e4), "never": with_values(-3.4e38), "no": SCORES}
+    assert doubtful_masks({name: observe(one) for name, one in values.items()}) == {"data": 9000.0, "both": 2e4}

@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Build
+from observations import wanted
 
 from onnxq.errors import ModelError
-from onnxq.judging.doubts import doubts
+from onnxq.evidence.observing import observe
+from onnxq.judging.doubts import doubts, masked
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +82,13 @@ def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
 def test_answers_that_are_no_numbers_are_told(classifier: Path) -> None:
     negative = [{"x": -sample["x"]} for sample in samples(8)]
     assert told(classifier, negative) == {"output l of the float model holds NaN"}
+
+
+def test_values_that_are_taken_for_masks_are_told_once() -> None:
+    usual = np.linspace(-1, 1, 4000, dtype=np.float32)
+    far = np.append(usual, np.full(400, 9000, np.float32))
+    evidence = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
+    (sentence,) = masked(evidence, "abcd")
+    assert sentence.startswith("values of b such as 9000 are far from all its others and taken for an attention mask")
+    assert ", as are those of 1 other tensors, so that no range holds them; " in sentence
+    assert list(masked(evidence, "a")) == []
