@@ -27,7 +27,7 @@ from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
-from onnxq.judging.doubts import DOUBTED_SAMPLES, doubts, masked, unseen
+from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, distinct, doubts, masked, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.units import units
@@ -44,7 +44,7 @@ from onnxq.preparation import check_float_model, check_plan, external_bytes, ref
 from onnxq.publish import data_file, publish
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
-from onnxq.samples.inputs import SampleSource
+from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.samples.selection import split
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
@@ -177,10 +177,13 @@ def evidenced(
     """
     bench = model.bench
     whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
-    samples, judged = split(whole) if others is None and goal.metric is None else (whole, others or whole)
+    looked = list(evenly(whole, LOOKED_AT))
+    # A metric may have a label for each.
+    told = whole if goal.metric is not None else distinct(whole, looked)
+    samples, judged = split(told) if others is None and goal.metric is None else (told, others or told)
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    found = _doubts(model, whole, goal)
+    found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)
     if given is None and budget.collection is None and tried(model, budget).methods:
@@ -197,12 +200,12 @@ def evidenced(
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
 
 
-def _doubts(model: Prepared, samples: SampleSource, goal: Goal) -> tuple[str, ...]:
+def _doubts(model: Prepared, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
     reference, bench = model.files.reference, model.bench
-    found = doubts(reference, samples)
+    found = doubts(reference, looked, count)
     if not bench.is_large:
-        found += tuple(units(bench.prepared, bench.graph, list(evenly(samples, DOUBTED_SAMPLES))))
+        found += tuple(units(bench.prepared, bench.graph, list(evenly(looked, DOUBTED_SAMPLES))))
     return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
 
 

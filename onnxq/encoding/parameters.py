@@ -21,6 +21,9 @@ from onnxq.numbers.spec import Method, Spec
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Plan
 
+# On fewer rows than this, biases would make up for rounding on the very samples that judge, and do harm on others.
+_FEWEST_ROWS = 8
+
 
 def requests_for(plan: Plan, methods: Iterable[RangeMethod]) -> tuple[Request, ...]:
     """Return what must be observed for a plan, so that any of these range methods can be used."""
@@ -63,14 +66,14 @@ def channel_means(plan: Plan, evidence: Evidence) -> Mapping[str, NDArray[np.flo
     """Return the mean of each channel of the tensors that a plan's corrections rest on.
 
     Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
-    in which another node was the first to read the tensor.
+    in which another node was the first to read the tensor, and means of fewer than 8 rows.
     """
     axes: dict[str, int] = {}
     for decision in plan.decisions:
         if decision.mean is not None:
             axes.setdefault(decision.mean.tensor, decision.mean.axis)
     found = {tensor: evidence.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
-    return {tensor: one.means for tensor, one in found.items() if one is not None and len(one.sums)}
+    return {tensor: one.means for tensor, one in found.items() if one is not None and one.rows >= _FEWEST_ROWS}
 
 
 def corrected_biases(plan: Plan, evidence: Evidence) -> int:

@@ -37,12 +37,17 @@ class ChannelMeans(Statistic):
     sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
     @property
+    def rows(self) -> int:
+        """How many elements each channel had; 0 where the means are not known."""
+        return self.count // len(self.sums) if len(self.sums) else 0
+
+    @property
     def means(self) -> NDArray[np.float64]:
         """The mean of each channel, float64 of shape (channels,); of shape (0,) where they are not known."""
         if not len(self.sums):
             return np.zeros(0)
         totals = self.sums[:, 0] + np.ldexp(self.sums[:, 1].astype(np.float64), -SUM_BITS)
-        return np.asarray(totals / (self.count // len(self.sums)))
+        return np.asarray(totals / self.rows)
 
     @classmethod
     def observed(cls, seen: Seen, request: Request) -> ChannelMeans:

@@ -22,31 +22,48 @@ from onnxq.large_models import is_large
 from onnxq.runtime import Array
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource, is_floating
+from onnxq.samples.selection import Selection
 
 # Of fewer, none can be kept for judging.
 _FEW = 8
-_LOOKED_AT = 64
+LOOKED_AT = 64
+"""How many samples are read to find that out."""
 DOUBTED_SAMPLES = 8
 """How many samples are run to find out whether they are representative."""
 _SHOWN = 3
 
 
-def doubts(model: Path, samples: SampleSource) -> tuple[str, ...]:
+def doubts(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]:
     """Say in sentences why figures on some samples may not hold for others.
 
     Args:
         model: file of the float model; one above 1 GiB is not run.
-        samples: the data, of which at most 64 samples are read and 8 are run.
+        looked: the samples, or some from all over, of which at most 8 are run.
+        count: how many there are.
 
     Raises:
         DataError: a sample cannot be read, or a run fails.
         ModelError: no output of the float model is ever a number, so that nothing could be said of another model.
     """
-    looked = list(evenly(samples, _LOOKED_AT))
-    found = [*_of_inputs(looked, len(samples))]
+    found = [*_of_inputs(looked, count)]
     if not is_large(model):
         found += _of_outputs(model, list(evenly(looked, DOUBTED_SAMPLES)))
     return tuple(found)
+
+
+def distinct(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
+    """Return samples no two of which are equal: what one shows, others of its kind do not confirm.
+
+    Args:
+        samples: all of them, which are read where some are equal.
+        looked: some of them from all over; where no two of these are equal, none are taken to be.
+    """
+    if len({sample_digest(sample) for sample in looked}) == len(looked):
+        return samples
+    first: dict[str, int] = {}
+    for place, sample in enumerate(samples):
+        first.setdefault(sample_digest(sample), place)
+    return Selection(samples, sorted(first.values()))
 
 
 def unseen(views: Views) -> Iterator[str]:
@@ -100,7 +117,7 @@ def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
         yield f"{many} little of others; give 50 or more"
     of = f"of {len(looked)} samples" + (f" looked at out of {count}" if count > len(looked) else "")
     if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
-        yield f"{equal} {of} are the same as others; give different ones"
+        yield f"{equal} {of} are the same as others, which count once; give different ones"
     if silent := sum(map(_is_silent, looked)):
         yield f"{silent} {of} hold a single value in all their inputs of floats; such ones set no ranges"
 

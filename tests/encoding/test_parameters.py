@@ -111,9 +111,16 @@ def test_no_range_is_asked_of_what_has_only_sums() -> None:
 @pytest.mark.parametrize(("axis", "known"), [(1, []), (-1, ["x"]), (0, [])])
 def test_means_are_given_along_the_axis_of_the_plan_only(axis: int, known: list[str]) -> None:
     decision = Decision("n", "MatMul", Mode.STORAGE, "", mean=Mean("x", -1))
-    seen = observe({"x": np.float32([[2, 1], [4, 1]])}, [Request("x", "channel-means", axis)])
+    seen = observe({"x": np.float32([[2, 1], [4, 1]] * 4)}, [Request("x", "channel-means", axis)])
     found = channel_means(Plan((decision,), (), "s", "t"), seen)
     assert {name: means.tolist() for name, means in found.items()} == {name: [3, 1] for name in known}
+
+
+@pytest.mark.parametrize(("rows", "known"), [(1, []), (7, []), (8, ["x"])])
+def test_means_of_few_rows_correct_no_bias(rows: int, known: list[str]) -> None:
+    decision = Decision("n", "MatMul", Mode.STORAGE, "", mean=Mean("x", -1))
+    seen = observe({"x": np.ones((rows, 2), np.float32)}, [Request("x", "channel-means", -1)])
+    assert list(channel_means(Plan((decision,), (), "s", "t"), seen)) == known
 
 
 def test_what_is_requested_is_what_the_range_methods_read() -> None:

@@ -143,7 +143,8 @@ def test_it_survives_its_arrays_and_says_what_it_holds() -> None:
 def test_its_digest_tells_other_rows_of_the_same_means_and_not_how_they_were_added_up() -> None:
     wide, narrow = np.array([[1.0, 1.0], [-1.0, -1.0]]), np.array([[1.0, -1.0], [-1.0, 1.0]])
     one, other = (statistic(rows, "gram", -1, rows=0) for rows in (wide, narrow))
-    assert isinstance(one, Gram) and isinstance(other, Gram)
+    assert isinstance(one, Gram)
+    assert isinstance(other, Gram)
     assert one.means().tolist() == other.means().tolist()
     assert one.digest != other.digest
     assert one.merge(other).digest == other.merge(one).multiplied().digest

@@ -12,7 +12,8 @@ from observations import wanted
 
 from onnxq.errors import ModelError
 from onnxq.evidence.observing import observe
-from onnxq.judging.doubts import doubts, masked
+from onnxq.judging.doubts import LOOKED_AT, distinct, doubts, masked
+from onnxq.samples.data import evenly
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +38,34 @@ def samples(count: int, **changes: object) -> list[dict[str, np.ndarray]]:
 ALWAYS = {"output none of the float model is empty", "output shape of the float model is the same"}
 
 
+def looked_at(model: Path, given: list[dict[str, np.ndarray]]) -> tuple[str, ...]:
+    return doubts(model, list(evenly(given, LOOKED_AT)), len(given))
+
+
 def told(model: Path, given: list[dict[str, np.ndarray]]) -> set[str]:
-    return {sentence.partition(" in all ")[0] for sentence in doubts(model, given)} - ALWAYS
+    return {sentence.partition(" in all ")[0] for sentence in looked_at(model, given)} - ALWAYS
 
 
 def test_varied_samples_leave_no_doubt_but_of_what_depends_on_nothing(classifier: Path) -> None:
     assert told(classifier, samples(12)) == set()
-    assert {sentence.partition(" in all ")[0] for sentence in doubts(classifier, samples(12))} == ALWAYS
+    assert {sentence.partition(" in all ")[0] for sentence in looked_at(classifier, samples(12))} == ALWAYS
 
 
 @pytest.mark.parametrize(("count", "sentence"), [(1, "there is only one sample"), (7, "there are only 7 samples")])
 def test_few_samples_are_told(classifier: Path, count: int, sentence: str) -> None:
-    assert any(one.startswith(sentence) for one in doubts(classifier, samples(count)))
+    assert any(one.startswith(sentence) for one in looked_at(classifier, samples(count)))
 
 
 def test_equal_samples_are_told(classifier: Path) -> None:
     assert told(classifier, [*samples(10), *samples(2)]) == {
-        "2 of 12 samples are the same as others; give different ones"
+        "2 of 12 samples are the same as others, which count once; give different ones"
     }
-    assert any("63 of 64 samples looked at out of 100" in one for one in doubts(classifier, samples(1) * 100))
+    assert any("63 of 64 samples looked at out of 100" in one for one in looked_at(classifier, samples(1) * 100))
 
 
 def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> None:
     silent = [{"x": np.full((1, 3), value, np.float32)} for value in range(1, 10)]
-    assert any(one.startswith("9 of 9 samples hold a single value") for one in doubts(classifier, silent))
+    assert any(one.startswith("9 of 9 samples hold a single value") for one in looked_at(classifier, silent))
     first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
     assert "output p of the float model says class 0" in told(classifier, first)
 
@@ -76,7 +81,7 @@ def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
         assert "output y of the float model holds NaN" in told(tmp_path / "model.onnx", samples(8))
         return
     with pytest.raises(ModelError, match=r"every value of output y of the float model is NaN, in all 8 samples"):
-        doubts(tmp_path / "model.onnx", samples(8))
+        looked_at(tmp_path / "model.onnx", samples(8))
 
 
 def test_answers_that_are_no_numbers_are_told(classifier: Path) -> None:
@@ -92,3 +97,9 @@ def test_values_that_are_taken_for_masks_are_told_once() -> None:
     assert sentence.startswith("values of b such as 9000 are far from all its others and taken for an attention mask")
     assert ", as are those of 1 other tensors, so that no range holds them; " in sentence
     assert list(masked(evidence, "a")) == []
+
+
+def test_equal_samples_count_once_and_different_ones_are_left_alone() -> None:
+    two = samples(2)
+    assert list(distinct(two * 3, two * 3)) == two
+    assert distinct(two, two) is two
