@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -103,7 +104,9 @@ def stats() -> None:
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
     from onnxq.evidence.storage import merged_files, save_statistics
+    from onnxq.publish import check_output
 
+    check_output(output, None, files)
     save_statistics(merged_files(files), output)
     click.echo(output)
 
@@ -121,9 +124,17 @@ def show(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    click.echo(f"model {found['model'] or 'unknown'}, {found['samples']} samples")
+    click.echo(f"model {found['model'] or 'unknown'}, {found['samples']} samples{_seen_by(found)}")
     click.echo("\t".join(_HEADER))
     for name, one in found["tensors"].items():
         ends = (one["minimum"], one["maximum"], *one["percentile"])
         shown = ("-" if end is None else f"{end:.6g}" for end in ends)
         click.echo("\t".join((visible(name), str(one["elements"]), *shown, one["note"])))
+
+
+def _seen_by(found: Mapping[str, Any]) -> str:
+    machines = found["machines"]
+    on = f" on {' and '.join(machines)}" if machines else ""
+    # Kernels of other instructions round otherwise.
+    differ = ", whose last bits may differ" if len(machines) > 1 else ""
+    return f", seen by {found['runtime']}{on}{differ}" if found["runtime"] else ""

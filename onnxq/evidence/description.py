@@ -18,6 +18,8 @@ def described(evidence: Evidence) -> dict[str, Any]:
     return {
         "model": evidence.provenance.model,
         "samples": len(evidence.samples),
+        "runtime": evidence.provenance.runtime,
+        "machines": list(evidence.provenance.machines),
         "tensors": {tensor: _described(evidence.of(tensor)) for tensor in evidence.by_tensor},
     }
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import CALIB, MODELS, invoke
+from onnxq.errors import OutputError
 
 MODEL = MODELS / "resnet.onnx"
 IMAGES = np.load(CALIB)["image"][:24]
@@ -82,6 +83,13 @@ def test_auto_says_in_the_report_which_method_each_tensor_has(calib: Path, tmp_p
     assert len(report["encoding"]["range_methods"]) > 5
 
 
+def test_a_merge_does_not_overwrite_what_it_reads(calib: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "a.npz"
+    invoke("calibrate", MODEL, "--calib", calib, "-o", shard)
+    with pytest.raises(OutputError, match=r"output .*a\.npz is read as well; give another name"):
+        invoke("stats", "merge", shard, "-o", shard)
+
+
 def test_merged_shards_of_different_samples_are_shown(calib: Path, tmp_path: Path) -> None:
     for name, images in (("a", IMAGES[:10]), ("b", IMAGES[10:])):
         np.savez(tmp_path / f"{name}-samples.npz", image=images)
@@ -93,7 +101,8 @@ def test_merged_shards_of_different_samples_are_shown(calib: Path, tmp_path: Pat
     shown = json.loads(invoke("stats", "show", tmp_path / "ab.npz", "--json").stdout)
     assert shown["samples"] == 24
     lines = invoke("stats", "show", tmp_path / "ab.npz").stdout.splitlines()
-    assert lines[0] == f"model {shown['model']}, 24 samples"
+    by = f"seen by {shown['runtime']} on {shown['machines'][0]}"
+    assert lines[0] == f"model {shown['model']}, 24 samples, {by}"
     assert len(lines) == 2 + len(shown["tensors"])
     assert all(one["elements"] % 24 == 0 < one["elements"] for one in shown["tensors"].values())
     assert all(one["minimum"] <= one["percentile"][0] <= one["maximum"] for one in shown["tensors"].values())
