@@ -178,9 +178,13 @@ def evidenced(
     bench = model.bench
     whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
     looked = list(evenly(whole, LOOKED_AT))
-    # A metric may have a label for each.
-    told = whole if goal.metric is not None else distinct(whole, looked)
-    samples, judged = split(told) if others is None and goal.metric is None else (told, others or told)
+    if goal.metric is not None:
+        # It may have a label for each, equal ones too.
+        samples, judged = whole, others or whole
+    elif others is None:
+        samples, judged = split(distinct(whole, looked))
+    else:
+        samples, judged = distinct(whole, looked), distinct(others, list(evenly(others, LOOKED_AT)))
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     found = _doubts(model, looked, len(whole), goal)

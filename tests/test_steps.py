@@ -50,6 +50,13 @@ def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path)
     assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
 
 
+def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_path: Path) -> None:
+    samples, model, by_metric = samples_for(residual, 3), ready(residual, tmp_path), Metric("mine", lambda *_: 1.0)
+    cases = (None, Goal()), (samples[:2] * 2, Goal()), (None, Goal(metric=by_metric))
+    found = [evidenced(model, Data(samples * 4, others), FIRST_RANGES, goal, Budget()) for others, goal in cases]
+    assert [(len(one.samples), len(one.judged)) for one in found] == [(3, 3), (3, 2), (12, 12)]
+
+
 def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order(
     residual, samples_for, tmp_path: Path
 ) -> None:
