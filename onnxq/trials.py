@@ -21,6 +21,7 @@ from onnxq.judging.answered import Answered
 from onnxq.judging.trust import Pair, Trust, noise_by_sample, trust
 from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
+from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
 from onnxq.samples.inputs import Sample
 from onnxq.scheme import Mode
@@ -184,6 +185,10 @@ class Trials:
             del view
             return_memory()
         return found
+
+    def size(self, plan: Plan, recipe: Recipe) -> int:
+        """Return how many bytes the file of a plan's model has."""
+        return stored_bytes(self.candidate(plan, recipe).path)
 
     def candidate(self, plan: Plan, recipe: Recipe) -> Candidate:
         """Return a plan's model, built now or before; its file stays until others are asked for."""

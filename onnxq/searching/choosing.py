@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.efforts import Effort
-from onnxq.searching.search import NodeNoises, Outcome, Planner, leave_what_hurts
+from onnxq.searching.search import NodeNoises, Outcome, Planner
 from onnxq.trials import TRIED_SAMPLES, Trials, candidate_key
 from onnxq.workbench import Workbench
 
@@ -129,7 +129,7 @@ class Chooser:
         return replace(Trials.of(self.bench, self.files.reference, samples, self.evidence), built=self.candidates)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
-        """Return a chooser that builds from other evidence."""
+        """Return one that builds from other evidence."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
     def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy, enough: float = math.inf) -> Refined:
@@ -221,9 +221,8 @@ class Chooser:
     def _laboratory(self) -> Laboratory:
         from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
 
-        seconds = min(self.judge.seconds, _SEARCH_SECONDS)
         samples = tuple(evenly(self.trials.answered.samples, TIMED_SAMPLES))
-        timing = Timing(samples, seconds, self.judge.timer or OnnxRuntime())
+        timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
         given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
         return Laboratory(*given, timed=self._timed)
 
@@ -242,6 +241,8 @@ class Chooser:
             aim: decibels to reach.
             most: models to build and run.
         """
+        from onnxq.searching.leaving import leave_what_hurts
+
         if not self.has_time(0):
             return Outcome(planner({}), (), 0)
 
@@ -250,7 +251,9 @@ class Chooser:
             return trials.sqnr(plan, recipe) if in_time else None
 
         told = self._told(trials, recipe, planner) if self.bench.is_large else None
-        return replace(leave_what_hurts(planner, measure, aim, self.progress, told=told), measured=trials.count)
+        size = None if told else partial(trials.size, recipe=recipe)
+        found = leave_what_hurts(planner, measure, aim, self.progress, told=told, size=size)
+        return replace(found, measured=trials.count)
 
     def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,18 +12,19 @@ from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.handing_back import handed_back
-from onnxq.searching.measures import Measures
+from onnxq.searching.measures import Builds
 from onnxq.searching.search import FINER, FINEST, Demotions, small_nodes
 
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
 # Finer weights take away too little of the noise of all codes where weights make no more than this part of it.
 _QUIET_SHARE = 0.25
-# How often models are built for handing finer codes back, for each step of coarseness.
-_HANDED_BACK = 8
 # Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
 # channel does.
 _BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
+
+HANDED_BACK = 8
+"""How often models are built for handing finer codes back, for each step of coarseness, where they are small."""
 
 
 def stored_goal(full: Plan, goal: float) -> float:
@@ -41,13 +43,17 @@ class FinerWeights:
         stores: demotions that leave no node an integer kernel.
         goal: SQNR in decibels to reach.
         is_late: whether time is up: then nothing more is handed back, and more are finer than need be.
+        most: models to build at most for handing finer codes back, for each step of coarseness.
+        parts: into how many of them weights are told apart.
     """
 
-    laboratory: Measures
+    laboratory: Builds
     full: Plan
     stores: Demotions
     goal: float
     is_late: Callable[[], bool] = lambda: False
+    most: int = HANDED_BACK
+    parts: float = math.inf
 
     def are_needed(self, share: float) -> bool:
         """Return whether weights as codes leave no noise to integer kernels, or little and are much of what they make.
@@ -87,9 +93,15 @@ class FinerWeights:
         with_finer = self._sqnr(finer)
         if with_finer >= self._stored_goal:
             return self._fewest(finer, {}, noise)
-        # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
         if with_finer >= self.goal:
             return finer
+        # Runtimes that multiply codes may round the data too, which those that are decoded first are spared.
+        decoded = {node: replace(one, mode=Mode.STORAGE) for node, one in finer.items()}
+        if decoded != finer:
+            if self._sqnr(decoded) >= self.goal:
+                return self._fewest(decoded, finer, noise)
+            finer = decoded
+        # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
         return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
 
     def _handed_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
@@ -102,11 +114,11 @@ class FinerWeights:
         if reached < self.goal:
             return better
         quiet = [node for node in reversed(order) if node in better]
-        kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=_HANDED_BACK)
+        kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=self.most)
         for spec in _BETWEEN:
             finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
             coarser = {node: replace(kept[node], weight=spec) for node in finer}
-            kept = handed_back(kept, coarser, is_enough, most=_HANDED_BACK)
+            kept = handed_back(kept, coarser, is_enough, most=self.most)
         return kept
 
     @cached_property
@@ -120,7 +132,8 @@ class FinerWeights:
         while middle < high and taken < total / 2:
             taken += noise.get(order[middle], 0.0)
             middle += 1
-        while high - low > 1 and not self.is_late():
+        near = max(int(high / self.parts), 1)
+        while high - low > near and not self.is_late():
             middle = min(max(middle, low + 1), high - 1)
             enough = self._sqnr({**base, **{node: better[node] for node in order[:middle]}}) >= self._stored_goal
             low, high = (low, middle) if enough else (middle, high)

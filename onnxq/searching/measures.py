@@ -11,13 +11,8 @@ from onnxq.searching.noises import Noises
 from onnxq.searching.search import Demotions
 
 
-class Measures(Protocol):
-    """Builds the models of plans and measures them."""
-
-    @property
-    def measured(self) -> int:
-        """How many models were built and run so far."""
-        ...
+class Builds(Protocol):
+    """Builds the models of plans and tells how faithful they are."""
 
     def plan(self, demotions: Demotions) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
@@ -25,6 +20,15 @@ class Measures(Protocol):
 
     def sqnr(self, plan: Plan) -> float:
         """Return the SQNR in decibels that the worst output can be trusted to have."""
+        ...
+
+
+class Measures(Builds, Protocol):
+    """Builds the models of plans and measures them."""
+
+    @property
+    def measured(self) -> int:
+        """How many models were built and run so far."""
         ...
 
     def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
