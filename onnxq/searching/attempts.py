@@ -24,6 +24,9 @@ _UNFAITHFUL = "with integers the model is not faithful enough to samples that it
 # A metric falls as the noise rises, so the noisiest aim is tried first.
 _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
+# Weights that are only stored aim at so many decibels more than the last of these, and than what it was tried for.
+_FINER_AIM = 20.0
+
 
 def choose(chooser: Chooser, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
     """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
@@ -56,7 +59,8 @@ class _Choice:
     def by_metric(self) -> Chosen:
         """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
 
-        A plan that reaches the next aims too is not searched for again. The last one is returned where none will do.
+        A plan that reaches the next aims too is not searched for again. In the end weights are only stored, as finely
+        as can be; the last one is returned where none will do.
         """
         trials = self.chooser.trials
         reached, number = -math.inf, 0
@@ -66,11 +70,13 @@ class _Choice:
             number += 1
             found = self._attempted(trials, aim, number)
             if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
-                break
+                return found
             if self._is_spent(trials):
                 break
             reached = trials.sqnr(found.outcome.plan, self.recipe)
-        return found
+        if not any(one.weights for one in found.outcome.plan.decisions):
+            return found
+        return self._attempted(trials, max(reached, _METRIC_AIMS[-1]) + _FINER_AIM, number + 1, stored=True)
 
     def faithful(self) -> Chosen:
         """Return a plan that is faithful to the samples that judge it, or the last that was tried.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Build, QuantizeTo
 
 from onnxq.accuracy.effort import OFF
 from onnxq.budget import Budget
@@ -21,6 +22,7 @@ from onnxq.judging.verify import Elsewhere, Kernels, Verification
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime import open_session
+from onnxq.scheme import Mode
 from onnxq.searching.attempts import choose
 from onnxq.searching.choosing import Chooser, Chosen
 from onnxq.searching.efforts import Effort
@@ -62,10 +64,12 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aims: list[float] = []
+    only_stored: list[bool] = []
     plan, lost = chooser.bench.plan({}), Scores("m", 1.0, 0.5, most_lost=1.0, least_shown=0.1)
 
-    def attempted(self: object, trials: Trials, aim: float, number: int) -> Chosen:
+    def attempted(self: object, trials: Trials, aim: float, number: int, *, stored: bool = False) -> Chosen:
         aims.append(aim)
+        only_stored.append(stored)
         assert number == len(aims)
         return Chosen(Recipe(), Outcome(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost)
 
@@ -73,8 +77,26 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     monkeypatch.setattr(Trials, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
-    assert aims == [8.0, 20.0, 23.0]
+    # In the end weights are only stored, more faithfully than all that was tried.
+    assert (aims, only_stored) == ([8.0, 20.0, 23.0, 119.0], [False, False, False, True])
     assert found.scores == lost
+
+
+def test_stored_weights_keep_a_metric_that_integers_lose(quantize_to: QuantizeTo, build: Build, tmp_path: Path) -> None:
+    model = build("(float[1,32] x) => (float[1,4] y) { h = MatMul(x, v) y = MatMul(h, w) }", v=(32, 32), w=(32, 4))
+    floats = open_session(model)
+
+    def loud(outputs: list, samples: list) -> float:
+        expected = [floats.run(None, sample)[0] for sample in samples]
+        noise = sum(float(np.square(one["y"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
+        return float(noise < 1e-5 * sum(float(np.square(other).sum()) for other in expected))
+
+    samples = [{"x": row} for row in np.random.default_rng(3).normal(size=(64, 1, 32)).astype(np.float32)]
+    goal = Goal(metric=Metric("loud", loud), max_drop=0.0)
+    done = quantize_to(model, tmp_path / "o.onnx", goal=goal, samples=samples, budget=Budget(latency=0))
+    assert done.report.fidelity.scores is not None
+    assert done.report.fidelity.scores.drop == 0
+    assert {one.mode for one in done.report.plan.decisions} <= {Mode.STORAGE, Mode.FLOAT}
 
 
 def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lacked_of_all(
