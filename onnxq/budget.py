@@ -112,6 +112,13 @@ class Budget:
         return replace(effort, seconds=min(effort.seconds, self.seconds), measurements=self.measurements)
 
     @property
+    def limit(self) -> str:
+        """What a search that had nothing left to search with was given, and the option that gives more."""
+        models = "model" if self.measurements == 1 else "models"
+        given = {"s with --budget": self.seconds, f"{models} with --measurements": self.measurements}
+        return " and ".join(f"{most:g} {unit}" for unit, most in given.items() if most < math.inf)
+
+    @property
     def measures(self) -> bool:
         """Whether a search measures time, where something runs that tells of the target's."""
         return self.effort is not None and self.latency > 0

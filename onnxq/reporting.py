@@ -92,7 +92,7 @@ def reported(
             unmeasured,
             _ran(staged, plan) if looked else {},
         ),
-        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier),
+        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(
             ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
             range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),

@@ -22,6 +22,18 @@ def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None
     assert Budget.of(budget) is budget
 
 
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [
+        (Budget(seconds=1.5), "1.5 s with --budget"),
+        (Budget(measurements=3), "3 models with --measurements"),
+        (Budget(seconds=60, measurements=3), "60 s with --budget and 3 models with --measurements"),
+    ],
+)
+def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budget, limit: str) -> None:
+    assert budget.limit == limit
+
+
 def test_methods_may_be_given_instead_of_an_effort() -> None:
     assert Budget(accuracy="bias").tried.methods == ("bias",)
     assert Budget(accuracy=FULL).tried is FULL

@@ -99,6 +99,9 @@ def _summary(report: Report, columns: int) -> Table:
         table.add_row(*_output(output, width))
     if report.samples.judged is not None:
         table.add_row("judged on", _judged(report.samples.judged))
+    if limit := report.search.limit:
+        done = "ended" if report.search.measured else "left out"
+        table.add_row("search", f"{done} for want of more than {limit}")
     if (latency := report.latency) is not None:
         table.add_row(
             "latency",

@@ -64,15 +64,13 @@ def check_fidelity(report: Report, goal: Goal) -> None:
         remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
         if goal.force:
             remedy = "take the scheme as it is, without a search, if it has to be"
-        raise FidelityError(
-            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; {remedy}",
-            report,
-        )
+        told = f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output"
+        raise FidelityError(f"{told}; nothing was written; {_more(report)}{remedy}", report)
     if goal.force:
         return
     if report.fidelity.scores is not None:
         if told := lost_score(report.fidelity.scores, goal):
-            raise FidelityError(f"{told}; nothing was written; allow more, or give more samples", report)
+            raise FidelityError(f"{told}; nothing was written; {_more(report)}allow more, or give more samples", report)
     elif worst := worst_output(agreement, goal):
         raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
     elif elsewhere and (worst := worst_output(elsewhere.agreement, goal)):
@@ -130,8 +128,14 @@ def _noisiest(report: Report) -> str:
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     """Say what to do about an output that is not faithful enough."""
+    more = _more(report)
     if hurt := _noisiest(report):
-        return hurt
-    searched = "" if report.search.measured else "let the search leave nodes out, "
+        return f"{more}{hurt}"
+    searched = more or ("" if report.search.measured else "let the search leave nodes out, ")
     metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
     return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"
+
+
+def _more(report: Report) -> str:
+    """Ask for a larger budget where it ended the search or left it out."""
+    return f"allow the search more than {report.search.limit}, " if report.search.limit else ""

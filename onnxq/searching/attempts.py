@@ -143,6 +143,8 @@ class _Choice:
         else:
             preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
             outcome = preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
+        # What is built and judged from here on has its time reserved.
+        spent = trials.count >= self.effort.measurements or not chooser.has_time(0)
         refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         if outcome.plan.decodes and (speed := self._speed(verification)) < 1:
@@ -151,6 +153,7 @@ class _Choice:
             refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
         scores = chooser.judge.scores(chooser.files.staged, number)
+        outcome = replace(outcome, spent=spent)
         return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples)
 
     def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:

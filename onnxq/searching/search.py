@@ -84,6 +84,7 @@ class Outcome:
         frontier: the plans that were weighed, by expected time; empty when latency was not measured.
         regions: the plan's integer regions beside float, empty likewise.
         times: of the plan's nodes beside float, empty likewise.
+        spent: whether there was nothing left to search with, so that it ended, or was left out.
     """
 
     plan: Plan
@@ -92,6 +93,7 @@ class Outcome:
     frontier: tuple[Point, ...] = ()
     regions: tuple[Region, ...] = ()
     times: tuple[NodeTime, ...] = ()
+    spent: bool = False
 
 
 def sizes_of(plan: Plan) -> Mapping[str, int]:

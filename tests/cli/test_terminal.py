@@ -35,6 +35,14 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
         assert row in err
 
 
+@pytest.mark.parametrize(("measured", "told"), [(0, "left out"), (4, "ended")])
+def test_a_budget_that_ended_the_search_is_told(measured: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "1 s with --budget"}))
+    assert f"{told} for want of more than 1 s with --budget" in " ".join(
+        capsys.readouterr().err.replace("│", "").split()
+    )
+
+
 def test_long_lists_of_reasons_are_cut_with_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,14 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
     assert "; let the search leave nodes out, judge by" in refusal(labels)
 
 
+@pytest.mark.parametrize("measured", [0, 3])
+def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
+    search = {"measured": measured, "sensitivities": (), "limit": "1 s with --budget"}
+    report = changed(REPORT, fidelity={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
+    with pytest.raises(FidelityError, match="; allow the search more than 1 s with --budget, ask for a lower --min"):
+        check_fidelity(report, Goal(20.0))
+
+
 def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
     floats = output("y", 12.0)
     told = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +181,13 @@ def test_biases_of_a_plan_that_is_faithful_without_are_worth_full_effort_alone(a
     data, budget = Data(CALIB, limit=8), Budget(latency=0, accuracy=accuracy)
     report = quantize(MODELS / "gru.onnx", data, budget=budget).report
     assert ("bias" in [gain.method for gain in report.encoding.gains]) == tried
+
+
+@pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --measurements"), (math.inf, "")])
+def test_a_search_that_its_budget_ended_says_so(measurements: float, limit: str) -> None:
+    budget = Budget(latency=0, accuracy="off", measurements=measurements)
+    report = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), goal=Goal(20.0), budget=budget).report
+    assert report.search.limit == limit
 
 
 def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
