@@ -65,8 +65,8 @@ class ChannelRanges(Statistic):
     def restored(cls, arrays: Arrays) -> ChannelRanges:
         """Return the extremes of which these are the arrays."""
         (ends,) = restored_from(arrays, ("ends",))
-        if ends.shape != (len(ends), 2) or not (ends[:, 0] <= ends[:, 1]).all():
-            raise ValueError("the extremes of channels are out of order")
+        if ends.shape != (len(ends), 2) or not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
+            raise ValueError("the extremes of channels are out of order or not finite")
         return cls(ends)
 
     @property

@@ -157,7 +157,28 @@ class Gram(Statistic):
         count, sums, products = restored_from(arrays, ("count", "sums", "products"))
         if sums.ndim != 2 or products.shape != (len(sums), _packed_size(sums.shape[1])):
             raise ValueError("sums and products do not fit")
-        return cls(int(count[0]), sums, products)
+        found = cls(int(count[0]), sums, products)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Check that counts, sums and products fit; rows that wait are not multiplied for that.
+
+        Raises:
+            ValueError: They do not.
+        """
+        groups, size = self.sums.shape
+        waiting = len(self.waiting)
+        shapes = [(groups, _packed_size(size))] + [(groups, 0)] * (waiting == self.count)
+        if self.products.shape not in shapes or not waiting <= self.count or len(self.exponents) != waiting:
+            raise ValueError("counts and products do not fit")
+        if waiting and self.waiting.shape[1:] != (groups, size):
+            raise ValueError("rows and sums do not fit")
+        # Extremes tell it without a second array of the size of the products.
+        if not all(
+            np.isfinite([part.min(initial=0), part.max(initial=0)]).all() for part in (self.sums, self.products)
+        ):
+            raise ValueError("sums or products are not finite")
 
     @property
     def note(self) -> str:

@@ -61,9 +61,10 @@ class SampleExtremes(Statistic):
     def restored(cls, arrays: Arrays) -> SampleExtremes:
         """Return the extremes of which these are the arrays."""
         samples, ends = restored_from(arrays, ("samples", "ends"))
-        rising = bool((samples[1:] > samples[:-1]).all())
-        if ends.shape != (len(samples), 2) or not rising or not (ends[:, 0] <= ends[:, 1]).all():
+        if ends.shape != (len(samples), 2) or not (samples[1:] > samples[:-1]).all():
             raise ValueError("the extremes of samples are out of order")
+        if not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
+            raise ValueError("the extremes of samples are out of order or not finite")
         return cls(samples, ends)
 
     @property

@@ -178,6 +178,17 @@ class Statistic(ABC):
             ValueError: They contradict each other.
         """
 
+    def check(self) -> None:
+        """Check that it is one that arrays may have given, which what comes from elsewhere need not be.
+
+        Raises:
+            ValueError: It is not.
+        """
+        arrays, plain = self.arrays(), type(self)().arrays()
+        if any(arrays[name].dtype != array.dtype for name, array in plain.items()):
+            raise ValueError(f"the arrays of {self.kind} have other types than theirs")
+        type(self).restored(arrays)
+
     @classmethod
     def observer(cls, request: Request) -> Observer:
         """Return what turns the arrays of one tensor into a statistic of this kind."""

@@ -11,6 +11,8 @@ import numpy as np
 from onnxq.evidence.requests import Request
 from onnxq.evidence.statistic import MASK, Arrays, Seen, Statistic, restored_from
 
+_NOTHING = (math.inf, -math.inf)
+
 
 @dataclass(frozen=True, eq=False)
 class Range(Statistic):
@@ -82,8 +84,10 @@ class Range(Statistic):
         count, core_count = (int(one) for one in counts)
         low, high, core_low, core_high, below, above = (float(end) for end in ends)
         found = cls(count, low, high, core_count, core_low, core_high, below, above)
-        ordered = not count or (low <= high and math.isfinite(low) and math.isfinite(high))
-        if not 0 <= core_count <= count or not ordered or (core_count > 0 and not low <= core_low <= core_high <= high):
+        ordered = math.isfinite(low) and math.isfinite(high) if count else (low, high) == _NOTHING
+        core = low <= core_low <= core_high <= high if core_count else (core_low, core_high) == _NOTHING
+        masks = below <= -MASK and above >= MASK
+        if not (0 <= core_count <= count and ordered and (low <= high or not count) and core and masks):
             raise ValueError("the ends of a range contradict its counts")
         return found
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 from onnxq.errors import DataError, OnnxqError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
+from onnxq.execution.answers import fits
 from onnxq.execution.shards import TAPS_BYTES, Tapped, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
 
@@ -263,22 +264,13 @@ class Job:
             ) from error
 
 
-def fits(found: object, tapped: Tapped, count: int) -> bool:
-    """Return whether a worker gave back evidence of so many samples of what is requested."""
-    return (
-        isinstance(found, Evidence)
-        and len(found.samples) == count
-        and set(found.statistics) == set(tapped.requests)
-        and found.provenance.model == tapped.model
-    )
-
-
 def _run_shard(tapped: Tapped, shard: Shard, before: Evidence | None, proof: tuple[Shard, str] | None) -> Evidence:
     """Run a shard with all threads of this worker, and add it to what the worker has run before.
 
     Raises:
         DataError: This worker does not see the files that the client sees, or what `observe_shard` raises.
         ModelError: What `observe_shard` raises.
+        ValueError: What came out is no evidence of the shard.
     """
     from distributed import get_worker
 
@@ -292,6 +284,9 @@ def _run_shard(tapped: Tapped, shard: Shard, before: Evidence | None, proof: tup
     limit = worker.memory_manager.memory_limit
     room = int(limit * _TAPS_SHARE) if limit else threads * TAPS_BYTES
     found = observe_shard(tapped, shard, threads=threads, room=room)
+    if not fits(found, tapped, len(shard)):
+        # In the sum with what was run before, nobody could tell any longer.
+        raise ValueError("what came out are no statistics of the samples")
     return found if before is None else before.plus(found)
 
 

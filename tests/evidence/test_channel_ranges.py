@@ -53,3 +53,5 @@ def test_it_survives_its_arrays() -> None:
     assert ChannelRanges.restored(ChannelRanges().arrays()) == ChannelRanges()
     with pytest.raises(ValueError, match="out of order"):
         ChannelRanges.restored({"ends": np.array([[2.0, 1.0]])})
+    with pytest.raises(ValueError, match="not finite"):
+        ChannelRanges.restored({"ends": np.array([[2.0, np.inf]])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 
@@ -148,3 +149,21 @@ def test_its_digest_tells_other_rows_of_the_same_means_and_not_how_they_were_add
     assert one.means().tolist() == other.means().tolist()
     assert one.digest != other.digest
     assert one.merge(other).digest == other.merge(one).multiplied().digest
+
+
+def test_sums_and_products_that_cannot_be_are_told() -> None:
+    sound = observed(RANDOM.normal(size=(6, 4)))
+    sound.check()
+    whole = sound.multiplied()
+    whole.check()
+    for wrong in (
+        replace(sound, count=5),
+        replace(sound, exponents=sound.exponents[1:]),
+        replace(sound, waiting=sound.waiting[:, :, 1:]),
+        replace(whole, count=-1),
+        replace(whole, sums=whole.sums[:, 1:]),
+        replace(whole, products=whole.products * np.nan),
+        replace(whole, products=np.zeros((1, 0))),
+    ):
+        with pytest.raises(ValueError, match=r"fit|finite"):
+            wrong.check()

@@ -39,3 +39,5 @@ def test_it_survives_its_arrays() -> None:
     assert (found.samples.tolist(), found.note) == ([3, 2**63 + 1], "extremes of 2 samples")
     with pytest.raises(ValueError, match="out of order"):
         SampleExtremes.restored({"samples": found.samples[::-1], "ends": found.ends})
+    with pytest.raises(ValueError, match="not finite"):
+        SampleExtremes.restored({"samples": found.samples, "ends": found.ends * np.inf})

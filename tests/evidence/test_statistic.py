@@ -8,6 +8,7 @@ import pytest
 from observations import one_by_one, seen, statistic
 
 from onnxq.errors import DataError
+from onnxq.evidence.channel_ranges import ChannelRanges
 from onnxq.evidence.kinds import KINDS
 from onnxq.evidence.statistic import Seen
 from onnxq.evidence.value_range import Range
@@ -82,3 +83,14 @@ def test_samples_select_different_places_and_each_always_the_same() -> None:
     assert Seen("t", array, digests[5]).selection(1000, None) == slice(0, None, 1)
     assert len(array[:1][Seen("t", array, "f" * 32).selection(1, 1)]) == 1
     assert len(array[Seen("t", array, "3e8").selection(1000, 1)]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_arrays_gave_is_sound(kind: str) -> None:
+    for found in (KINDS[kind](), statistic(ARRAYS[0], kind, AXES.get(kind)), one_by_one(ARRAYS, kind, AXES.get(kind))):
+        found.check()
+
+
+def test_what_holds_other_types_is_not() -> None:
+    with pytest.raises(ValueError, match="the arrays of channel-ranges have other types than theirs"):
+        ChannelRanges(np.zeros((1, 2), np.float32)).check()

@@ -50,6 +50,11 @@ def test_the_sign_of_a_zero_extreme_does_not_depend_on_the_order() -> None:
         ([2, 2], [2, 1, 2, 1, -np.inf, np.inf]),
         ([2, 2], [0, np.nan, 0, 1, -np.inf, np.inf]),
         ([2, 2], [0, 1, -1, 1, -np.inf, np.inf]),
+        ([2, 2], [-np.inf, np.inf, 0, 1, -np.inf, np.inf]),
+        ([0, 0], [0, 1, np.inf, -np.inf, -np.inf, np.inf]),
+        ([2, 0], [0, 1, 0, 1, -np.inf, np.inf]),
+        ([2, 2], [0, 1, 0, 1, np.nan, np.inf]),
+        ([2, 2], [0, 1, 0, 1, -np.inf, 2]),
     ],
 )
 def test_contradictions_are_refused(counts: list[int], ends: list[float]) -> None:
