@@ -181,7 +181,10 @@ def _readable(where: str) -> Iterator[None]:
         yield
     except OnnxqError:
         raise
-    # Hostile bytes make the parsers raise nearly anything, and so do stores that cannot be reached.
+    except (FileNotFoundError, PermissionError) as error:
+        advice = "check its path" if isinstance(error, FileNotFoundError) else "check its permissions"
+        raise DataError(f"{where} cannot be read: {error.strerror or error}; {advice}") from error
+    # Hostile bytes make the parsers raise nearly anything.
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise DataError(f"{where} cannot be read: {reason}; write the file again") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Self, TypeAlias, cast
 
 from onnxq.errors import DataError, OnnxqError
 
@@ -25,7 +26,9 @@ class StorePath:
         url: Such as ``s3://bucket/calib``; fsspec's settings and environment hold the credentials.
 
     Raises:
-        DataError: fsspec is not installed or lacks what the protocol needs, when something is first asked of it.
+        DataError: fsspec is not installed or lacks what the protocol needs, or the store does not answer as it should,
+            when something is asked of it.
+        FileNotFoundError: Nothing is there.
     """
 
     url: str
@@ -53,15 +56,26 @@ class StorePath:
 
     def exists(self) -> bool:
         """Return whether anything is there."""
-        return bool(self._files.exists(self._inside))
+        with self._asked():
+            try:
+                # Where fsspec is asked just that, any error counts as nothing.
+                return bool(self._files.exists(self._inside) or self._files.info(self._inside))
+            except FileNotFoundError:
+                return False
 
     def is_dir(self) -> bool:
         """Return whether it is a folder."""
-        return bool(self._files.isdir(self._inside))
+        with self._asked():
+            return bool(self._files.isdir(self._inside))
 
     def is_file(self) -> bool:
         """Return whether it is a file."""
-        return bool(self._files.isfile(self._inside))
+        with self._asked():
+            try:
+                # Where fsspec is asked just that, any error counts as none.
+                return bool(self._files.info(self._inside)["type"] == "file")
+            except FileNotFoundError:
+                return False
 
     def resolve(self) -> Path:
         """Return what tells it from others; stores have no links."""
@@ -69,26 +83,46 @@ class StorePath:
 
     def iterdir(self) -> Iterator[StorePath]:
         """Yield what the folder holds."""
-        for found in self._files.ls(self._inside, detail=False):
+        with self._asked():
+            listed = list(self._files.ls(self._inside, detail=False))
+        for found in listed:
             yield self / PurePosixPath(str(found)).name
 
     def rglob(self, pattern: str) -> Iterator[StorePath]:
         """Yield all files below; the pattern is always ``*``."""
-        for found in self._files.find(self._inside):
+        with self._asked():
+            listed = list(self._files.find(self._inside))
+        for found in listed:
             yield StorePath(str(self._files.unstrip_protocol(found)))
 
     def size(self) -> int:
         """Return the bytes of the file."""
-        return int(self._files.size(self._inside) or 0)
+        with self._asked():
+            return int(self._files.size(self._inside) or 0)
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Open the file for reading bytes, at any place."""
-        stream: IO[bytes] = self._files.open(self._inside, mode)
-        return stream
+        with self._asked():
+            stream: Any = _Stream(self._files.open(self._inside, mode), self._asked)
+        return cast("IO[bytes]", stream)
 
     def read_bytes(self) -> bytes:
         """Return the whole content."""
-        return bytes(self._files.cat_file(self._inside))
+        with self._asked():
+            return bytes(self._files.cat_file(self._inside))
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except (OnnxqError, FileNotFoundError):
+            raise
+        # Each store has errors of its own.
+        except Exception as error:
+            raise DataError(
+                f"{self.url} cannot be opened: {_reason(error)}; expected a file or folder that the store gives, check "
+                "its address and your credentials"
+            ) from error
 
     @cached_property
     def _found(self) -> tuple[Any, str]:
@@ -115,6 +149,40 @@ class StorePath:
     def __getstate__(self) -> dict[str, str]:
         # Connections stay where they are; whoever is sent a path opens its own.
         return {"url": self.url}
+
+
+class _Stream:
+    """A file of a store while it is read: what fails names the file.
+
+    Args:
+        stream: Of fsspec.
+        asked: What the store is asked within.
+    """
+
+    def __init__(self, stream: Any, asked: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stream, self._asked = stream, asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while line := self.readline():
+            yield line
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        if not callable(found):
+            return found
+
+        @wraps(found)
+        def asked(*given: Any, **more: Any) -> Any:
+            with self._asked():
+                return found(*given, **more)
+
+        return asked
 
 
 @dataclass(frozen=True)
@@ -169,13 +237,14 @@ def check_there(path: Location) -> None:
     """
     try:
         there = bool(path.stat()) if isinstance(path, Path) else path.exists()
-    except OnnxqError:
-        raise
     except FileNotFoundError:
         there = False
-    # Each store has errors of its own.
-    except Exception as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise DataError(f"{path} cannot be opened: {reason}; expected a file or folder of samples") from error
+    # A name may be no path at all.
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be opened: {_reason(error)}; expected a file or folder of samples") from error
     if not there:
         raise DataError(f"{path} does not exist; give a file or folder of samples")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__

@@ -125,3 +125,8 @@ def test_files_merge_in_any_order_and_are_checked(tmp_path: Path) -> None:
         merged_files([a, c])
     with pytest.raises(DataError, match="a: Both hold the same 1 samples"):
         merged_files([a, a])
+
+
+def test_a_file_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone.npz cannot be read: No such file or directory; check its path$"):
+        load_statistics(tmp_path / "gone.npz")

@@ -3,15 +3,18 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
 from onnxq.errors import DataError
+from onnxq.samples.arrays import npz_arrays
 from onnxq.samples.data import Input, Sample, open_samples
-from onnxq.samples.images import ImageOptions
+from onnxq.samples.images import ImageOptions, read_image
 from onnxq.samples.stores import StorePath, check_there, location, size_of
 
 fsspec = pytest.importorskip("fsspec", reason="needs pip install 'onnxq[stores]'")
@@ -136,3 +139,86 @@ def test_a_path_of_a_store_looks_like_a_path(store: str) -> None:
     assert sorted(found.name for found in location(store).rglob("*")) == ["0.npz", "10.npz", "2.npz"]
     sample: Sample = open_samples(str(path), SINGLE)[0]
     assert sample["x"].tolist() == [[2, 2]]
+
+
+class HttpError(Exception):
+    """What some stores raise, which is no error of the system."""
+
+
+class Expired:
+    """A file system that refuses to answer some questions, from some time on.
+
+    Args:
+        refused: these.
+        reads: how often an open file is read before.
+    """
+
+    def __init__(self, files: Any, refused: str, reads: int = 0) -> None:
+        self._files, self._refused, self._reads = files, refused, reads
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        if name == self._refused:
+            if not self._reads:
+                return self._refuse
+            self._reads -= 1
+        return Expired(found, self._refused, self._reads) if name == "open" else found
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        return Expired(self._files(*given, **more), self._refused, self._reads)
+
+    def _refuse(self, *given: Any, **more: Any) -> Any:
+        raise HttpError("403 token expired")
+
+
+def expired(url: str, refused: str, reads: int = 0) -> StorePath:
+    path = StorePath(url)
+    files, inside = path._found
+    path.__dict__["_found"] = Expired(files, refused, reads), inside
+    return path
+
+
+ASKED: dict[str, Callable[[StorePath], object]] = {
+    "info": StorePath.exists,
+    "isdir": StorePath.is_dir,
+    "ls": lambda path: list(path.iterdir()),
+    "find": lambda path: list(path.rglob("*")),
+    "size": StorePath.size,
+    "open": StorePath.open,
+    "cat_file": StorePath.read_bytes,
+}
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_whatever_a_store_refuses_ends_in_a_sentence(question: str, store: str) -> None:
+    name = "gone" if question == "info" else "1/0.npz"
+    with pytest.raises(DataError, match=rf"memory://\w+/{name} cannot be opened: 403 token .* your credentials"):
+        ASKED[question](expired(f"{store}/{name}", question))
+
+
+def test_a_file_that_a_store_refuses_to_look_at_is_not_left_out(store: str) -> None:
+    with pytest.raises(DataError, match="cannot be opened: 403 token expired"):
+        expired(f"{store}/1/0.npz", "info").is_file()
+    assert not StorePath(f"{store}/gone").is_file()
+    assert not StorePath(f"{store}/1").is_file()
+
+
+@pytest.mark.parametrize("reads", range(3))
+def test_a_store_that_refuses_while_a_file_is_read_ends_in_a_sentence(store: str, reads: int) -> None:
+    with pytest.raises(DataError, match=r"memory://\w+/1/0.npz cannot be opened: 403 token expired"):
+        npz_arrays(expired(f"{store}/1/0.npz", "read", reads))["x"].read()
+
+
+def test_an_image_that_a_store_refuses_is_named(store: str) -> None:
+    pytest.importorskip("PIL", reason="needs pip install 'onnxq[images]'")
+    entry = Input("x", np.dtype(np.uint8), (1, 2, 4, 3))
+    fsspec.filesystem("memory").pipe(f"{store}/0.png", b"\x89PNG")
+    for question in ("open", "read"):
+        with pytest.raises(DataError, match=r"0.png cannot be opened: 403 token expired"):
+            read_image(expired(f"{store}/0.png", question), entry, ImageOptions())
+
+
+def test_a_file_of_a_store_has_lines_too(store: str) -> None:
+    fsspec.filesystem("memory").pipe(f"{store}/rows", b"a\nb")
+    with StorePath(f"{store}/rows").open() as stream:
+        assert list(stream) == [b"a\n", b"b"]
