@@ -107,6 +107,12 @@ class Agreement:
         """The lowest arg max agreement, None when no output has one."""
         return min((output.agreement for output in self.outputs if output.agreement is not None), default=None)
 
+    @property
+    def equal_labels(self) -> float:
+        """The lowest share of equal elements of outputs that are not floating point, 1 where there are none."""
+        shares = (output.agreement for output in self.outputs if output.sqnr is None)
+        return min((share for share in shares if share is not None), default=1.0)
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
         outputs = [asdict(output) for output in self.outputs]

@@ -1,4 +1,4 @@
-"""What data decides in a model: outputs of as many elements as it says, or in an order that it says, and by what."""
+"""What data decides in a model: how many elements outputs have, their order, or labels; and by what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Decided:
     """The tensors of a graph that data decides on, such as the boxes that a detector keeps.
 
     A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. It is
-    *decided* when an operator that counts or orders its data made it of what varies, or anything behind one.
+    *decided* when an operator that counts or orders its data made it of what varies, or anything behind one. It is a
+    *label* when it tells which of what varies is the largest or least, or is made of that without becoming a float.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -28,13 +29,15 @@ class Decided:
         self._fixed: set[Tensor] = set()
         self._varying: set[Tensor] = set()
         self._decided: set[Tensor] = set()
+        self._labels: set[Tensor] = set()
         for node in graph.nodes:
             self._visit(node)
 
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
-        """The float tensors that decided outputs are decided by, by output."""
-        entering = {output.name: self._entering(output) for output in self._graph.outputs if output in self._decided}
+        """The float tensors that decided outputs and labels are decided by, by output."""
+        decided = self._decided | self._labels
+        entering = {output.name: self._entering(output) for output in self._graph.outputs if output in decided}
         return {name: tensors for name, tensors in entering.items() if tensors}
 
     @cached_property
@@ -60,6 +63,9 @@ class Decided:
         elif any(map(_is_float, read)):
             inside = bool(node.bodies())
             self._varying.update(tensor for tensor in outputs if inside or _is_float(tensor))
+        if varying and (_gives_labels(node) or any(tensor in self._labels for tensor in read)):
+            # Floats that are looked up by labels can be compared themselves.
+            self._labels.update(filter(_is_whole, outputs))
 
     def _decides(self, node: Node) -> bool:
         """Whether a node, or one in its bodies, counts or orders its data."""
@@ -165,6 +171,16 @@ def _has_weights(node: Node) -> bool:
     operator = operator_of(node)
     indices = operator.weights if operator is not None else ()
     return any(index < len(node.inputs) and isinstance(node.inputs[index], Constant) for index in indices)
+
+
+def _gives_labels(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.labels
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is known to hold no floats."""
+    return isinstance(tensor, Variable) and tensor.dtype is not None and not _is_float(tensor)
 
 
 def _is_float(tensor: Tensor) -> bool:

@@ -79,7 +79,7 @@ class EngineView:
 
 
 class _Seen(NamedTuple):
-    """What is seen of a float model at once: its outputs, whether it draws random numbers, or counts or orders data."""
+    """What is seen of a float model at once: its outputs, whether it draws random numbers, or decides by data."""
 
     outputs: tuple[str, ...]
     random: bool
@@ -99,8 +99,9 @@ class Views:
     """By what models are compared with a float model.
 
     Outputs whose number or order of elements depends on the data, such as the boxes that a detector keeps, are not
-    compared themselves: one box more or less would decide. The float tensors stand for them that they are decided
-    by. Nodes that draw random numbers draw the same in each run of each model.
+    compared themselves: one box more or less would decide. Nor are labels, of which few samples show little. The float
+    tensors stand for them that they are decided by, such as scores. Nodes that draw random numbers draw the same in
+    each run of each model.
 
     Attributes:
         outputs: names of the outputs that are compared themselves.
@@ -263,9 +264,9 @@ def _output_names(model: onnx.ModelProto) -> list[str]:
 
 
 def _may_decide(model: onnx.ModelProto) -> bool:
-    """Return whether any operator of a model counts or orders its data."""
+    """Return whether any operator of a model counts or orders its data, or gives labels of it."""
     rows = (OPERATORS.get((domain_named(node.domain), node.op_type)) for node in all_nodes(model.graph.node))
-    return any(row is not None and row.data_dependent for row in rows)
+    return any(row is not None and (row.data_dependent or row.labels) for row in rows)
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -53,6 +53,7 @@ class Operator:
         settings: whether its float inputs besides data and weights say what it does, so that a coarser number would
             make it do something else.
         data_dependent: whether the values of its data say how many elements it gives, or in which order.
+        labels: whether it gives the places of the largest or least of its data, such as the label of scores.
         random: whether it draws random numbers, from its attribute ``seed`` where that is given.
         interval: which values the first output has, from those of the inputs.
         integer: its integer twins.
@@ -75,6 +76,7 @@ class Operator:
     recurrent: bool = False
     settings: bool = False
     data_dependent: bool = False
+    labels: bool = False
     random: bool = False
     interval: IntervalRule | None = None
     integer: tuple[IntegerOperator, ...] = ()

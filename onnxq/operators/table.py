@@ -68,6 +68,7 @@ _ABOVE_ZERO = Operator(_FLOAT, interval=always(low=0.0))
 _AROUND_ZERO = Operator(_FLOAT, interval=always(-1.0, 1.0))
 _SET = Operator(_FLOAT, settings=True)
 _DECIDED = Operator(_FLOAT, settings=True, data_dependent=True)
+_LABELS = Operator(_FLOAT, labels=True)
 _RANDOM = Operator(_FLOAT, settings=True, random=True)
 
 
@@ -149,6 +150,8 @@ _STANDARD: Mapping[str, Operator] = {
     "Clip": Operator(_CLAMP, settings=True, interval=clipped),
     "Relu": Operator(_CLAMP, passage=alike, interval=rectified),
     "Abs": _ABOVE_ZERO,
+    "ArgMax": _LABELS,
+    "ArgMin": _LABELS,
     "Bernoulli": _RANDOM,
     "Cast": Operator(_FLOAT, interval=first),
     "Compress": _DECIDED,

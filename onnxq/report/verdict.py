@@ -9,6 +9,9 @@ from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
+# Labels of which any differs are told as no more, as rounding might make them all equal.
+_MOST_OF_LABELS = 0.999
+
 
 def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
     """Return the first line of all that is told: how fast, how small and how faithful, or why it was refused."""
@@ -45,11 +48,14 @@ def speed(latency: Latency) -> str:
 
 def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     """Say what the outputs, or the user's metric, are, and on which samples."""
-    worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
+    worst, scores, labels = fidelity.agreement.worst_sqnr, fidelity.scores, fidelity.agreement.equal_labels
     if scores is not None:
         what = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
+    elif math.isinf(worst) and worst > 0:
+        # So few differ that it may be chance, which is not to say that none does.
+        what = "equal outputs" if labels == 1.0 else f"{min(labels, _MOST_OF_LABELS):.1%} equal labels"
     else:
-        what = "equal outputs" if math.isinf(worst) and worst > 0 else f"{worst:.0f} dB"
+        what = f"{worst:.0f} dB"
     return f"{what} on {judges(samples, fidelity)}"
 
 

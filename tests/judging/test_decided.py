@@ -11,7 +11,13 @@ from onnxq.judging.decided import Decided, matched
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 
-WEIGHTS = {"w": (8, 8), "k": np.array([3]), "half": np.array([0.5], np.float32), "flat": np.array([-1])}
+WEIGHTS = {
+    "w": (8, 8),
+    "k": np.array([3]),
+    "half": np.array([0.5], np.float32),
+    "flat": np.array([-1]),
+    "names": np.arange(8) + 100,
+}
 
 
 def decided(model: ModelProto) -> Decided:
@@ -39,6 +45,11 @@ def entering(model: ModelProto) -> dict[str, list[str]]:
         # The inputs are the same for all models, and so is what they say.
         ("m = Greater(x, half) z = NonZero(m) y = Relu(h)", {}),
         ("s = Shape(h) one = ConstantOfShape(s) z = NonZero(one) y = Relu(h)", {}),
+        ("p = Softmax(h) z = ArgMax<axis = 1>(p) y = Relu(h)", {"z": ["p"]}),
+        ("l = ArgMin<axis = 1>(h) z = Gather(names, l) y = Relu(h)", {"z": ["h"]}),
+        # Floats that labels look up, or that only the inputs decide, are compared themselves.
+        ("l = ArgMax<axis = 1>(h) y = Gather(w, l) z = Shape(l)", {}),
+        ("l = ArgMax<axis = 1>(x) z = Gather(names, l) y = Relu(h)", {}),
     ],
 )
 def test_outputs_are_decided_by_the_first_floats_in_front(
@@ -92,6 +103,11 @@ def test_operators_in_bodies_decide_too(build: Build) -> None:
 def test_weights_behind_what_was_decided_are_named(build: Build) -> None:
     text = "(float[4,8] x) => (y) { h = MatMul(x, w) v, i = TopK(h, k) [late] y = MatMul(v, u) }"
     assert decided(build(text, u=(3, 2), **WEIGHTS)).weighted == ("late",)
+
+
+def test_names_of_labels_are_no_weights(build: Build) -> None:
+    text = "(float[4,8] x) => (z) { h = MatMul(x, w) l = ArgMax<axis = 1>(h) [late] z = Gather(names, l) }"
+    assert decided(build(text, **WEIGHTS)).weighted == ()
 
 
 def test_tensors_are_matched_by_name_behind_codes_and_else_by_place(build: Build) -> None:

@@ -19,6 +19,8 @@ from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
 from onnxq.judging.views import Views
 from onnxq.pipeline import quantize
+from onnxq.presets import PRESETS
+from onnxq.report import FidelityError
 from onnxq.scheme import Mode
 
 GENERATOR = np.random.default_rng(0)
@@ -69,6 +71,23 @@ def test_a_detector_is_judged_by_what_it_selects_its_boxes_from(detector: Path, 
     assert any(found.run(image)[0].shape != expected.run(image)[0].shape for image in IMAGES)
     # What was written has no outputs but the user's.
     assert [value.name for value in onnx.load(output).graph.output] == ["boxes", "scores"]
+
+
+def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path: Path) -> None:
+    model = build(
+        """(float[1,64] x) => (int64[1] label) {
+            h = MatMul(x, w) r = Relu(h) scores = MatMul(r, u) label = ArgMax<axis = 1, keepdims = 0>(scores)
+        }""",
+        w=(64, 64),
+        u=(64, 10),
+    )
+    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(16)]
+    (scores,) = quantize(model, samples, tmp_path / "int8.onnx", budget=CHOSEN).report.agreement.outputs
+    assert (scores.name, scores.stands_for, scores.compared) == ("scores", ("label",), 4)
+    assert 20 < scores.decibels < 60
+    # One sample of which the label happens to stay is not enough.
+    with pytest.raises(FidelityError, match="tensor scores, which judges label, has"):
+        quantize(model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency=0))
 
 
 def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -> None:

@@ -117,18 +117,18 @@ def test_a_classifier_of_labels_and_probabilities_is_quantized(
 ) -> None:
     samples = samples_for(classifier, 200)
     done = quantize_to(classifier, tmp_path / "a.onnx", goal=20, samples=samples)
-    label, probabilities = done.report.agreement.outputs
-    assert (label.sqnr, label.compared) == (None, 50)
+    probabilities, scores = done.report.agreement.outputs
+    assert (scores.name, scores.stands_for, scores.compared) == ("scores", ("label",), 50)
     assert 20 < done.report.agreement.worst_sqnr <= (probabilities.sqnr or 0)
 
 
-def test_a_classifier_whose_labels_differ_too_often_is_refused(
+def test_a_classifier_of_labels_alone_is_refused_for_noisy_scores(
     classifier: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
 ) -> None:
     samples = samples_for(classifier, 200)
     options = {"samples": samples, "scheme": PRESETS["int4-block32"], "goal": 20}
     del classifier.graph.output[1]
-    with pytest.raises(FidelityError, match=r"output label differs in \d+ of 50 values .* more than the 1.00%"):
+    with pytest.raises(FidelityError, match=r"tensor scores, which judges label, has \S+ dB, expected 20 dB or more"):
         quantize_to(classifier, tmp_path / "a.onnx", **options)
     assert not (tmp_path / "a.onnx").exists()
     assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "goal": -20}).report.output

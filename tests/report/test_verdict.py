@@ -11,6 +11,7 @@ from onnxq.judging.agreement import Agreement, OutputAgreement
 from onnxq.judging.gate import Judged, Scores
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
+LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)
 NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
 TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
 
@@ -55,3 +56,13 @@ def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
     report = changed(NOISY, fidelity={"wanted": 60.0}, performance={"latency": None})
     assert report.verdict == "Forced, below the 60 dB wanted: 0.25 of the size, 39 dB on 3 samples"
     assert changed(NOISY, fidelity={"wanted": 39.0}).verdict.startswith("Verified: ")
+
+
+@pytest.mark.parametrize(
+    ("agreement", "compared", "told"),
+    [(1.0, 16, "equal outputs"), (0.9375, 16, "93.8% equal labels"), (0.9999, 10_000, "99.9% equal labels")],
+)
+def test_labels_of_which_any_differs_are_not_called_equal(agreement: float, compared: int, told: str) -> None:
+    label = replace(LABEL, agreement=agreement, compared=compared)
+    report = changed(NOISY, fidelity={"agreement": Agreement(3, (label,))}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {told} on 3 samples"
