@@ -110,7 +110,7 @@ def quantize(
             the float model; nothing was written.
     """
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
-    goal = Goal.of(goal).for_samples(data.limit)
+    goal = Goal.of(goal)
     return carried_out(model, data, checked_output(output, model, budget, data), wanted, goal, budget)
 
 

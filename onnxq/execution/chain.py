@@ -16,7 +16,7 @@ from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.modelfile import load
 from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array, open_session, run
-from onnxq.samples.data import Samples, open_samples
+from onnxq.samples.data import Samples, leaves_out, open_samples
 from onnxq.samples.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 
 Chain = Mapping[str, str]
@@ -78,6 +78,11 @@ class ChainedSamples:
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         self._inputs = model_inputs(proto)
         self._start: _Start | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a limit has left out samples behind these."""
+        return leaves_out(self._samples)
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.errors import SchemeError, check_type, nearest
-from onnxq.judging.metrics import Metric, load_metric, of_first_samples
+from onnxq.judging.metrics import Metric, load_metric
 
 MINIMUM_SQNR = 20.0
 """Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
@@ -80,9 +80,3 @@ class Goal:
     def judged_by(self) -> Metric | None:
         """The metric; None where decibels tell."""
         return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
-
-    def for_samples(self, limit: int | None) -> Goal:
-        """Return the goal for the first samples alone, where labels are of all; None is no limit."""
-        if self.judged_by is None or limit is None:
-            return self
-        return replace(self, metric=of_first_samples(self.judged_by))

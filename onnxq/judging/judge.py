@@ -10,10 +10,10 @@ from onnxq.engines.engine import Engine
 from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.hardest import hardest
 from onnxq.judging.latency import Latency
-from onnxq.judging.metrics import Metric
+from onnxq.judging.metrics import Metric, of_first_samples
 from onnxq.judging.scoring import Scorer, Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Timer, Verification, verify
-from onnxq.samples.data import evenly
+from onnxq.samples.data import evenly, leaves_out
 from onnxq.samples.inputs import Sample, SampleSource
 
 # A look at a model's speed, and one of twice the time where it is slower, take half of the time that is left.
@@ -49,6 +49,8 @@ class Judge:
         Raises:
             DataError: a run fails, or the metric does.
         """
+        if metric is not None and leaves_out(samples):
+            metric = of_first_samples(metric)
         return cls(reference, samples, seconds, Scorer.of(metric, reference, samples) if metric is not None else None)
 
     def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:

@@ -106,7 +106,7 @@ def load_metric(text: str) -> Metric:
 
 
 def of_first_samples(metric: Metric) -> Metric:
-    """Return a metric for the first samples of its data alone, where there are labels for all."""
+    """Return a metric for the first samples of its data alone, where there may be labels for all."""
     function = metric.function
     return replace(metric, function=replace(function, of_more=True)) if isinstance(function, Top1) else metric
 

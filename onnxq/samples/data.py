@@ -29,10 +29,17 @@ MOST_SAMPLES = 1_000_000
 
 
 class Samples:
-    """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order."""
+    """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order.
 
-    def __init__(self, parts: Sequence[Part], inputs: Sequence[Input], places: Sequence[int]) -> None:
+    Attributes:
+        leaves_out: whether there are samples behind those that are used; known where they are used in order.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], inputs: Sequence[Input], places: Sequence[int], *, leaves_out: bool = False
+    ) -> None:
         """Take the samples at these places, which rise, of those that the parts hold."""
+        self.leaves_out = leaves_out
         self._parts = tuple(parts)
         self._inputs = tuple(inputs)
         self._places = places
@@ -78,6 +85,15 @@ def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
     [0, 3, 6, 9]
     """
     return picked(samples, even_places(len(samples), most))
+
+
+def leaves_out(samples: SampleSource) -> bool:
+    """Return whether a limit has left out samples behind those that there are; a list has no limit.
+
+    >>> leaves_out([{"x": 0}])
+    False
+    """
+    return bool(getattr(samples, "leaves_out", False))
 
 
 def open_samples(
@@ -138,8 +154,8 @@ def open_samples(
     with ExitStack() as held:
 
         def spooled(samples: Iterable[Named]) -> list[Part]:
-            # One more than there may be is enough to say so, where there is no end.
-            most = limit or MOST_SAMPLES + 1
+            # One more than there may be is enough to say so, where there is no end, and that some are left out.
+            most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
             return spool(samples, inputs, held.enter_context(staging(None)), most)
 
         where = "The iterable of samples"
@@ -163,9 +179,8 @@ def open_samples(
             parts = spooled(from_rows(given, inputs, share, "samples", as_given=True))
         total = sum(part.count for part in parts)
         places = range(total if limit is None else min(limit, total))
-        samples = Samples(
-            parts, inputs, places if len(places) == total or in_order else even_places(total, len(places))
-        )
+        used = places if len(places) == total or in_order else even_places(total, len(places))
+        samples = Samples(parts, inputs, used, leaves_out=len(used) < total)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
         if len(samples) > MOST_SAMPLES:

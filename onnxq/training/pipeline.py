@@ -61,7 +61,7 @@ def train(
     from onnxq.training.step import trained
 
     data, budget = Data.of(data), replace(budget or Budget(), search="off", seconds=math.inf)
-    goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
+    goal, training = Goal.of(goal), training or Training()
     # What cannot be read is told before anything takes time.
     if training.labels is not None:
         npy_array(Path(training.labels))
@@ -125,7 +125,7 @@ def quantize_and_train(
 
     wanted, data, budget = _wanted(scheme), Data.of(data), Budget.of(budget)
     _check_search(wanted, budget)
-    goal, training = Goal.of(goal).for_samples(data.limit), training or Training()
+    goal, training = Goal.of(goal), training or Training()
 
     def sped_up(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
         return faster(ready, seen, settled, goal, budget, training)

@@ -15,7 +15,7 @@ from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.value_range import Range
 from onnxq.execution.chain import ChainedSamples, samples_of, with_optional
 from onnxq.execution.runner import collect
-from onnxq.samples.data import open_samples
+from onnxq.samples.data import leaves_out, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 
 
@@ -74,7 +74,9 @@ def test_samples_of_a_file_are_chained_and_limited_where_that_is_said(tmp_path: 
     rows = tmp_path / "rows.npz"
     np.savez(rows, x=np.concatenate([row["x"] for row in ROWS]))
     assert befores(samples_of(tmp_path / "model.onnx", Data(rows, chain=CHAIN))) == [[0, 0], [1, 10], [3, 30]]
-    assert befores(samples_of(tmp_path / "model.onnx", Data(rows, limit=2, chain=CHAIN))) == [[0, 0], [1, 10]]
+    limited = samples_of(tmp_path / "model.onnx", Data(rows, limit=2, chain=CHAIN))
+    assert befores(limited) == [[0, 0], [1, 10]]
+    assert leaves_out(limited)
     assert len(samples_of(tmp_path / "model.onnx", [{**row, "before": row["x"]} for row in ROWS])) == 3
 
 

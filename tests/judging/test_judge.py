@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from onnxq.judging import verify
 from onnxq.judging.judge import Judge
 from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric, Top1
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import Input
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
 
@@ -46,6 +49,17 @@ def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[P
     assert lost == sorted(lost)
     (worst,) = judge.hardest(files[1], 1)
     assert worst["x"].max() == max(sample["x"].max() for sample in SAMPLES)
+
+
+@pytest.mark.parametrize(("limit", "labels", "fits"), [(4, 20, True), (8, 8, True), (8, 20, False), (9, 20, False)])
+def test_labels_of_more_samples_are_for_a_limit_that_leaves_some_out(
+    limit: int, labels: int, fits: bool, files: tuple[Path, Path]
+) -> None:
+    samples = open_samples(SAMPLES, [Input("x", np.dtype(np.float32), (1, 4))], limit=limit, in_order=True)
+    metric = Metric("top1", Top1(np.zeros(labels, np.int64)))
+    refused = pytest.raises(DataError, match=f"8 answers for 8 samples and there are {labels} labels, expected one")
+    with nullcontext() if fits else refused:
+        Judge.of(files[0], samples, 0.0, metric)
 
 
 def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from onnxq.errors import DataError
 from onnxq.samples.arrays import StoredArray
-from onnxq.samples.data import Input, Sample, evenly, open_samples
+from onnxq.samples.data import Input, Sample, evenly, leaves_out, open_samples
 from samples.single_inputs import PAIR, SINGLE, X, dicts, firsts, rows
 
 
@@ -31,6 +31,15 @@ def test_a_list_of_dicts_is_used_as_it_is() -> None:
 def test_a_limit_takes_samples_from_all_over_or_in_order_the_first(given: object) -> None:
     assert firsts(open_samples(given, SINGLE, limit=3)) == [0, 6, 12]
     assert firsts(open_samples(given, SINGLE, limit=3, in_order=True)) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(("limit", "left"), [(2, True), (3, False), (9, False), (None, False)])
+@pytest.mark.parametrize("made", [list, iter], ids=["a list", "a stream"])
+def test_a_limit_in_order_says_whether_it_leaves_samples_out(
+    made: Callable[[list[Sample]], object], limit: int | None, left: bool
+) -> None:
+    found = open_samples(made(dicts(3)), SINGLE, limit=limit, in_order=True)
+    assert (len(found), leaves_out(found)) == (min(limit or 3, 3), left)
 
 
 def test_a_limit_spreads_over_files_and_what_they_hold(tmp_path: Path) -> None:
