@@ -80,7 +80,7 @@ def imported(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
         return _module_of_file(Path(place), what)
     try:
         return importlib.import_module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = nearest(place, known)
         raise SchemeError(f"{what} cannot be imported: {type(error).__name__}: {error}{hint}") from error
 
@@ -96,7 +96,7 @@ def _module_of_file(path: Path, what: str) -> ModuleType:
     try:
         # The import system would leave compiled code in the user's folder.
         exec(compile(path.read_bytes(), path, "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         raise SchemeError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
     return module

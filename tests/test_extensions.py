@@ -84,6 +84,7 @@ def test_a_file_is_run_and_leaves_nothing_behind(tmp_path: Path) -> None:
         (None, "pass 'X' cannot be imported: there is no file"),
         ("1 / 0", "pass 'X' cannot be imported: ZeroDivisionError: division by zero"),
         ("def", "pass 'X' cannot be imported: SyntaxError"),
+        ("raise SystemExit(0)", "pass 'X' cannot be imported: SystemExit: 0"),
     ],
 )
 def test_a_file_that_cannot_be_run_is_one_sentence(tmp_path: Path, code: str | None, message: str) -> None:

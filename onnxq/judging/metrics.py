@@ -29,7 +29,7 @@ class Metric:
     Attributes:
         name: what the user wrote.
         function: called once with the outputs of all samples and with the samples, both lists of dictionaries from
-            name to array and in the order of the data; returns the number.
+            name to array, which cannot be written to, and in the order of the data; returns the number.
     """
 
     name: str
@@ -128,12 +128,23 @@ def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) ->
     if not samples:
         raise DataError(f"there are no samples for metric {metric.name!r}; give at least one")
     try:
-        found = metric.function(outputs, samples)
+        found = metric.function([_guarded(one) for one in outputs], [_guarded(one) for one in samples])
     except DataError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(f"metric {metric.name!r} failed: {type(error).__name__}: {error}") from error
     return _finite(found, metric.name)
+
+
+def _guarded(value: Any) -> Any:
+    """Return arrays, or what holds them, so that a metric changes nothing that it is called with again."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+        return value
+    if isinstance(value, Mapping):
+        return {name: _guarded(one) for name, one in value.items()}
+    return [_guarded(one) for one in value] if isinstance(value, list) else value
 
 
 def _finite(found: Any, name: str) -> float:

@@ -152,6 +152,28 @@ def test_a_function_that_fails_is_told(quality: Callable[[str], float]) -> None:
         quality("def quality(outputs, samples): return 1 / 0")
 
 
+def test_a_function_that_ends_the_process_fails(quality: Callable[[str], float]) -> None:
+    with pytest.raises(DataError, match=r"^metric .* failed: SystemExit: 0"):
+        quality("def quality(outputs, samples): raise SystemExit(0)")
+
+
+@pytest.mark.parametrize("written", ["outputs[0]['y']", "samples[0]['x']"])
+def test_a_function_cannot_write_into_what_others_are_given(written: str, quality: Callable[[str], float]) -> None:
+    with pytest.raises(DataError, match=r"^metric .* failed: ValueError: assignment destination is read-only"):
+        quality(f"def quality(outputs, samples): {written}[...] = 0")
+
+
+def test_a_function_may_put_others_in_the_place_of_its_arrays() -> None:
+    outputs = [{"y": [np.float32([3, 4])]}]
+
+    def length(given: list, samples: list) -> float:
+        given[0]["y"] = np.linalg.norm(given[0]["y"])
+        return float(given[0]["y"])
+
+    assert [score(Metric("length", length), outputs, [{}]) for _ in range(2)] == [5.0, 5.0]
+    assert outputs[0]["y"][0].flags.writeable
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
