@@ -286,7 +286,8 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
     affordable = ("ranges",) if large else METHODS
     given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
     methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
-    return replace(wanted, methods=methods)
+    memory = budget.collection.most_bytes if budget.collection is not None else None
+    return replace(wanted, methods=methods, memory=wanted.memory if memory is None else memory)
 
 
 def published(model: Prepared) -> Graph:

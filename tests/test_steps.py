@@ -12,6 +12,7 @@ from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
+from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
 from onnxq.presets import PRESETS
@@ -67,3 +68,10 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
     )
     assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
     assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
+
+
+def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Path) -> None:
+    model = ready(residual, tmp_path)
+    assert tried(model, Budget()).memory is None
+    assert tried(model, Budget(collection=Collection())).memory is None
+    assert tried(model, Budget(collection=Collection(memory="30MB"))).memory == 30 * 10**6

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds, Groups
-from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.compensating import Compensation, within
 from onnxq.encoding.encoders import encode_weight
 from onnxq.encoding.migration import Around, Factors, Migration
 from onnxq.encoding.scaling import Divisible, divisible
@@ -18,6 +18,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.evidence.requests import Request
 from onnxq.execution.runner import collect
+from onnxq.execution.workers import Threads
 from onnxq.graph import Node
 from onnxq.numbers.matrices import Matrices
 from onnxq.planning.plan import Plan, Weight
@@ -47,21 +48,25 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
         folds: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
-        accuracy: weights of how many bits are compensated; the others need no factors either.
+        accuracy: weights of how many bits are compensated, as the others need no factors either, and what Gram
+            matrices may take.
     """
     bench = folds.trials.bench
     rows = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
     asked: dict[Request, Divisible] = {}
+    sizes: dict[Request, int] = {}
     for one in divisible(bench.graph, plan).values():
         sums = [rows.sums(reader, _weight(reader, plan)) for reader in one.readers]
         if sums and all(sums):
-            asked[Request.of(one.tensor.name, "gram", -1, rows=rows.rows)] = one
+            request = Request.of(one.tensor.name, "gram", -1, rows=rows.rows)
+            asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
+    asked = {request: asked[request] for request in within(sizes, accuracy.gram_bytes)}
     if not asked or bench.is_large:
         return basis
 
     @cache
     def seen(group: int) -> Evidence:
-        return collect(bench.prepared, folds.groups[group], tuple(asked))
+        return collect(bench.prepared, folds.groups[group], tuple(asked), workers=gram_workers(accuracy))
 
     @cache
     def found(groups: Groups) -> Basis:
@@ -74,6 +79,11 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
         return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
 
     return folds.kept(plan, basis, [found], SCALING_WORTH)
+
+
+def gram_workers(accuracy: Accuracy) -> Threads | None:
+    """Return what runs samples for Gram matrices: each thread has its own, so memory may allow for one."""
+    return None if accuracy.memory is None else Threads(1)
 
 
 def _best(one: Divisible, plan: Plan, gram: Gram) -> Factors | None:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from onnxq.encoding.compensating import GRAM_BYTES
 from onnxq.errors import SchemeError, unknown
 
 METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
 _OF_ONE_PLAN = frozenset({"bias"})
+# So often there are Gram matrices at once: of three groups of samples, of three sums of these and a sum in the making,
+# and those that a thread observes and hands over.
+_GRAMS = 9
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Accuracy:
         thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
             some of the samples is found once more on all.
         compensated_bits: weights of more bits are rounded without compensation.
+        memory: bytes that Gram matrices may take together; None is about those that most machines have.
     """
 
     methods: tuple[str, ...] = METHODS
@@ -31,6 +36,12 @@ class Accuracy:
     thorough: bool = False
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     compensated_bits: int = 4
+    memory: int | None = None
+
+    @property
+    def gram_bytes(self) -> int:
+        """Bytes that the Gram matrices of one group of samples may take."""
+        return GRAM_BYTES if self.memory is None else min(GRAM_BYTES, self.memory // _GRAMS)
 
     @property
     def split(self) -> tuple[Accuracy, Accuracy]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial, reduce
 from types import MappingProxyType
 
-from onnxq.accuracy.dividing import SCALING_WORTH
+from onnxq.accuracy.dividing import SCALING_WORTH, gram_workers
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups
 from onnxq.encoding.compensating import Compensation
@@ -33,17 +33,19 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
         folds: say whether it does.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
-        accuracy: weights of how many bits are tried.
+        accuracy: weights of how many bits are tried, and what their Gram matrices may take.
     """
     bench = folds.trials.bench
-    first = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
+    first = Compensation.of_samples(
+        sum(map(len, folds.groups)), bits=accuracy.compensated_bits, memory=accuracy.gram_bytes
+    )
     requests = first.requests(plan, bench.graph)
     if not requests or bench.is_large or not _matters(folds, plan, basis):
         return basis
 
     @cache
     def seen(group: int) -> Evidence:
-        return collect(bench.prepared, folds.groups[group], requests)
+        return collect(bench.prepared, folds.groups[group], requests, workers=gram_workers(accuracy))
 
     @cache
     def joined(groups: Groups) -> Evidence:
@@ -95,7 +97,9 @@ def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[st
         observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
     """
     bench, compensation = folds.trials.bench, basis.recipe.compensation
-    requests = compensation.requests(plan, bench.graph) if compensation is not None else ()
+    wanted = compensation.requests(plan, bench.graph) if compensation is not None else ()
+    # What had no room in memory then was rounded.
+    requests = tuple(request for request in wanted if request.tensor in observed)
     grams = [collect(bench.prepared, folds.groups[group], requests, others=observed) for group in ALL if requests]
     return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
 

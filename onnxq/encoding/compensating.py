@@ -20,6 +20,8 @@ from onnxq.scheme import Mode
 
 ROWS: Final = 8192
 """Rows of data that Gram matrices are made of, from all samples together."""
+GRAM_BYTES: Final = 1 << 30
+"""Bytes that the Gram matrices of a group of samples take at most, unless less is wanted."""
 # Of convolutions in groups, whose many matrices have few columns, one row in so many.
 _GROUPED = 8
 
@@ -41,6 +43,12 @@ class Sums:
     request: Request
     matrices: Matrices
 
+    @property
+    def gram_bytes(self) -> int:
+        """Bytes that the Gram matrices of its data take at most."""
+        groups, _, columns = self.matrices.shape
+        return groups * columns * columns * _BYTES
+
 
 @dataclass(frozen=True)
 class Compensation:
@@ -56,16 +64,18 @@ class Compensation:
     rows: int
     damping: float = DAMPING
     bits: int = _MOST_BITS
-    memory: int = 1 << 30
+    memory: int = GRAM_BYTES
 
     @classmethod
-    def of_samples(cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS) -> Compensation:
+    def of_samples(
+        cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS, memory: int = GRAM_BYTES
+    ) -> Compensation:
         """Return one whose Gram matrices have about ``ROWS`` rows when each of so many samples shows as many.
 
         >>> Compensation.of_samples(100).rows
         82
         """
-        return cls(-(-ROWS // max(samples, 1)), damping, bits)
+        return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
 
     def requests(self, plan: Plan, graph: Graph) -> tuple[Request, ...]:
         """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
@@ -74,9 +84,8 @@ class Compensation:
             decision = plan.by_node.get(node.name)
             for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
                 if (sums := self.sums(node, weight)) is not None:
-                    groups, _, columns = sums.matrices.shape
-                    sizes[sums.request] = groups * columns * columns * _BYTES
-        return tuple(_within(sizes, self.memory))
+                    sizes[sums.request] = sums.gram_bytes
+        return tuple(within(sizes, self.memory))
 
     def sums(self, node: Node, weight: Weight) -> Sums | None:
         """Return how a weight is multiplied, or None where it is rounded."""
@@ -89,7 +98,8 @@ class Compensation:
         return _sums(node, weight.index, tuple(source.shape), self.rows)
 
 
-def _within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
+def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
+    """Yield the requests of the smallest sizes that have room in the memory together."""
     for request, size in sorted(sizes.items(), key=lambda one: one[1]):
         memory -= size
         if memory < 0:

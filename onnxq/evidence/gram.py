@@ -87,7 +87,7 @@ class Gram(Statistic):
         # There seldom are more channels than places.
         groups = int(request.option("groups", 1))
         patch = math.prod(int(extent) for extent in str(request.option("kernel", "1")).split(","))
-        return groups * (math.isqrt(elements) // groups * patch) ** 2 * np.dtype(np.float64).itemsize // 2
+        return groups * (max(math.isqrt(elements) // groups, 1) * patch) ** 2 * np.dtype(np.float64).itemsize // 2
 
     def merge(self, other: Gram) -> Gram:
         """Return the sums of the rows of both.

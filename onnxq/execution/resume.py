@@ -58,7 +58,7 @@ class Collection:
         checkpoint: the file that statistics are going to be written to; files beside it keep what is finished.
         seconds: time between two writes of a checkpoint.
         memory: bytes that this process may take, or a text such as ``4GB``; tensors of a segment that do not fit at
-            once are tapped in several passes.
+            once are tapped in several passes, and weights whose Gram matrices do not fit are rounded without them.
         notice: told in a sentence what of a file was not used; a logger is, unless something else is given.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,11 @@ def test_channels_of_which_nothing_was_seen_stay_as_they_are(build: Build, tmp_p
     factors = with_scaling(folds, plan, plain, FULL).recipe.scaling.factors["n"].values
     assert factors[5] == 1
     assert factors[3] > 1
+
+
+def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_path: Path) -> None:
+    folds, plan, plain = opened(build, tmp_path, LOUD)
+    room = 9 * 64 * 64 * 8
+    assert with_scaling(folds, plan, plain, replace(FULL, memory=room - 1)) is plain
+    roomy = with_scaling(folds, plan, plain, replace(FULL, memory=room))
+    assert roomy.recipe.scaling.key == with_scaling(folds, plan, plain, FULL).recipe.scaling.key

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from onnxq.accuracy.effort import ACCURACIES, METHODS, accuracy_named
+from onnxq.accuracy.effort import ACCURACIES, FAST, METHODS, accuracy_named
 from onnxq.errors import SchemeError
 
 
@@ -34,3 +36,9 @@ def test_a_wrong_name_is_told_with_the_nearest_one() -> None:
         accuracy_named("migrations")
     with pytest.raises(SchemeError, match=r"accuracy 'fast' is not one of"):
         accuracy_named("bias, fast")
+
+
+def test_gram_matrices_are_given_their_part_of_the_memory() -> None:
+    assert FAST.gram_bytes == 1 << 30
+    assert replace(FAST, memory=9 * 10**6).gram_bytes == 10**6
+    assert replace(FAST, memory=10**12).gram_bytes == 1 << 30

@@ -9,14 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.accuracy import rounding
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import Basis, Finding, Folds
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
+from onnxq.evidence.requests import Request
+from onnxq.execution.runner import collect
+from onnxq.execution.workers import Threads
 from onnxq.judging.agreement import compare_files
 from onnxq.judging.goal import Goal
 from onnxq.modelfile import load
@@ -131,3 +137,37 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
         for accuracy in ("off", "compensation")
     ]
     assert found[1] > found[0] + 2
+
+
+def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[set[str], object]] = []
+
+    def collected(model: Path, samples: Sequence[Sample], requests: Sequence[Request], **more: object) -> Evidence:
+        asked.append(({request.tensor for request in requests}, more["workers"]))
+        return collect(model, samples, requests)
+
+    monkeypatch.setattr(rounding, "collect", collected)
+    # The rows of images are 28 values long, what later layers multiply is 128.
+    narrow, wide = 28 * 28 * 8, 128 * 128 * 8
+    best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
+    assert best is plain
+    assert not asked
+    for memory, tensors in ((9 * (narrow + wide) - 1, 1), (9 * (narrow + 2 * wide) - 1, 2)):
+        chosen(bench, images("calib.npz", 32), replace(FAST, memory=memory))
+        assert {len(names) for names, _ in asked} == {tensors}
+        assert all(isinstance(workers, Threads) for _, workers in asked)
+        asked.clear()
+
+
+def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:
+    samples = images("calib.npz", 32)
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, samples, silent)
+    folds = Folds(Trials.of(bench, bench.prepared, evenly(samples, 16), evidence), samples)
+    compensation = Compensation.of_samples(32)
+    (first, *others) = dict.fromkeys(request.tensor for request in compensation.requests(plan, bench.graph))
+    assert others
+    basis = rounding.with_seen_rows(folds, plan, Basis(Recipe(compensation=compensation), evidence), [first])
+    assert {request.tensor for request in basis.evidence.statistics if request.kind == "gram"} == {first}
