@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.accuracy.effort import Accuracy, accuracy_named
-from onnxq.errors import SchemeError, check_type
+from onnxq.errors import SchemeError, check_type, take_plain_numbers
 from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.progress import Progress, silent
@@ -56,6 +56,7 @@ class Budget:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self, "latency", "seconds", "measurements", "layers", "threads")
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
         check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency, (int, float), "the time for latency in seconds", "a number")
@@ -63,6 +64,8 @@ class Budget:
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
         check_type(self.seconds, (int, float), "the budget in seconds", "a number")
         check_type(self.measurements, (int, float), "the number of measurements", "a number")
+        if not callable(self.progress):
+            raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
         check_type(self.engine, str, "the engine", "a name such as openvino")
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from onnxq.errors import DataError, SchemeError, check_type
+from onnxq.errors import DataError, SchemeError, check_type, take_plain_numbers
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.storage import load_statistics
 from onnxq.samples.images import ImageOptions, images_named
@@ -51,6 +51,7 @@ class Data:
     source: str | Source | None = None
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self, "limit")
         _check_source(self.calibration)
         if self.validation is not None:
             _check_source(self.validation)
@@ -103,6 +104,7 @@ def chain_of(texts: str | Sequence[str]) -> dict[str, str]:
     """
     chain: dict[str, str] = {}
     for text in [texts] if isinstance(texts, str) else texts:
+        check_type(text, str, "a text of the chain", "two names such as 'stateN=state'")
         source, separator, target = text.partition("=")
         if not (source and separator and target):
             raise SchemeError(f"Chain {text!r} is not OUTPUT=INPUT, expected two names such as 'stateN=state'")

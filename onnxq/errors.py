@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterable
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -56,7 +58,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     >>> nearest("int9", ["int8", "uint8"])
     "; did you mean 'int8'?"
     """
-    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    # What is no text at all is told by its sentence.
+    found = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
@@ -104,3 +107,20 @@ def check_type(value: object, kinds: type | tuple[type, ...], what: str, expecte
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise SchemeError(f"{what} is {value!r} of type {type(value).__name__}, expected {expected}")
+
+
+def check_path(value: object, what: str) -> None:
+    """Refuse an argument that names no file.
+
+    Raises:
+        SchemeError: it is no text or path.
+    """
+    check_type(value, (str, os.PathLike), what, "a path")
+
+
+def take_plain_numbers(record: object, *names: str) -> None:
+    """Put Python's own numbers in place of numpy's in the fields of a record that is being made."""
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, Real) and not isinstance(value, (int, float)):
+            object.__setattr__(record, name, int(value) if isinstance(value, Integral) else float(value))

@@ -27,7 +27,7 @@ def as_passes(steps: Iterable[Step]) -> tuple[Pass, ...]:
     Raises:
         SchemeError: a text names no pass, or options that it does not have.
     """
-    if isinstance(steps, str | Pass):
+    if isinstance(steps, str | Pass) or not isinstance(steps, Iterable):
         raise SchemeError(f"the passes are {steps!r}, expected a list of passes or of their names")
     return tuple(pass_named(step) if isinstance(step, str) else step for step in steps)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, check_path, nearest
 from onnxq.lowering import emit_named
 from onnxq.numbers.formats import format_named
 from onnxq.presets import preset_named
@@ -32,6 +32,7 @@ def load_scheme(path: str | Path) -> Scheme:
     """
     import tomllib
 
+    check_path(path, "the file of a scheme")
     path = Path(path)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

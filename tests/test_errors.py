@@ -1,8 +1,31 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 
-from onnxq import errors
+from onnxq import (
+    Budget,
+    Data,
+    Goal,
+    bench,
+    compare_files,
+    errors,
+    load_plan,
+    load_report,
+    load_scheme,
+    load_statistics,
+    save_plan,
+)
+from onnxq.errors import DataError, SchemeError
+from onnxq.evidence.ranges import Fixed, Percentile
+from onnxq.execution.workers import Processes
+from onnxq.named_passes import as_passes
+from onnxq.numbers.spec import Spec
+from onnxq.samples.inputs import Input, check_signature
 
 
 @pytest.mark.parametrize("name", ["DataError", "ModelError", "OutputError", "SchemeError"])
@@ -26,3 +49,47 @@ def test_an_unknown_name_is_told_with_all_names_and_the_nearest() -> None:
     errors.check_name("preset", "int8", {"int8": 1})
     with pytest.raises(errors.SchemeError, match=r"^preset 'itn8' is not one of int8, mxfp4; did you mean 'int8'\?$"):
         errors.check_name("preset", "itn8", {"int8": 1, "mxfp4": 2})
+
+
+def test_what_is_no_path_is_told_before_it_is_opened() -> None:
+    readers: list[Callable[[Any], object]] = [load_plan, load_report, load_scheme, load_statistics]
+    for called in (*readers, partial(save_plan, 5)):
+        with pytest.raises(SchemeError, match=r"is 5 of type int, expected a"):
+            called(5)
+    models: list[Callable[..., object]] = [compare_files, bench]
+    for called in models:
+        for files in ((5, "x.onnx"), ("x.onnx", 5)):
+            with pytest.raises(SchemeError, match="the file of a model is 5 of type int, expected a path"):
+                called(*files, [])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Budget(progress=None),
+        lambda: Data("x", chain=[1]),
+        lambda: Processes("2"),
+        lambda: Percentile("a"),
+        lambda: Fixed("a", 3),
+        lambda: Spec(5),
+        lambda: as_passes(5),
+        lambda: as_passes(None),
+        lambda: Budget(threads=True),
+    ],
+)
+def test_other_types_end_in_a_sentence(made: Callable[[], object]) -> None:
+    with pytest.raises(SchemeError, match=r"(expected|is not one of)"):
+        made()
+
+
+def test_names_of_samples_that_are_no_texts_end_in_a_sentence() -> None:
+    array = np.zeros(1, np.float32)
+    with pytest.raises(DataError, match="1 is not an input of the model, expected 'x'"):
+        check_signature({1: (array.dtype, array.shape)}, [Input("x", array.dtype, (1,))], "sample 0")
+
+
+def test_numbers_of_numpy_are_taken_as_numbers() -> None:
+    assert type(Budget(threads=np.int64(2)).threads) is int
+    assert type(Goal(np.float32(20)).min_sqnr) is float
+    assert type(Data("x", limit=np.int64(5)).limit) is int
+    assert type(Percentile(np.float32(50)).percent) is float

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError, SchemeError
+from onnxq.errors import DataError, SchemeError, check_type, take_plain_numbers
 from onnxq.evidence.evidence import TensorEvidence
 from onnxq.evidence.histogram import Bins, Histogram
 from onnxq.evidence.sample_extremes import SampleExtremes
@@ -78,6 +78,8 @@ class Percentile:
     percent: float = 99.99
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self, "percent")
+        check_type(self.percent, (int, float), "the percentile", "a number such as 99.99")
         if not 0 < self.percent <= 100:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
 
@@ -146,6 +148,9 @@ class Fixed:
     high: float
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self, "low", "high")
+        for end in (self.low, self.high):
+            check_type(end, (int, float), "an end of a fixed range", "a number")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, check_path
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.kinds import kind_named
 from onnxq.evidence.provenance import Provenance
@@ -51,6 +51,7 @@ def load_statistics(path: str | Path) -> Evidence:
         DataError: The file cannot be read, or is not what `save_statistics` wrote.
         SchemeError: It holds a kind of statistic that no installed package has.
     """
+    check_path(path, "the file of statistics")
     path = Path(path)
     stored = npz_arrays(path)
     try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from onnxq.cores import available_cores
-from onnxq.errors import DataError, SchemeError
+from onnxq.errors import DataError, SchemeError, check_type
 from onnxq.evidence.evidence import Evidence
 from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
@@ -243,5 +243,6 @@ def _without_interrupts() -> None:
 
 
 def _check_count(count: int | None, what: str) -> None:
+    check_type(count, (int, type(None)), f"the number of {what}", "a whole number")
     if count is not None and count < 1:
         raise SchemeError(f"Number of {what} is {count}, expected at least 1")

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
-from onnxq.errors import DataError
+from onnxq.errors import DataError, check_path
 from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
 from onnxq.judging.joined import Part
@@ -171,6 +171,8 @@ def compare_files(
         DataError: the samples do not fit, or the outputs differ in name.
         EngineError: the engine fails.
     """
+    for path in (reference, candidate):
+        check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
     views = Views.of(reference, candidate)

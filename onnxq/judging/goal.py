@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnxq.errors import SchemeError, check_type, nearest
+from onnxq.errors import SchemeError, check_type, nearest, take_plain_numbers
 from onnxq.judging.metrics import Metric, load_metric
 
 MINIMUM_SQNR = 20.0
@@ -46,6 +46,7 @@ class Goal:
     prefer: str = PREFERENCES[0]
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self, "min_sqnr", "max_drop")
         check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
         check_type(self.metric, (Metric, str, type(None)), "the metric", "a text such as top1:labels.npy, or a Metric")
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")

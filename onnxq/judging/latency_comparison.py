@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
+from onnxq.errors import check_path
 from onnxq.execution.chain import samples_of
 from onnxq.judging.latency import Latency, measure_latency
 from onnxq.samples.data import evenly
@@ -83,6 +84,8 @@ def bench(
         ModelError: a file cannot be read or loaded.
         DataError: the samples do not fit a model.
     """
+    for path in (reference, candidate):
+        check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
     latency = measure_latency(

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, check_path, check_type, nearest
 from onnxq.lowering import Emit
 from onnxq.modelfile.replacing import write_text
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation, Scaling
@@ -44,6 +44,8 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
+    check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
+    check_path(path, "the file of a plan")
     # Only writing needs it; reading is in the standard library.
     import tomli_w
 
@@ -79,6 +81,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         SchemeError: the file cannot be read, is not TOML, or has a key, value or name that does not exist.
     """
+    check_path(path, "the file of a plan")
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:

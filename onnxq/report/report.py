@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, check_path
 from onnxq.html_tables import html_table
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.latency import Latency
@@ -119,6 +119,7 @@ def load_report(path: str | Path) -> Report:
     Raises:
         DataError: the file cannot be read, is no report, or is one of another version.
     """
+    check_path(path, "the file of a report")
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as reason:
