@@ -183,11 +183,15 @@ def workers_for(*, jobs: int | None = None, cluster: str | None = None) -> Worke
     """Return the workers that a user asked for: threads of this process unless told otherwise.
 
     Raises:
-        SchemeError: Both were asked for, or `jobs` is below 1.
+        SchemeError: Both were asked for, `jobs` is below 1, or the cluster is a number.
     """
     if jobs is not None and cluster is not None:
         raise SchemeError("Jobs and a cluster are both given, expected one; the cluster decides on its own workers")
     if cluster is not None:
+        if cluster.isdigit():
+            raise SchemeError(
+                f"the cluster is {cluster!r}, expected an address such as tcp://host:8786; jobs are no text"
+            )
         from onnxq.execution.cluster import Cluster
 
         return Cluster(cluster)

@@ -222,3 +222,8 @@ def test_workers_are_chosen_by_what_was_asked_for() -> None:
 def test_a_count_below_one_is_refused(workers: type[Threads] | type[Processes]) -> None:
     with pytest.raises(SchemeError, match="is 0, expected at least 1"):
         workers(0)
+
+
+def test_a_number_is_no_address_of_a_cluster() -> None:
+    with pytest.raises(SchemeError, match=r"the cluster is '4', expected an address such as tcp://host:8786"):
+        workers_for(cluster="4")
