@@ -46,7 +46,7 @@ def range_option(told: str) -> Callable[[Command], Command]:
 
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "exclude", "range_text", "target"),
-    *("search", "prefer", "accuracy", "emit", "strict_types"),
+    *("search", "prefer", "accuracy", "exact", "emit", "strict_types"),
 )
 """Parameters that a plan to carry out takes the place of."""
 
@@ -93,7 +93,7 @@ class Asked:
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan says what happens to every node; leave out --preset, --scheme, --exclude, --range, --target, "
-                "--search, --prefer, --accuracy, --emit and --strict-types"
+                "--search, --prefer, --accuracy, --exact, --emit and --strict-types"
             )
         return replace(self, scheme=load_plan(plan_file))
 

@@ -176,6 +176,14 @@ def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypa
     assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"
 
 
+@pytest.mark.parametrize("option", [("--preset", "int8"), ("--exact",)])
+def test_a_plan_says_what_else_would_be_said(option: tuple[str, ...], tmp_path: Path) -> None:
+    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--plan", tmp_path / "plan.toml", *option)
+    assert result.exit_code == 2
+    assert "--plan says what happens to every node; leave out --preset, " in result.stderr
+    assert option[0] in result.stderr
+
+
 def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped(tmp_path: Path) -> None:
     model = onnx.load(MODELS / "gru.onnx")
     for node in model.graph.node:
