@@ -37,7 +37,7 @@ from onnxq.passes.prepare.share_initializers import ShareInitializers
 from onnxq.passes.prepare.sink_transposes import SinkTransposes
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import WidenFloats
-from onnxq.planning.plan import METADATA_KEY, Plan
+from onnxq.planning.plan import EXCLUDED, METADATA_KEY, Plan
 from onnxq.scheme import Scheme
 from onnxq.targets import Target
 
@@ -242,8 +242,11 @@ def check_plan(plan: Plan, graph: Graph) -> None:
         ModelError: it does not, or one is not; the message says why, or which.
     """
     if not any(decision.weights for decision in plan.decisions):
-        reasons = "; ".join(reason for reason, _ in plan.left_in_float()[:3])
-        raise ModelError(f"there is nothing to quantize in the model: {reasons or 'it has no nodes'}")
+        reasons = [reason for reason, _ in plan.left_in_float()]
+        if EXCLUDED in reasons:
+            told = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
+            reasons = [told, *(reason for reason in reasons if reason != EXCLUDED)]
+        raise ModelError(f"there is nothing to quantize in the model: {'; '.join(reasons[:3]) or 'it has no nodes'}")
     for scope in scopes(graph):
         for node in scope.nodes:
             for weight in plan.by_node[node.name].weights:

@@ -105,6 +105,7 @@ class Scheme:
         correct_biases: whether biases make up for the mean error of rounded weights.
         emit: what the written model may hold, see Emit; a model of pure ONNX types is verified in the form that
             onnxruntime can load, and then written in the other.
+        excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
     """
 
     rules: tuple[Rule, ...]
@@ -112,12 +113,14 @@ class Scheme:
     ranges: str | RangeMethod = ""
     correct_biases: bool = True
     emit: str = Emit.FASTEST
+    excluded: tuple[Rule, ...] = ()
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""
         if not patterns:
             return self
-        return replace(self, rules=(Rule(Mode.FLOAT, nodes=patterns), *self.rules))
+        rule = Rule(Mode.FLOAT, nodes=patterns)
+        return replace(self, rules=(rule, *self.rules), excluded=(rule, *self.excluded))
 
     @property
     def range_method(self) -> RangeMethod | None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Build
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.errors import ModelError, OutputError, SchemeError
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import plan, quantize
+from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
 from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.workbench import Workbench
@@ -60,6 +61,17 @@ def test_a_model_without_weights_is_refused() -> None:
     )
     with pytest.raises(ModelError, match="there is nothing to quantize in the model: "):
         plan(model)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "told"),
+    [(("*",), "every node is excluded$"), (("stem", "left", "right", "last"), "some nodes are excluded; .* integer")],
+)
+def test_a_model_whose_nodes_are_excluded_is_refused_for_that(
+    patterns: tuple[str, ...], told: str, residual: ModelProto
+) -> None:
+    with pytest.raises(ModelError, match=f"there is nothing to quantize in the model: {told}"):
+        plan(residual, scheme=PRESETS["int8"].excluding(*patterns))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 METADATA_KEY = "onnxq.scheme"
 """Entry of a quantized model's metadata_props that names the scheme of its plan."""
 
+EXCLUDED = "it is excluded"
+"""Why nodes stay in float that the user names for that."""
+
 DIVIDED_KEY = "onnxq.divided"
 """Entry that names the tensors whose channels come divided by factors: a JSON object with the tensor that has these."""
 

@@ -17,7 +17,7 @@ from onnxq.planning.islands import absorbed_clamps, integer_nodes
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.pairing import with_pairs
-from onnxq.planning.plan import Activation, Decision, Demotion, Plan, Weight
+from onnxq.planning.plan import EXCLUDED, Activation, Decision, Demotion, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
 from onnxq.scheme import Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
@@ -95,6 +95,8 @@ def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wis
     if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
         return _Wish(rule, demotion.mode, demotion.reason, demotion.figures, demotion.weight)
+    if rule in scheme.excluded:
+        return _Wish(rule, rule.mode, EXCLUDED)
     if rule.mode is not Mode.STATIC:
         return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
     return _Wish(rule, Mode.STATIC)

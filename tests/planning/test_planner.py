@@ -14,7 +14,7 @@ from onnxq.errors import SchemeError
 from onnxq.judging.verify import count_kernels
 from onnxq.modelfile import read_model
 from onnxq.planning import planner
-from onnxq.planning.plan import Decision, Demotion
+from onnxq.planning.plan import EXCLUDED, Decision, Demotion
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
@@ -189,6 +189,13 @@ def test_demoting_what_the_scheme_leaves_in_float_changes_nothing(residual: Mode
     assert plan == plan_of(residual, scheme=scheme, demotions={"left": Demotion(STORAGE, "measured")})
     assert plan.by_node["left"].reason == "the scheme mine asks for float"
     assert plan.scheme == "mine"
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-storage"])
+def test_excluded_nodes_say_so(preset: str, residual: ModelProto, plan_of) -> None:
+    plan = plan_of(residual, scheme=PRESETS[preset].excluding("left").excluding("ri*"))
+    assert [plan.by_node[node].reason for node in ("left", "right")] == [EXCLUDED, EXCLUDED]
+    assert EXCLUDED not in plan.by_node["stem"].reason
 
 
 def test_nodes_of_a_storage_scheme_can_be_demoted_to_float(residual: ModelProto, plan_of) -> None:
