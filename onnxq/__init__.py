@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.data import Data
     from onnxq.dequantization import dequantize
-    from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, PassError, SchemeError
+    from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, OutputError, PassError, SchemeError
     from onnxq.evidence.entropy import Entropy
     from onnxq.evidence.evidence import Evidence
     from onnxq.evidence.histogram_search import HistogramSearch
@@ -75,6 +75,7 @@ __all__ = [
     "Collection",
     "Data",
     "DataError",
+    "EngineError",
     "Entropy",
     "Evidence",
     "FidelityError",
@@ -149,6 +150,7 @@ _HOMES = {
     "onnxq.dequantization": ("dequantize",),
     "onnxq.errors": (
         "DataError",
+        "EngineError",
         "ModelError",
         "OnnxqError",
         "OutputError",
