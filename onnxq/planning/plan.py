@@ -23,6 +23,9 @@ METADATA_KEY = "onnxq.scheme"
 EXCLUDED = "it is excluded"
 """Why nodes stay in float that the user names for that."""
 
+NOTED_METHODS = ("migration", "scaling", "compensation", "bias")
+"""The accuracy methods that plans name."""
+
 DIVIDED_KEY = "onnxq.divided"
 """Entry that names the tensors whose channels come divided by factors: a JSON object with the tensor that has these."""
 

@@ -9,10 +9,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import SchemeError, check_path, check_type, nearest
+from onnxq.errors import SchemeError, check_name, check_path, check_type, nearest
 from onnxq.lowering import Emit
 from onnxq.modelfile.replacing import write_text
-from onnxq.planning.plan import Activation, Damping, Decision, Plan, Preparation, Scaling
+from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
 from onnxq.records import Named, RecordError, record, value
 from onnxq.scheme import Granularity, Spec
 from onnxq.targets import target_named
@@ -136,6 +136,8 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
     for key in document:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
+    if "target" not in document:
+        raise SchemeError("it has no target, expected the file of a plan; onnxq plan and --plan-out write one")
     tables = {section: _section(document, section) for section in _SECTIONS}
     specs = {name: record(Spec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
     named: Named = {Spec: specs}
@@ -149,9 +151,9 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
             for name, table in tables["activations"].items()
         ),
         value(str, "scheme", document.get("scheme", "")),
-        target_named(value(str, "target", document.get("target", ""))).name,
+        target_named(value(str, "target", document["target"])).name,
         value(str, "ranges", document.get("ranges", "")),
-        value(tuple[str, ...], "accuracy", document.get("accuracy", [])),
+        _methods(value(tuple[str, ...], "accuracy", document.get("accuracy", []))),
         value(Emit, "emit", document.get("emit", Emit.QDQ)),
         value(Damping, "damping", document["damping"]) if "damping" in document else None,
         value(bool, "thorough", document.get("thorough", False)),
@@ -160,6 +162,12 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
         value(bool, "refitted", document.get("refitted", False)),
     )
+
+
+def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        check_name("accuracy", name, NOTED_METHODS)
+    return names
 
 
 def _section(document: Mapping[str, Any], section: str) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from onnxq.errors import OutputError, SchemeError
 from onnxq.lowering import Emit
 from onnxq.modelfile import read_model
 from onnxq.numbers.formats import FORMATS
-from onnxq.planning.plan import Activation, Decision, Plan, Weight
+from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
@@ -77,7 +77,7 @@ plans = st.builds(
     names,
     st.sampled_from(list(TARGETS)),
     names,
-    st.lists(names, max_size=2).map(tuple),
+    st.lists(st.sampled_from(NOTED_METHODS), max_size=2).map(tuple),
 )
 
 
@@ -163,7 +163,8 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
     ("text", "sentence"),
     [
         ("nodes = [", "cannot be read: Invalid value"),
-        ("", "target '' is not one of"),
+        ("", "it has no target, expected the file of a plan; onnxq plan and --plan-out write one"),
+        (TARGET + 'accuracy = ["baas"]', "accuracy 'baas' is not one of migration, .*; did you mean 'bias'"),
         ('target = "onnxruntime-cpuu"', "target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'"),
         (TARGET + "scheme = 1", "scheme is a string, found 1"),
         (TARGET + "node = {}", "a plan has no key 'node'; did you mean 'nodes'"),
