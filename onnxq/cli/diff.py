@@ -27,6 +27,8 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
+    if not found:
+        click.echo(f"{first} and {second} treat all nodes alike")
     for one in found:
         fields = (one.name, one.before or "-", one.after or "-", one.reason)
         click.echo("\t".join(visible(field) for field in fields))
