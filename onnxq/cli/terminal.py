@@ -279,4 +279,4 @@ def _judged(judged: Judged) -> str:
     seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")
     tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
     rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
-    return f"{judged.samples} samples, {seen}{tried}{rounds}"
+    return f"{_counted(judged.samples, 'sample')}, {seen}{tried}{rounds}"

@@ -10,6 +10,7 @@ from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.cli import terminal
 from onnxq.data import Data
+from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
@@ -41,6 +42,12 @@ def test_a_budget_that_ended_the_search_is_told(measured: int, told: str, capsys
     assert f"{told} for want of more than 1 s with --budget" in " ".join(
         capsys.readouterr().err.replace("│", "").split()
     )
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 sample, which"), (2, "2 samples, which")])
+def test_one_sample_is_told_of_as_one(count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_report(changed(REPORT, samples={"judged": Judged(count, 0)}))
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_long_lists_of_reasons_are_cut_with_a_hint(
