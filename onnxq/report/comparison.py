@@ -14,6 +14,7 @@ from onnxq.modelfile.replacing import write_text
 from onnxq.report.charts import layer_chart
 from onnxq.report.figures import decibels
 from onnxq.report.page import environment, resource
+from onnxq.report.verdict import told_equal
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000
@@ -43,8 +44,10 @@ class Comparison:
         if not self.agreement.sound:
             return f"Outputs differ in shape or are not finite, on {samples}"
         worst = self.agreement.worst_sqnr
-        told = "All outputs are equal" if worst == math.inf else f"{decibels(worst)} at the worst output"
-        return f"{told}, on {samples}"
+        if worst == math.inf:
+            equal = self.agreement.equal_labels == 1.0
+            return f"{'All outputs are equal' if equal else told_equal(self.agreement)}, on {samples}"
+        return f"{decibels(worst)} at the worst output, on {samples}"
 
     def to_html(self) -> str:
         """Return the comparison as a page of HTML that loads nothing else, and holds no script."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import worst_output
 from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
@@ -46,14 +47,19 @@ def speed(latency: Latency) -> str:
     return f"{what} ({low:.2f}-{high:.2f})"
 
 
+def told_equal(agreement: Agreement) -> str:
+    """Say how much is equal of outputs that differ by no more than may be chance."""
+    share = agreement.equal_labels
+    return "equal outputs" if share == 1.0 else f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
+
+
 def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     """Say what the outputs, or the user's metric, are, and on which samples."""
-    worst, scores, labels = fidelity.agreement.worst_sqnr, fidelity.scores, fidelity.agreement.equal_labels
+    worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
     if scores is not None:
         what = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
     elif math.isinf(worst) and worst > 0:
-        # So few differ that it may be chance, which is not to say that none does.
-        what = "equal outputs" if labels == 1.0 else f"{min(labels, _MOST_OF_LABELS):.1%} equal labels"
+        what = told_equal(fidelity.agreement)
     else:
         what = f"{worst:.0f} dB"
     return f"{what} on {judges(samples, fidelity)}"

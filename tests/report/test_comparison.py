@@ -55,6 +55,7 @@ def test_names_run_nothing() -> None:
     ("change", "sentence"),
     [
         ({"sqnr": math.inf}, "All outputs are equal, on 3 samples"),
+        ({"sqnr": None, "agreement": 0.9375, "compared": 16}, "93.8% equal labels, on 3 samples"),
         ({"finite": False}, "Outputs differ in shape or are not finite, on 3 samples"),
     ],
 )
