@@ -176,6 +176,8 @@ def evidenced(
         EngineError: the engine does not start, or does not load the float model, which others are timed beside.
     """
     bench = model.bench
+    plan = model.replay or bench.plan({})
+    check_plan(plan, bench.graph)
     whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
     looked = list(evenly(whole, LOOKED_AT))
     if goal.metric is not None:
@@ -185,8 +187,6 @@ def evidenced(
         samples, judged = split(distinct(whole, looked))
     else:
         samples, judged = distinct(whole, looked), distinct(others, list(evenly(others, LOOKED_AT)))
-    plan = model.replay or bench.plan({})
-    check_plan(plan, bench.graph)
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)

@@ -29,7 +29,7 @@ from onnxq.targets import TARGETS
 from onnxq.workbench import Workbench
 
 MODELS = Path(__file__).parent.parent / "models"
-SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:4]]
+SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]
 
 
 @pytest.fixture

@@ -64,8 +64,11 @@ def check_fidelity(report: Report, goal: Goal) -> None:
         remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
         if goal.force:
             remedy = "take the scheme as it is, without a search, if it has to be"
-        told = f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output"
-        raise FidelityError(f"{told}; nothing was written; {_more(report)}{remedy}", report)
+        raise FidelityError(
+            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; "
+            f"{_more(report)}{remedy}",
+            report,
+        )
     if goal.force:
         return
     if report.fidelity.scores is not None:
