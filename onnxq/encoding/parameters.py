@@ -21,8 +21,9 @@ from onnxq.numbers.spec import Method, Spec
 from onnxq.numbers.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Plan
 
-# On fewer rows than this, biases would make up for rounding on the very samples that judge, and do harm on others.
-_FEWEST_ROWS = 8
+# One row is fitted exactly by the bias that makes up for rounding, and two by half, so that samples which judge as well
+# would not tell of it; of three the rest is less than what bounds allow for.
+_FEWEST_ROWS = 3
 
 
 def requests_for(plan: Plan, methods: Iterable[RangeMethod]) -> tuple[Request, ...]:
@@ -66,7 +67,7 @@ def channel_means(plan: Plan, evidence: Evidence) -> Mapping[str, NDArray[np.flo
     """Return the mean of each channel of the tensors that a plan's corrections rest on.
 
     Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
-    in which another node was the first to read the tensor, and means of fewer than 8 rows.
+    in which another node was the first to read the tensor, and means of fewer than 3 rows.
     """
     axes: dict[str, int] = {}
     for decision in plan.decisions:

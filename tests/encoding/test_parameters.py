@@ -116,7 +116,7 @@ def test_means_are_given_along_the_axis_of_the_plan_only(axis: int, known: list[
     assert {name: means.tolist() for name, means in found.items()} == {name: [3, 1] for name in known}
 
 
-@pytest.mark.parametrize(("rows", "known"), [(1, []), (7, []), (8, ["x"])])
+@pytest.mark.parametrize(("rows", "known"), [(1, []), (2, []), (3, ["x"])])
 def test_means_of_few_rows_correct_no_bias(rows: int, known: list[str]) -> None:
     decision = Decision("n", "MatMul", Mode.STORAGE, "", mean=Mean("x", -1))
     seen = observe({"x": np.ones((rows, 2), np.float32)}, [Request("x", "channel-means", -1)])
