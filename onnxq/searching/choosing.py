@@ -129,7 +129,7 @@ class Chooser:
         return replace(Trials.of(self.bench, self.files.reference, samples, self.evidence), built=self.candidates)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
-        """Return one that builds from other evidence."""
+        """Return a chooser that builds from other evidence."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
     def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy, enough: float = math.inf) -> Refined:
