@@ -235,8 +235,8 @@ def _seen(
         requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
         # Of the same bits as where they are seen with all that the plan needs.
         others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
-        seen = collect_apart(model, [part for _, part in left], tuple(requests.values()), others=tuple(others))
-        shown += [(group, one) for (group, _), one in zip(left, seen, strict=True)]
+        seen = collect_apart(model, [[part] for _, part in left], tuple(requests.values()), others=tuple(others))
+        shown += [(group, one) for (group, _), (one, _) in zip(left, seen, strict=True)]
     return requests, sorted(shown, key=itemgetter(0))
 
 

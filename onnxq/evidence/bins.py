@@ -78,5 +78,8 @@ def add_bins(counts: NDArray[np.int64], added: NDArray[np.int64], added_first: i
         counts[added_first - first : added_first - first + len(added)] += added
         return
     # Numpy shifts by at most 63, which already leaves nothing but the sign.
-    bins = np.arange(added_first, added_first + len(added)) >> min(coarser, 63)
-    np.add.at(counts, bins - first, added)
+    coarser = min(coarser, 63)
+    low, high = added_first >> coarser, (added_first + len(added) - 1) >> coarser
+    starts = np.zeros(high - low + 1, np.intp)
+    starts[1:] = (np.arange(low + 1, high + 1) << coarser) - added_first
+    counts[low - first : high - first + 1] += np.add.reduceat(added, starts)

@@ -27,11 +27,9 @@ class Observers:
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        self._observers: dict[str, list[tuple[Request, Observer]]] = {}
+        self._observers: dict[str, dict[Request, Observer]] = {}
         for request in requests:
-            kind = kind_named(request.kind)
-            observer = kind.observer(request) if request.kind in KINDS else _OfUser(kind, request)
-            self._observers.setdefault(request.tensor, []).append((request, observer))
+            self._observers.setdefault(request.tensor, {})[request] = _observer(request)
 
     def add(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
         """Show one array; nothing happens where nothing is wanted of its tensor, or it is empty.
@@ -48,13 +46,26 @@ class Observers:
         if tensor not in self._observers or not array.size:
             return
         seen = Seen(tensor, array, sample, index)
-        for _, observer in self._observers[tensor]:
+        for observer in self._observers[tensor].values():
             observer.add(seen)
 
     def statistics(self) -> dict[Request, Statistic]:
         """Return the statistics of all that was added."""
-        pairs = (pair for group in self._observers.values() for pair in group)
+        pairs = (pair for group in self._observers.values() for pair in group.items())
         return {request: observer.statistic() for request, observer in pairs}
+
+    def taken(self, requests: Iterable[Request]) -> dict[Request, Statistic]:
+        """Return the statistics of some requests, which begin anew."""
+        found = {}
+        for request in requests:
+            group = self._observers[request.tensor]
+            found[request], group[request] = group[request].statistic(), _observer(request)
+        return found
+
+
+def _observer(request: Request) -> Observer:
+    kind = kind_named(request.kind)
+    return kind.observer(request) if request.kind in KINDS else _OfUser(kind, request)
 
 
 class _OfUser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -16,11 +17,19 @@ from onnxq.samples.selection import Selection
 
 # Parts of a group of samples, whose differences tell how far new samples may go beyond them.
 _PARTS = 6
+# To add up what a few samples of a small model show takes as long as to run as many.
+_ENOUGH = 4
 
 
 def parts_of(samples: Selection) -> list[Selection]:
     """Return parts of some samples, none of them empty."""
     return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
+
+
+def _runs(parts: Sequence[Selection]) -> list[Sequence[Selection]]:
+    """Return parts of one group in stretches of enough samples that adding up what these show takes little."""
+    each = math.ceil(_ENOUGH / max(map(len, parts), default=1))
+    return [parts[start : start + each] for start in range(0, len(parts), each)]
 
 
 class _Group(NamedTuple):
@@ -57,15 +66,13 @@ class Grouped:
             apart: what is wanted of each part of each group, see `parts_of`.
             progress: see `collect`.
         """
-        parts = [(place, part) for place, group in enumerate(groups) for part in parts_of(group)]
-        every = tuple(dict.fromkeys((*requests, *apart)))
+        runs = [(place, run) for place, group in enumerate(groups) for run in _runs(parts_of(group))]
         totals = [EvidenceTotal(Evidence()) for _ in groups]
         kept: list[list[Evidence]] = [[] for _ in groups]
-        for (place, _), evidence in zip(
-            parts, collect_apart(model, [part for _, part in parts], every, progress=progress), strict=True
-        ):
-            totals[place].add(evidence.select(requests))
-            kept[place].append(evidence.select(apart))
+        shown = collect_apart(model, [run for _, run in runs], requests, apart, progress=progress)
+        for (place, _), (together, each) in zip(runs, shown, strict=True):
+            totals[place].add(together.select(requests))
+            kept[place] += each
         self._groups = tuple(
             _Group(group, total.evidence, tuple(own)) for group, total, own in zip(groups, totals, kept, strict=True)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,29 +91,29 @@ def collect(
 
 def collect_apart(
     model: onnx.ModelProto | Path,
-    parts: Sequence[Selection],
+    runs: Sequence[Sequence[Selection]],
     requests: Sequence[Request],
+    apart: Sequence[Request] = (),
     *,
     progress: Callable[[int, int], None] | None = None,
     others: Sequence[str] = (),
-) -> Iterator[Evidence]:
-    """Run every sample of some parts once, in threads of this process, and yield what each part shows, in order.
+) -> Iterator[tuple[Evidence, tuple[Evidence, ...]]]:
+    """Run every sample once, in threads of this process, and yield in order what the parts of each run show together.
 
     Args:
         model: see `collect`, as for what is raised.
-        parts: of the samples.
+        runs: parts of the samples.
         requests: what is wanted of tensors.
+        apart: what is wanted of each part besides, which comes second.
         progress: see `collect`.
         others: see `collect`.
     """
-    shards = [Shard(tuple(stretches(part.samples, part.places))) for part in parts]
-    done, count = 0, sum(map(len, shards))
-    with Threads().opened(tap(model, requests, others)) as pool:
-        begun = deque(map(pool.submit, shards))
-        for shard in shards:
-            evidence, _ = begun.popleft().result()
-            yield evidence
-            done = _told(progress, done, len(shard), count)
+    shards = [[Shard(tuple(stretches(part.samples, part.places))) for part in parts] for parts in runs]
+    done, count = 0, sum(len(shard) for parts in shards for shard in parts)
+    tapped = tap(model, (*requests, *apart), others)
+    for found in Threads().run_parts(tapped, shards, tuple(apart)):
+        yield found
+        done = _told(progress, done, len(found[0].samples), count)
 
 
 def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:

@@ -18,6 +18,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.observing import Observers
 from onnxq.evidence.provenance import Provenance, instruction_set, sample_digest
 from onnxq.evidence.requests import Request
+from onnxq.evidence.statistic import Statistic
 from onnxq.execution.segments import Segment
 from onnxq.execution.work import Shard
 from onnxq.publish import staging
@@ -75,8 +76,38 @@ def observe_shard(tapped: Tapped, shard: Shard, *, threads: int = 1, room: int =
     return reduce(Evidence.plus, (part.result() for part in parts))
 
 
+def observe_parts(
+    tapped: Tapped, parts: Iterable[Shard], apart: Iterable[Request], *, room: int = TAPS_BYTES
+) -> tuple[Evidence, tuple[Evidence, ...]]:
+    """Run the samples of some shards, and return what all of them show, and what each does of some requests.
+
+    To keep what samples show apart takes longer than to let it add up.
+
+    Args:
+        tapped: see `observe_shard`, as for what is raised.
+        parts: the shards.
+        apart: what is wanted of each, among the requests of the model.
+        room: see `observe_shard`.
+    """
+    opened, observers, wanted = _opened(tapped), Observers(tapped.requests), tuple(apart)
+    digests: list[str] = []
+    each = []
+    for part in parts:
+        shown = _show(opened, observers, _Queue(part), room)
+        digests += shown
+        each.append(_evidence(tapped, shown, observers.taken(wanted)))
+    rest = _evidence(tapped, digests, observers.statistics())
+    return reduce(Evidence.plus, each).join(rest), tuple(each)
+
+
 def _observe(tapped: Tapped, opened: _Opened, queue: _Queue, room: int) -> Evidence:
     observers = Observers(tapped.requests)
+    digests = _show(opened, observers, queue, room)
+    return _evidence(tapped, digests, observers.statistics())
+
+
+def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> list[str]:
+    """Show observers the samples of a queue, and return the digests of these."""
     digests = []
     try:
         for index, sample in queue:
@@ -86,12 +117,13 @@ def _observe(tapped: Tapped, opened: _Opened, queue: _Queue, room: int) -> Evide
     except BaseException:
         queue.stop()
         raise
+    return digests
+
+
+def _evidence(tapped: Tapped, digests: Iterable[str], statistics: Mapping[Request, Statistic]) -> Evidence:
     # What runs here may be another version than where the samples are handed out.
-    return Evidence(
-        tuple(sorted(digests)),
-        observers.statistics(),
-        Provenance(tapped.model, runtime_version(), (instruction_set(),)),
-    )
+    provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
+    return Evidence(tuple(sorted(digests)), statistics, provenance)
 
 
 class _Queue:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from onnxq.cores import available_cores
 from onnxq.errors import DataError, SchemeError, check_type
 from onnxq.evidence.evidence import Evidence
-from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_shard
+from onnxq.evidence.requests import Request
+from onnxq.execution.shards import TAPS_BYTES, Tapped, forget_sessions, observe_parts, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
 
 if TYPE_CHECKING:
@@ -71,19 +73,36 @@ class Threads:
 
     def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
         """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self.opened(tapped), work)
+        yield from run_pool(lambda: self._opened(tapped), work)
+
+    def run_parts(
+        self, tapped: Tapped, runs: Iterable[Sequence[Shard]], apart: Sequence[Request]
+    ) -> Iterator[tuple[Evidence, tuple[Evidence, ...]]]:
+        """Yield in order what the shards of each run show together, and of some requests each; see `observe_parts`."""
+        with self._started(tapped) as (executor, room):
+            begun = deque([executor.submit(observe_parts, tapped, run, apart, room=room) for run in runs])
+            while begun:
+                yield begun.popleft().result()
 
     @contextmanager
-    def opened(self, tapped: Tapped) -> Iterator[Pool]:
-        """Start the threads, and end them when whoever gives them shards is done."""
-        count = self.count or min(available_cores(), _MOST_THREADS)
-        executor = ThreadPoolExecutor(count)
+    def _opened(self, tapped: Tapped) -> Iterator[Pool]:
+        with self._started(tapped) as (executor, room):
+            yield Pool(lambda shard: executor.submit(_timed, tapped, shard, room), self._threads)
+
+    @contextmanager
+    def _started(self, tapped: Tapped) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+        """Start the threads, and end them when whoever gives them work is done; they hold so many bytes of taps."""
+        executor = ThreadPoolExecutor(self._threads)
         try:
-            yield Pool(lambda shard: executor.submit(_timed, tapped, shard, count * TAPS_BYTES), count)
+            yield executor, self._threads * TAPS_BYTES
         finally:
             # What runs is waited for, and what has not begun forgotten, so that an error is not held up.
             executor.shutdown(wait=True, cancel_futures=True)
             forget_sessions(tapped)
+
+    @property
+    def _threads(self) -> int:
+        return self.count or min(available_cores(), _MOST_THREADS)
 
 
 @dataclass(frozen=True)

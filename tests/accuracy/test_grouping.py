@@ -87,10 +87,15 @@ def test_for_factors_of_more_samples_only_these_run(
 
 
 def only_of(
-    samples: Selection, collect: Callable[..., Any], model: Path, parts: Sequence[Selection], *rest: Any, **named: Any
+    samples: Selection,
+    collect: Callable[..., Any],
+    model: Path,
+    runs: Sequence[Sequence[Selection]],
+    *rest: Any,
+    **named: Any,
 ) -> Any:
-    assert {place for part in parts for place in part.places} == set(samples.places)
-    return collect(model, parts, *rest, **named)
+    assert {place for parts in runs for part in parts for place in part.places} == set(samples.places)
+    return collect(model, runs, *rest, **named)
 
 
 def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:

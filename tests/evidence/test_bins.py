@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.evidence.bins import BINS, MINIMUM_EXPONENT, bin_of, bins_of, exponent_of, stride_of
+from onnxq.evidence.bins import BINS, MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of, stride_of
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -41,3 +41,18 @@ def test_a_stride_takes_about_as_many_as_wanted_and_shares_no_factor_with_the_si
     stride = stride_of(size, elements)
     assert math.gcd(stride, size) == 1
     assert len(range(0, size, stride)) <= (elements or size) + 1
+
+
+@given(
+    st.lists(st.integers(0, 2**60), min_size=1, max_size=40),
+    st.integers(-(2**52), 2**52 - 40),
+    st.one_of(st.integers(0, 6), st.sampled_from([40, 63, 64, 2000])),
+)
+def test_bins_are_added_to_the_wider_ones_that_they_lie_in(added: list[int], added_first: int, coarser: int) -> None:
+    first = (added_first >> coarser) - 1
+    counts = np.full(len(added) + 2, 3, np.int64)
+    expected = counts.tolist()
+    for place, count in enumerate(added, added_first):
+        expected[(place >> coarser) - first] += count
+    add_bins(counts, np.array(added, np.int64), added_first, coarser, first)
+    assert counts.tolist() == expected

@@ -90,3 +90,9 @@ def test_progress_counts_samples_and_an_error_names_the_one_among_all(model: Pat
     broken = [*SAMPLES[:9], {"x": np.full((3, 4), np.nan, np.float32)}, SAMPLES[10]]
     with pytest.raises(DataError, match="9"):
         Grouped().observe(model, [Selection(broken, places) for places in PLACES], REQUESTS, ())
+
+
+def test_a_group_may_be_empty(model: Path) -> None:
+    found = Grouped()
+    found.observe(model, [Selection(SAMPLES, range(11)), Selection(SAMPLES, [])], REQUESTS, CHANNELS)
+    assert found.collected(model, SAMPLES, REQUESTS) == collect(model, SAMPLES, REQUESTS)

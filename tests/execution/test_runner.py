@@ -78,12 +78,14 @@ def test_the_workers_do_not_show(workers: Workers) -> None:
 
 
 def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
-    requests = (*wanted("h"), *wanted("x"))
-    parts = list(collect_apart(model(), [Selection(SAMPLES, [0, 2]), Selection(SAMPLES, [1])], requests))
-    assert [part.samples for part in parts] == [
-        collect(model(), some, requests).samples for some in (SAMPLES[::2], SAMPLES[1::2])
+    requests, apart = [*wanted("h"), *wanted("x")], wanted("h")
+    parts = [Selection(SAMPLES, places) for places in ([0], [2], [1])]
+    runs = list(collect_apart(model(), [parts[:2], parts[2:]], requests, apart))
+    assert [together for together, _ in runs] == [
+        collect(model(), some, requests) for some in (SAMPLES[::2], [SAMPLES[1]])
     ]
-    assert reduce(Evidence.plus, parts).statistics == collect(model(), SAMPLES, requests).statistics
+    assert [one for _, each in runs for one in each] == [collect(model(), part, apart) for part in parts]
+    assert not any(one.statistics for _, each in collect_apart(model(), [parts], requests) for one in each)
 
 
 def test_progress_counts_samples() -> None:
