@@ -159,7 +159,7 @@ def _left_by_standard(model: Prepared, plan: Plan) -> int:
 def _noted(model: Prepared, seen: Evidenced, settled: Settled, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
     replay, bench, found = model.replay, seen.bench, settled.chosen
-    thorough = tried(model, budget).thorough if replay is None else replay.thorough
+    thorough = tried(model, budget).thorough
     plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
     refitted = found.refitted > 0 if replay is None else replay.refitted
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)

@@ -190,8 +190,8 @@ def evidenced(
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)
-    if given is None and budget.collection is None and tried(model, budget).methods:
-        observe_groups(bench, plan, samples, methods, budget.progress)
+    if given is None and budget.collection is None:
+        observe_groups(bench, plan, samples, tried(model, budget), methods, budget.progress)
     evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     model.ahead.check(wait=False)
     if model.replay is not None:
@@ -253,7 +253,8 @@ def settled(
 def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     judge = judge_of(model, seen, goal, budget, deadline)
-    return Chooser(seen.runnable, model.files, seen.samples, judge, seen.evidence, budget.progress, model.costs)
+    judges = tried(model, budget).judges(len(seen.samples))
+    return Chooser(seen.runnable, model.files, seen.samples, judge, seen.evidence, budget.progress, judges, model.costs)
 
 
 def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Judge:
@@ -280,7 +281,7 @@ def first_recipe(model: Prepared) -> Recipe:
 def tried(model: Prepared, budget: Budget) -> Accuracy:
     """Return what is tried for accuracy: no other ranges than given ones, and nothing of a plan to carry out."""
     if model.replay is not None:
-        return OFF
+        return replace(OFF, thorough=model.replay.thorough)
     large, wanted = model.bench.is_large, budget.tried
     # The others build a model of many bytes too often.
     affordable = ("ranges",) if large else METHODS

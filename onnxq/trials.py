@@ -27,9 +27,6 @@ from onnxq.samples.inputs import Sample
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
 
-TRIED_SAMPLES = 16
-"""By how many samples candidates are judged: each costs time in every trial; the confidence bound allows for it."""
-
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # Models of which nobody has asked for the noise while others are built.

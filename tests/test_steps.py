@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,16 @@ from onnxq.evidence.ranges import MinMax
 from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
+from onnxq.pipeline import quantize
 from onnxq.presets import PRESETS
 from onnxq.steps import Prepared, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
+from onnxq.trials import Trials
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
+
+MODELS = Path(__file__).parents[1] / "models"
+CALIB = MODELS / "data" / "calib.npz"
 
 
 def ready(model, folder: Path, scheme="int8") -> Prepared:
@@ -75,3 +81,20 @@ def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Pa
     assert tried(model, Budget()).memory is None
     assert tried(model, Budget(collection=Collection())).memory is None
     assert tried(model, Budget(collection=Collection(memory="30MB"))).memory == 30 * 10**6
+
+
+@pytest.mark.parametrize(("accuracy", "judges"), [("fast", 16), ("full", 25)])
+def test_more_of_many_samples_judge_with_all_effort(
+    accuracy: str, judges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(*given: Any) -> Trials:
+        trials = of(*given)
+        counts.append(len(trials.answered.samples))
+        return trials
+
+    of, counts = Trials.of, list[int]()
+    monkeypatch.setattr(Trials, "of", counted)
+    data, goal = Data(CALIB, limit=100, validation=CALIB), Goal(force=True)
+    plan = quantize(MODELS / "gru.onnx", data, goal=goal, budget=Budget("off", accuracy, latency=0)).report.plan
+    quantize(MODELS / "gru.onnx", data, scheme=plan, goal=goal, budget=Budget("off", latency=0))
+    assert set(counts) == {judges}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import groups_of
 from onnxq.encoding.parameters import requests_for
 from onnxq.encoding.sites import Site, sites
@@ -14,12 +15,16 @@ from onnxq.graph import Graph, constants
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 from onnxq.samples.inputs import SampleSource
-from onnxq.trials import TRIED_SAMPLES
 from onnxq.workbench import Workbench
 
 
 def observe_groups(
-    bench: Workbench, plan: Plan, samples: SampleSource, methods: Sequence[RangeMethod], progress: Progress
+    bench: Workbench,
+    plan: Plan,
+    samples: SampleSource,
+    accuracy: Accuracy,
+    methods: Sequence[RangeMethod],
+    progress: Progress,
 ) -> None:
     """Let the bench know what each of the groups shows by which methods of accuracy are judged.
 
@@ -27,10 +32,13 @@ def observe_groups(
         bench: has the model.
         plan: the one in which every node is static that can be.
         samples: by which codes are chosen.
+        accuracy: what is tried, without which nothing is observed.
         methods: of ranges, for any of which evidence is kept.
         progress: told of the stage ``calibrate``.
     """
-    groups = groups_of(samples, min(len(samples), TRIED_SAMPLES))
+    if not accuracy.methods:
+        return
+    groups = groups_of(samples, accuracy.judges(len(samples)))
     requests = requests_for(plan, methods)
     if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
         return

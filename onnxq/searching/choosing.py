@@ -32,7 +32,7 @@ from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.efforts import Effort
 from onnxq.searching.search import NodeNoises, Outcome, Planner
-from onnxq.trials import TRIED_SAMPLES, Trials, candidate_key
+from onnxq.trials import Trials, candidate_key
 from onnxq.workbench import Workbench
 
 # What only searches need is loaded where it is used: many a model is quantized without one.
@@ -109,6 +109,7 @@ class Chooser:
         judge: of what was chosen.
         evidence: of the plan's activations.
         progress: told of each stage.
+        judges: by how many of the samples candidates are tried.
         costs: node times that were measured before, to which new ones are added.
         candidates: models that were built so far.
     """
@@ -119,13 +120,14 @@ class Chooser:
     judge: Judge
     evidence: Evidence
     progress: Progress
+    judges: int
     costs: CostCache = field(default_factory=CostCache)
     candidates: Candidates = field(default_factory=Candidates)
 
     @cached_property
     def trials(self) -> Trials:
         """Candidates are tried on a few of the samples."""
-        samples = evenly(self.samples, TRIED_SAMPLES)
+        samples = evenly(self.samples, self.judges)
         return replace(Trials.of(self.bench, self.files.reference, samples, self.evidence), built=self.candidates)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
@@ -173,8 +175,7 @@ class Chooser:
     def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        verification = self.built(outcome, recipe)
-        return Chosen(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
+        return Chosen(recipe, outcome, self.built(outcome, recipe), self.judge.scores(self.files.staged, 1))
 
     @property
     def measurable(self) -> bool:
@@ -288,8 +289,7 @@ class Chooser:
         Args:
             outcome: of the search.
             recipe: how codes are chosen.
-            number: of the look at the samples that judge. Where none could be spared for that, the search looked at
-                them for each plan that it tried.
+            number: of the look at the samples that judge; without spared ones each plan that was tried is a look.
         """
         staged, external = self.files.staged, self.files.external_data
         if external or not self.candidates.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):

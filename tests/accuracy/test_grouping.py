@@ -13,7 +13,7 @@ import pytest
 from conftest import Build
 
 from onnxq.accuracy import migrating
-from onnxq.accuracy.effort import FAST
+from onnxq.accuracy.effort import FAST, FULL, Accuracy
 from onnxq.accuracy.folds import ALL, Basis, Folds, groups_of
 from onnxq.accuracy.grouping import observe_groups
 from onnxq.accuracy.migrating import migrated_again, with_migration
@@ -26,13 +26,16 @@ from onnxq.execution.runner import collect_apart
 from onnxq.modelfile import as_graph
 from onnxq.presets import preset_named
 from onnxq.progress import silent
+from onnxq.samples.data import evenly
 from onnxq.samples.selection import Selection
 from onnxq.targets import target_named
-from onnxq.trials import TRIED_SAMPLES, Trials
+from onnxq.trials import Trials
 from onnxq.workbench import Workbench, open_workbench
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
 COUNT = 21
+# With all effort more of them judge than with little.
+MANY = 84
 
 
 @pytest.fixture
@@ -45,23 +48,24 @@ def bench_of(model: onnx.ModelProto, folder: Path) -> Workbench:
     return open_workbench(as_graph(model), preset_named("int8"), target_named("onnxruntime-cpu"), folder)
 
 
+@pytest.mark.parametrize(("accuracy", "count"), [(FAST, COUNT), (FULL, MANY)])
 def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
-    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: Accuracy, count: int
 ) -> None:
     generator = np.random.default_rng(1)
-    samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(COUNT)]
+    samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(count)]
     found = []
     for name in ("apart", "grouped"):
         bench = bench_of(model, tmp_path / name)
         plan = bench.plan({})
         if name == "grouped":
-            observe_groups(bench, plan, samples, FIRST_RANGES, silent)
+            observe_groups(bench, plan, samples, accuracy, FIRST_RANGES, silent)
             monkeypatch.setattr(workers, "observe_shard", None)
         evidence = bench.calibrate(plan, samples, silent)
-        trials = Trials.of(bench, bench.prepared, samples[:TRIED_SAMPLES], evidence)
+        trials = Trials.of(bench, bench.prepared, evenly(samples, accuracy.judges(count)), evidence)
         folds = Folds(trials, samples)
         held_out = folds.held_out(plan).evidence
-        migrated = with_migration(folds, plan, Basis(USUAL, evidence), FAST)
+        migrated = with_migration(folds, plan, Basis(USUAL, evidence), accuracy)
         found.append((evidence, held_out, migrated.recipe.key, [len(folds.groups[group]) for group in ALL]))
     assert found[0] == found[1]
 
@@ -77,9 +81,9 @@ def test_for_factors_of_more_samples_only_these_run(
         bench = bench_of(model, tmp_path / name)
         plan = bench.plan({})
         if name == "grouped":
-            observe_groups(bench, plan, known, FIRST_RANGES, silent)
+            observe_groups(bench, plan, known, FAST, FIRST_RANGES, silent)
             monkeypatch.setattr(migrating, "collect_apart", partial(only_of, more, collect_apart))
-        groups = (*groups_of(known, TRIED_SAMPLES), more)
+        groups = (*groups_of(known, FAST.judges(len(known))), more)
         settings = dict.fromkeys(sites(bench.graph, plan).found, Setting(1.0, 1.0, 0.0))
         basis = Basis(USUAL, bench.calibrate(plan, samples, silent), settings)
         found.append(migrated_again(bench, groups, plan, basis).key)
@@ -101,7 +105,7 @@ def only_of(
 def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:
     bench = bench_of(model, tmp_path / "bench")
     samples = [{"x": np.zeros((1, 6, 8, 8), np.float32)}] * 513
-    observe_groups(bench, bench.plan({}), samples, FIRST_RANGES, silent)
+    observe_groups(bench, bench.plan({}), samples, FAST, FIRST_RANGES, silent)
     evidence = bench.calibrate(bench.plan({}), samples[:2], silent)
     folds = Folds(Trials.of(bench, bench.prepared, samples[:2], evidence), samples)
     assert not bench.grouped.parts(folds.groups, ())

@@ -24,4 +24,4 @@ def chooser(tmp_path: Path) -> Chooser:
     float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
-    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent)
+    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent, judges=2)
