@@ -50,6 +50,7 @@ from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
 from onnxq.targets import target_named
+from onnxq.trials import Panel
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
 
@@ -190,7 +191,7 @@ def evidenced(
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)
-    if given is None and budget.collection is None:
+    elif budget.collection is None:
         observe_groups(bench, plan, samples, tried(model, budget), methods, budget.progress)
     evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     model.ahead.check(wait=False)
@@ -252,9 +253,9 @@ def settled(
 
 def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
-    judge = judge_of(model, seen, goal, budget, deadline)
-    judges = tried(model, budget).judges(len(seen.samples))
-    return Chooser(seen.runnable, model.files, seen.samples, judge, seen.evidence, budget.progress, judges, model.costs)
+    bench, samples, judge = seen.runnable, seen.samples, judge_of(model, seen, goal, budget, deadline)
+    panel = Panel(model.files.reference, bench.prepared, samples, tried(model, budget).judges(len(samples)))
+    return Chooser(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
 
 
 def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Judge:
@@ -293,8 +294,7 @@ def tried(model: Prepared, budget: Budget) -> Accuracy:
 
 def published(model: Prepared) -> Graph:
     """Put the verified model in its place, and return it."""
-    staged, output = model.files.staged, model.output
-    if output is None:
-        return read_model(onnx.load(staged))
-    publish(staged, output)
-    return load(output)
+    if model.output is None:
+        return read_model(onnx.load(model.files.staged))
+    publish(model.files.staged, model.output)
+    return load(model.output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
-from onnxq.samples.inputs import Sample
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
 
@@ -79,6 +80,30 @@ class Hard:
         """Judge a candidate: what it is trusted with, and no more than what it has on these samples, shifted."""
         found = trust(pairs)
         return replace(found, sqnr=min(found.sqnr, _OfLast(self.names, self.count)(pairs) + self.shift))
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """The samples that judge candidates, on which the float model runs once, and the candidates built so far.
+
+    Attributes:
+        reference: file of the float model.
+        prepared: file of what candidates are built from.
+        samples: those among which the ones that judge are, evenly spaced.
+        count: how many judge.
+        built: the models of plans.
+    """
+
+    reference: Path
+    prepared: Path
+    samples: SampleSource
+    count: int
+    built: Candidates = field(default_factory=Candidates)
+
+    @cached_property
+    def answered(self) -> Answered:
+        """The samples that judge, with what the float model gives for them."""
+        return Answered.of(self.reference, self.prepared, evenly(self.samples, self.count))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from onnxq.accuracy.effort import FULL
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
 from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
-from onnxq.pipeline import quantize
+from onnxq.pipeline import plan
 from onnxq.presets import PRESETS
-from onnxq.steps import Prepared, evidenced, first_recipe, methods_tried, prepared, tried
+from onnxq.steps import Prepared, chooser_of, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.targets import DEFAULT_TARGET
-from onnxq.trials import Trials
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
-
-MODELS = Path(__file__).parents[1] / "models"
-CALIB = MODELS / "data" / "calib.npz"
 
 
 def ready(model, folder: Path, scheme="int8") -> Prepared:
@@ -85,16 +81,15 @@ def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Pa
 
 @pytest.mark.parametrize(("accuracy", "judges"), [("fast", 16), ("full", 25)])
 def test_more_of_many_samples_judge_with_all_effort(
-    accuracy: str, judges: int, monkeypatch: pytest.MonkeyPatch
+    accuracy: str, judges: int, residual, samples_for, tmp_path: Path
 ) -> None:
-    def counted(*given: Any) -> Trials:
-        trials = of(*given)
-        counts.append(len(trials.answered.samples))
-        return trials
-
-    of, counts = Trials.of, list[int]()
-    monkeypatch.setattr(Trials, "of", counted)
-    data, goal = Data(CALIB, limit=100, validation=CALIB), Goal(force=True)
-    plan = quantize(MODELS / "gru.onnx", data, goal=goal, budget=Budget("off", accuracy, latency=0)).report.plan
-    quantize(MODELS / "gru.onnx", data, scheme=plan, goal=goal, budget=Budget("off", latency=0))
-    assert set(counts) == {judges}
+    budget, data = Budget(accuracy=accuracy), Data(samples_for(residual, 134))
+    carried = replace(plan(residual), thorough=accuracy == "full")
+    for name, scheme in (("first", "int8"), ("replay", carried)):
+        (tmp_path / name).mkdir()
+        model = ready(residual, tmp_path / name, scheme)
+        seen = evidenced(model, data, FIRST_RANGES, Goal(), budget)
+        chooser = chooser_of(model, seen, Goal(), budget)
+        assert len(chooser.trials.answered.samples) == judges
+        # The float model does not run again.
+        assert chooser.with_evidence(Evidence()).trials.answered is chooser.trials.answered

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.accuracy.refining import Gain, Refined, refine
-from onnxq.candidates import Candidates
 from onnxq.deadline import NEVER
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
@@ -32,7 +31,7 @@ from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.efforts import Effort
 from onnxq.searching.search import NodeNoises, Outcome, Planner
-from onnxq.trials import Trials, candidate_key
+from onnxq.trials import Panel, Trials, candidate_key
 from onnxq.workbench import Workbench
 
 # What only searches need is loaded where it is used: many a model is quantized without one.
@@ -109,9 +108,8 @@ class Chooser:
         judge: of what was chosen.
         evidence: of the plan's activations.
         progress: told of each stage.
-        judges: by how many of the samples candidates are tried.
+        panel: those of the samples by which candidates are tried, and the candidates.
         costs: node times that were measured before, to which new ones are added.
-        candidates: models that were built so far.
     """
 
     bench: Workbench
@@ -120,15 +118,13 @@ class Chooser:
     judge: Judge
     evidence: Evidence
     progress: Progress
-    judges: int
+    panel: Panel
     costs: CostCache = field(default_factory=CostCache)
-    candidates: Candidates = field(default_factory=Candidates)
 
     @cached_property
     def trials(self) -> Trials:
         """Candidates are tried on a few of the samples."""
-        samples = evenly(self.samples, self.judges)
-        return replace(Trials.of(self.bench, self.files.reference, samples, self.evidence), built=self.candidates)
+        return Trials(self.bench, self.evidence, self.panel.answered, built=self.panel.built)
 
     def with_evidence(self, evidence: Evidence) -> Chooser:
         """Return a chooser that builds from other evidence."""
@@ -175,7 +171,8 @@ class Chooser:
     def follow(self, plan: Plan, recipe: Recipe) -> Chosen:
         """Build what a plan and a recipe say, without a search."""
         outcome = Outcome(plan, (), 0)
-        return Chosen(recipe, outcome, self.built(outcome, recipe), self.judge.scores(self.files.staged, 1))
+        verification = self.built(outcome, recipe)
+        return Chosen(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
 
     @property
     def measurable(self) -> bool:
@@ -292,7 +289,7 @@ class Chooser:
             number: of the look at the samples that judge; without spared ones each plan that was tried is a look.
         """
         staged, external = self.files.staged, self.files.external_data
-        if external or not self.candidates.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):
+        if external or not self.panel.built.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured

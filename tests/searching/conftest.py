@@ -14,6 +14,7 @@ from onnxq.presets import PRESETS
 from onnxq.progress import silent
 from onnxq.searching.choosing import Chooser, Files
 from onnxq.targets import TARGETS
+from onnxq.trials import Panel
 from onnxq.workbench import open_workbench
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -24,4 +25,5 @@ def chooser(tmp_path: Path) -> Chooser:
     float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
-    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent, judges=2)
+    panel = Panel(float_model, bench.prepared, samples, 2)
+    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent, panel)
