@@ -76,6 +76,11 @@ class Latency:
         low, high = self.interval
         return not low <= 1.0 <= high
 
+    @property
+    def is_told(self) -> bool:
+        """Whether more runs would hardly change what is known: which of the two is faster, or that both are as fast."""
+        return self.significant or self.is_plain
+
     def together(self, more: Latency) -> Latency:
         """Return what these rounds and more of them tell of the same two models."""
         rounds, ratios = self.rounds + more.rounds, self.ratios + more.ratios
