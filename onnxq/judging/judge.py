@@ -16,8 +16,8 @@ from onnxq.judging.verify import COMPARED_SAMPLES, Timer, Verification, verify
 from onnxq.samples.data import evenly, leaves_out
 from onnxq.samples.inputs import Sample, SampleSource
 
-# A look at a model's speed, and one of twice the time where it is slower, take half of the time that is left.
-_LOOKING = 1 / 6
+# A look at a model's speed, and two of twice the time where it is slower, take half of the time that is left.
+_LOOKING = 1 / 10
 
 
 @dataclass(frozen=True, eq=False)
