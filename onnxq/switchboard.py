@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.recipe import Recipe
-from onnxq.judging.trust import noise_by_sample
+from onnxq.judging.trust import Pair, influence_by_sample, noise_by_sample
 from onnxq.judging.views import View
 from onnxq.passes.place.switch_codes import Switches
 from onnxq.planning.plan import Plan
@@ -67,20 +67,33 @@ class Switchboard:
         return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
 
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Yield the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
+        """Return the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
 
         Args:
             asked: what is codes in each; all else is float.
             samples: places of those to run.
 
-        Yields:
-            float64 of shape (samples, outputs), in units of the signal of these samples.
+        Returns:
+            For each set float64 of shape (samples, outputs), in units of the signal of these samples.
         """
+        return map(noise_by_sample, self._pairs(asked, samples))
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all there are together, and how much each sample counts, see `influence_by_sample`.
+
+        Returns:
+            Both float64 of shape (samples, outputs).
+        """
+        [pairs] = self._pairs([self.sources], range(len(self.trials.answered.samples)))
+        return noise_by_sample(pairs), influence_by_sample(pairs)
+
+    def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
+        """Yield what the float model and the one with some sets of codes gave for samples."""
         expected, given = self.trials.answered.expected, self.trials.answered.samples
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
         answers = self.view.run_each(fed)
         while some := list(islice(answers, len(samples))):
-            yield noise_by_sample(list(zip((expected[place] for place in samples), some, strict=True)))
+            yield list(zip((expected[place] for place in samples), some, strict=True))
 
     def _switched(self, coded: Collection[Source]) -> Sample:
         return {self._input(source): np.array(source in coded) for source in self.sources}

@@ -45,6 +45,9 @@ def test_all_codes_make_the_noise_of_the_quantized_model(
     assert silent_codes.max() < 1e-9
     real = trials.noise(plan, Recipe())
     assert joint.shape == real.shape
+    noise, influence = board.everything()
+    assert (noise == joint).all()
+    assert influence.shape == joint.shape
     assert decibels(worst(joint.sum(0))) == pytest.approx(decibels(worst(real.sum(0))), abs=1.0)
     some = Switchboard.of(trials, plan, Recipe(), {"stem"})
     assert some.sources == (Source("stem", is_node=True),)

@@ -24,6 +24,8 @@ _PARTS = 8
 _ALONE = 1.5
 # The more samples differ, the more do those that were not seen: what Student's t allows grows by this part of itself.
 _TAIL = 0.4
+# Part of the mean noise by which that of one sample is changed to see what that does to the bound.
+_CHANGE = 1e-3
 
 Energies = tuple[float, float]
 """Of the signal, and of the noise on it."""
@@ -119,6 +121,37 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     error = math.sqrt((len(noise) - 1) * without.var())
     highest = math.log(noise.sum() / signal.sum()) + student(max(telling, 2.0), risk) * error * (1 + _TAIL * error)
     return -10 * highest / math.log(10)
+
+
+def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = ()) -> NDArray[np.float64]:
+    """Return by how much the bound of the noise-to-signal ratio grows for each part that a sample adds to that ratio.
+
+    Where all samples are as noisy, that is about 1 for each; where one is far noisier than the others, which samples
+    that were not seen may be too, it is many times that, and the others hardly matter (empirical influence; Hampel, The
+    Influence Curve, 1974).
+
+    Args:
+        energies: as for `lower_bound`.
+        spreads: as for `lower_bound`.
+
+    Returns:
+        float64 of shape (samples,); ones where there is no bound that is a number. They are negative where more noise
+        makes samples more alike.
+
+    >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round(1).tolist()
+    [-2.5, -2.5, 9.0]
+    """
+    signal, noise = np.array(energies, np.float64).T
+    change = _CHANGE * noise.mean()
+
+    def bound(noises: NDArray[np.float64]) -> float:
+        return 10 ** (-lower_bound(list(zip(signal, noises, strict=True)), spreads=spreads) / 10)
+
+    if not (0 < change < math.inf and 0 < signal.sum() < math.inf):
+        return np.ones(len(noise))
+    now = bound(noise)
+    more = [bound(noise + change * one) for one in np.eye(len(noise))]
+    return np.asarray((np.array(more) - now) / (change / signal.sum()))
 
 
 def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.bounds import Energies, lower_bound, spread_of_parts
+from onnxq.judging.bounds import Energies, influences, lower_bound, spread_of_parts
 from onnxq.judging.probabilities import (
     are_probabilities,
     energies_of_logarithms,
@@ -79,12 +79,37 @@ def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
 
 
+def influence_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
+    """Return how much what can be trusted depends on the noise of each sample at each output; see `influences`.
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+
+    Returns:
+        float64 of shape (samples, outputs); ones for what labels or sequences tell.
+    """
+    columns = [_influences([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
+
+
+def _influences(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
+    wide = _floats(pairs)
+    if wide is None:
+        return np.ones(len(pairs))
+    return influences(_compared(wide), [spread_of_parts(*pair) for pair in wide])
+
+
+def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
+    """Return the energies of each sample, of probabilities those of their logarithms."""
+    probable = all(are_probabilities(one) for one, _ in wide)
+    return [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
+
+
 def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     wide = _floats(pairs)
     if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
-    probable = all(are_probabilities(one) for one, _ in wide)
-    seen = [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
+    seen = _compared(wide)
     signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
         return np.where(noises > 0, np.inf, 0.0)

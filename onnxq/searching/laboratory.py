@@ -72,6 +72,7 @@ class Laboratory:
         progress: told of the stage ``search``.
         asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
         timed: the times of models beside the float model, by the digests of their files.
+        weighs: whether noise counts by the samples on which it depends what can be trusted, to choose plans by.
     """
 
     trials: Trials
@@ -82,6 +83,7 @@ class Laboratory:
     progress: Progress = silent
     asked: dict[Hashable, Noises] = field(default_factory=dict)
     timed: dict[str, Latency] = field(default_factory=dict)
+    weighs: bool = True
 
     @property
     def measured(self) -> int:
@@ -101,7 +103,7 @@ class Laboratory:
 
     def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
-        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key
+        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key, self.weighs
 
         def told(done: int, total: int) -> None:
             self.progress("noise", done, total)
@@ -111,7 +113,9 @@ class Laboratory:
             asked = ByKind(board, bench.graph) if bench.is_large else board
             shares = likely_shares(plan, self.trials.evidence)
             count, longest = len(self.trials.answered.samples), _SWITCHED * runs * self.run
-            self.asked[key] = measure_noises(asked, count, runs, told, shares=shares, longest=longest)
+            self.asked[key] = measure_noises(
+                asked, count, runs, told, shares=shares, longest=longest, weighed=self.weighs
+            )
         return self.asked[key]
 
     @property

@@ -49,8 +49,12 @@ class ByKind:
         )
 
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Yield the noise-to-signal ratio by sample and output for several sets of codes."""
+        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
         return self.asked.noises(asked, samples)
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all codes together, and how much each sample counts, by sample and output."""
+        return self.asked.everything()
 
     def _kinds(self) -> dict[Source, _Kind]:
         found: dict[Source, _Kind] = {}

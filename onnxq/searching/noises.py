@@ -23,6 +23,7 @@ from onnxq.evidence.value_range import Range
 from onnxq.numbers.ratios import largest
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
+from onnxq.searching.weighing import typical_sample, weights_of
 from onnxq.switchboard import Source
 
 Ratios = NDArray[np.float64]
@@ -53,7 +54,11 @@ class Questions(Protocol):
         ...
 
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Yield the noise-to-signal ratio by sample and output for several sets of codes."""
+        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        ...
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all sources together, and how much each sample counts, by sample and output."""
         ...
 
 
@@ -143,14 +148,15 @@ def measure_noises(
     *,
     shares: Mapping[Source, float] = MappingProxyType({}),
     longest: float = math.inf,
+    weighed: bool = False,
 ) -> Noises:
     """Measure what each source adds in noise, the noisiest on all samples.
 
-    The first look is at one sample, the one whose noise with all codes is the median: each source alone where there
-    are runs enough, else groups of neighbours, of which the noisiest are split. All are then measured on the other
-    samples too, noisiest first, as far as the runs go. What was seen on one sample alone counts for all as a share of
-    what all sources do together, which is measured on every sample: too much where weights are quiet in samples in
-    which tensors are not.
+    The first look is at one sample, up to which the noise with all codes comes to half of it all, from the quietest on:
+    each source alone where there are runs enough, else groups of neighbours, of which the noisiest are split. All are
+    then measured on the other samples too, noisiest first, as far as the runs go. What was seen on one sample alone
+    counts for all as a share of what all sources do together, which is measured on every sample: too much where weights
+    are quiet in samples in which tensors are not.
 
     Args:
         board: answers questions.
@@ -161,6 +167,8 @@ def measure_noises(
         shares: by which the noise of groups is divided, see `likely_shares`.
         longest: seconds that the runs may take, of which there are fewer where they would take longer: of thousands of
             switches each run takes seconds.
+        weighed: whether samples count by how much what can be trusted depends on them, so that what is noisy in the few
+            that decide is noisier than what is noisy in others. What all sources do together stays what it is.
 
     Returns:
         The noises of all sources.
@@ -169,10 +177,13 @@ def measure_noises(
     if not sources or not samples:
         return Noises()
     start = time.monotonic()
-    [by_sample] = map(_finite, board.noises([sources], everything))
+    by_sample, influence = board.everything()
     affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
+    by_sample = _finite(by_sample)
+    weights = weights_of(by_sample, influence) if weighed else np.ones_like(by_sample)
+    by_sample = weights * by_sample
     joint = by_sample.sum(0)
-    place = int(np.argsort(by_sample.max(1), kind="stable")[(samples - 1) // 2])
+    place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
     asked = 0
     alone: dict[Source, Ratios] = {}
 
@@ -200,7 +211,7 @@ def measure_noises(
         if not others or asked + (number + 1) * samples > min(runs, affordable):
             break
         told(asked + number, asked + len(order))
-        [seen] = map(_finite, board.noises([{source}], everything))
+        [seen] = (weights * _finite(ratios) for ratios in board.noises([{source}], everything))
         found[source] = seen.sum(0)
         alone[source] = found[source]
         at = int(np.argmax(found[source]))

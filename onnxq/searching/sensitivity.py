@@ -169,6 +169,8 @@ def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) 
         timed: whether times are measured.
         seconds: time to spend. Where it does not last for everything alone, groups of neighbours are measured.
     """
+    # Figures are of all samples alike.
+    laboratory = replace(laboratory, weighs=False)
     start, full, trials = time.monotonic(), laboratory.plan({}), laboratory.trials
     graph, target = trials.bench.graph, trials.bench.target
     integers = (Mode.STATIC, Mode.DYNAMIC)

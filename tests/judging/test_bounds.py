@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.judging.bounds import highest_mean, lower_bound, risk_of_look, spread_of_parts
+from onnxq.judging.bounds import highest_mean, influences, lower_bound, risk_of_look, spread_of_parts
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
@@ -47,6 +47,19 @@ def test_one_sample_is_trusted_less_than_two_and_two_less_than_many() -> None:
     assert bounds == sorted(bounds)
     assert 12 < bounds[0] < 14
     assert 19.9 < bounds[-1] < 20
+
+
+def test_the_bound_depends_on_the_sample_that_is_far_noisier_than_others() -> None:
+    alike, apart = ([(1.0, noise) for noise in (0.01, 0.01, last, 0.01)] for last in (0.01, 0.2))
+    assert influences(alike) == pytest.approx(np.full(4, influences(alike)[0]), rel=1e-6)
+    # Noise and its bound grow by the same.
+    assert influences(apart) @ [0.01, 0.01, 0.2, 0.01] / 4 == pytest.approx(10 ** (-lower_bound(apart) / 10), rel=1e-3)
+    assert influences(apart)[2] > 4 > 0 > np.delete(influences(apart), 2).max()
+
+
+@pytest.mark.parametrize("energies", [[(0.0, 0.1)] * 3, [(1.0, 0.0)] * 3, [(1.0, math.inf)] * 3, [(1.0, math.nan)] * 3])
+def test_where_there_is_no_bound_samples_count_alike(energies: list[tuple[float, float]]) -> None:
+    assert influences(energies).tolist() == [1.0] * 3
 
 
 def test_more_candidates_that_were_tried_are_trusted_less() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.trust import noise_by_sample, trust
+from onnxq.judging.trust import influence_by_sample, noise_by_sample, trust
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
@@ -143,6 +143,16 @@ def test_the_noise_of_probabilities_is_that_of_what_entered_the_softmax(seed: in
     centred, error = (array - array.mean(-1, keepdims=True) for array in (logits, noise))
     expected = np.square(error).sum((1, 2)) / np.square(centred).sum()
     assert noise_by_sample(noisy(logits, noise))[:, 0] == pytest.approx(expected, rel=2e-2)
+
+
+def test_what_is_trusted_depends_on_the_noisiest_sample_most_and_on_labels_alike() -> None:
+    signal, labels = np.ones((2, 3)), np.array([0, 1, 2])
+    pairs = [((signal, labels), (signal + noise, labels[::-1])) for noise in (0.01, 0.01, 0.2, 0.01, 0.01)]
+    found = influence_by_sample(pairs)
+    assert found.shape == (5, 2)
+    assert found[:, 0].argmax() == 2
+    assert found[:, 1].tolist() == [1.0] * 5
+    assert influence_by_sample([((), ())] * 3).shape == (3, 0)
 
 
 def test_labels_count_for_all_samples_alike_and_silence_is_no_signal() -> None:

@@ -47,6 +47,9 @@ class Asked:
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
 
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.full((2, 1), float(len(self.sources))), np.ones((2, 1))
+
 
 def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
     graph = prepare(read_model(blocks(build)))

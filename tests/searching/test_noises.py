@@ -25,6 +25,7 @@ class Board:
     rest: float = 0.001
     asked: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    count: int = 3
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -38,6 +39,10 @@ class Board:
 
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         return (self.noise(coded, samples) for coded in asked)
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        noise = self.noise(UNITS, range(self.count))
+        return noise, np.tile(np.linspace(0.5, 5.0, self.count)[:, None], 2)
 
     def groups(self, groups: Sequence[Sequence[Source]]) -> list[NDArray[np.float64]]:
         return [found[0] for found in self.noises(groups, [0])]
@@ -119,14 +124,27 @@ def test_what_is_silent_in_the_sample_that_is_looked_at_first_is_heard_in_others
     assert found.of(UNITS) == pytest.approx(worst(found.joint))
 
 
+@pytest.mark.parametrize("weighed", [False, True])
+def test_what_is_noisy_in_the_sample_that_decides_is_the_noisiest_where_samples_are_weighed(weighed: bool) -> None:
+    class Apart(Board):
+        def noise(self, coded: Collection[Source], samples: Sequence[int]) -> NDArray[np.float64]:
+            # As much of both altogether, in the last sample of one.
+            noise = [float(UNITS[2] in coded) * (sample == 2) + float(UNITS[1] in coded) / 3 for sample in samples]
+            return np.array([[one, one] for one in noise])
+
+    found = measure_noises(Apart({}), 3, runs=1000, weighed=weighed)
+    assert found.joint == pytest.approx([2.0, 2.0])
+    assert (found.tensors["t2"] > 1.5 * found.tensors["t1"]) is weighed
+
+
 def test_without_time_all_sources_share_what_they_do_together() -> None:
-    found = measure_noises(Board({"t3": 1.0}), 2, runs=0)
+    found = measure_noises(Board({"t3": 1.0}, count=2), 2, runs=0)
     assert found.alone == frozenset()
     assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
 
 
 def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
-    found = measure_noises(Board({"t3": math.nan, "t4": math.inf}), 2, runs=1000)
+    found = measure_noises(Board({"t3": math.nan, "t4": math.inf}, count=2), 2, runs=1000)
     assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NOISE
     assert found.of(UNITS) == LARGEST_NOISE
 
@@ -171,7 +189,7 @@ def test_weights_have_a_share_of_the_noise() -> None:
 
 def test_progress_says_how_many_questions_there_are() -> None:
     told: list[tuple[int, int]] = []
-    measure_noises(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: told.append((done, total)))
+    measure_noises(Board({"t3": 1.0}, rest=1e-5, count=2), 2, 1000, lambda done, total: told.append((done, total)))
     assert told[0] == (1, 32)
     assert told[-1] == (64, 64)
     assert all(done <= total for done, total in told)
@@ -179,5 +197,5 @@ def test_progress_says_how_many_questions_there_are() -> None:
 
 def test_where_runs_take_long_fewer_are_made() -> None:
     told: list[int] = []
-    measure_noises(Board({"t3": 1.0}), 2, 1000, lambda done, _: told.append(done), longest=0.0)
+    measure_noises(Board({"t3": 1.0}, count=2), 2, 1000, lambda done, _: told.append(done), longest=0.0)
     assert told == []
