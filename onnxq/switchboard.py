@@ -39,7 +39,7 @@ class Switchboard:
     Attributes:
         trials: the samples, and what the float model gives for them.
         view: the model with switches.
-        switches: the inputs that say what is codes.
+        switches: the input that says what is codes.
     """
 
     trials: Trials
@@ -96,7 +96,9 @@ class Switchboard:
             yield list(zip((expected[place] for place in samples), some, strict=True))
 
     def _switched(self, coded: Collection[Source]) -> Sample:
-        return {self._input(source): np.array(source in coded) for source in self.sources}
+        values = np.zeros(len(self.switches), np.bool_)
+        values[[self._place(source) for source in coded]] = True
+        return {self.switches.name: values}
 
-    def _input(self, source: Source) -> str:
+    def _place(self, source: Source) -> int:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]

@@ -135,9 +135,10 @@ def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
     What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
     together is likely divided among them.
     """
-    seen = {tensor: evidence.of(tensor) for tensor in plan.calibrated}
+    specs = plan.calibrated
+    seen = {tensor: evidence.of(tensor) for tensor in specs}
     known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
-    return {Source(tensor): noise_share(seen[tensor], plan.calibrated[tensor]) for tensor in known}
+    return {Source(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
 
 
 def measure_noises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 
@@ -36,19 +37,28 @@ from onnxq.scheme import Mode
 
 _FLOAT = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
+# The opset from which on a Split of equal parts has to say how many.
+_COUNTED = 18
 
 
 @dataclass(frozen=True)
 class Switches:
-    """The inputs of a graph that say what is codes: truth values of shape (), by what they switch.
+    """The input of a graph that says what is codes: as many truth values as there are switches.
+
+    A single input, as the runtime looks for each of those that are fed among all: of 8,000 a run took 0.4 seconds.
 
     Attributes:
-        tensors: name of the input by tensor.
-        nodes: name of the input by node, for its weights and what it alone reads with dynamic scales.
+        name: of the input.
+        tensors: place of the value by tensor.
+        nodes: place of the value by node, for its weights and what it alone reads with dynamic scales.
     """
 
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    name: str = "switches"
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.nodes)
 
 
 def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Switches:
@@ -61,12 +71,13 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Swit
         plan: of it.
         only: nodes that get a switch, and no tensors; None means all.
     """
-    names, passed_on = Names(graph), set(_passed_on(graph, plan))
+    passed_on = set(_passed_on(graph, plan))
     tensors = [one.tensor for one in plan.activations if only is None and one.tensor not in passed_on]
     coded = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
     nodes = [node for node in coded if only is None or node in only]
+    places = count()
     return Switches(
-        {tensor: names.fresh("switch") for tensor in tensors}, {node: names.fresh("switch") for node in nodes}
+        Names(graph).fresh("switches"), dict(zip(tensors, places, strict=False)), dict(zip(nodes, places, strict=False))
     )
 
 
@@ -80,7 +91,7 @@ class SwitchCodes(Pass):
     Attributes:
         plan: says what would become codes.
         codes: what was chosen for them.
-        switches: the inputs that are added.
+        switches: the input that is added, and what its values switch.
     """
 
     plan: Plan
@@ -89,8 +100,7 @@ class SwitchCodes(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Insert the nodes; new tensors are called ``t.switched``, ``t.coded`` and ``t.float``."""
-        wanted = {*self.switches.tensors.values(), *self.switches.nodes.values()}
-        if not wanted or wanted & {tensor.name for tensor in graph.inputs}:
+        if not self.switches or any(tensor.name == self.switches.name for tensor in graph.inputs):
             return Changes()
         _Edit(graph, self).run()
         return Changes((*self.switches.tensors, *self.switches.nodes))
@@ -118,9 +128,11 @@ class _Edit:
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
         self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
         self.makers = makers_of_divided(graph, self.plan, Migration(self.codes.factors))
+        self.values = [Variable(self.names.fresh("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
         """Edit the graph."""
+        self.first[self.graph].append(self._split())
         homes = {tensor: scope for scope in self.behind for tensor in scope.inputs}
         tensors = {tensor.name: tensor for node in self.owners for tensor in (*node.outputs, *node.inputs)}
         for activation in self.plan.activations:
@@ -135,6 +147,13 @@ class _Edit:
             insert_nodes(scope, after=self.behind[scope], first=self.first[scope])
         switched = [node for node in self.owners if node.name in self.switches.nodes]
         replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
+
+    def _split(self) -> Node:
+        """Return the node that gives each switch its value, of an input that it adds to the graph."""
+        given = Variable(self.switches.name, _BOOL, [len(self.values)])
+        self.graph.inputs.append(given)
+        attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
+        return Node("Split", self.names.fresh("split_switches"), attributes, [given], self.values)
 
     def _tensor(self, activation: Activation, tensor: Variable | Constant) -> Node:
         """Let the readers of a tensor that would get codes read what these stand for."""
@@ -206,13 +225,11 @@ class _Edit:
             Node("DequantizeLinear", decoded.name, {}, [codes, scale, zero_point], [decoded]),
         ]
 
-    def _switch(self, name: str, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
-        """Return a node that computes one or the other; an input of the model says which."""
-        switch = Variable(name, _BOOL, [])
-        self.graph.inputs.append(switch)
-        branches = {}
+    def _switch(self, place: int, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
+        """Return a node that computes one or the other; the value in this place says which."""
+        switch, branches = self.values[place], {}
         for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
-            body = Graph(list(nodes), [], [tensor for tensor in nodes[-1].outputs if tensor.name], f"{name}.{branch}")
+            body = Graph(list(nodes), [], [tensor for tensor in nodes[-1].outputs if tensor.name], f"{switch.name}.{branch}")
             body.parent, body.opset_imports = self.graph, self.graph.opset_imports
             branches[branch] = body
         return Node("If", self.names.fresh(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))

@@ -84,8 +84,9 @@ def switched(bench: Workbench, plan: Plan, codes: Codes) -> tuple[ModelProto, Sw
 
 
 def asked(made: ModelProto, given: dict, switches: Switches, on: set[str]) -> dict:
-    names = {**switches.tensors, **switches.nodes}
-    fed = {name: np.array(source in on) for source, name in names.items()}
+    places = {**switches.tensors, **switches.nodes}
+    assert list(places.values()) == list(range(len(switches)))
+    fed = {switches.name: np.array([source in on for source in places])}
     session = open_session(made, threads=1)
     wanted = [output.name for output in made.graph.output]
     return dict(zip(wanted, run(session, {**given, **fed}, wanted), strict=True))
@@ -150,7 +151,7 @@ def test_tensors_that_only_get_codes_passed_on_have_no_switch(tmp_path: Path) ->
     bench, plan, _ = workbench(made, "int8", tmp_path)
     assert set(plan.by_tensor) == {"x", "t", "p", "y"}
     assert set(switches_for(bench.graph, plan).tensors) == {"x", "t", "y"}
-    assert switches_for(bench.graph, plan, {"b"}) == Switches({}, {"b": "switch"})
+    assert switches_for(bench.graph, plan, {"b"}) == Switches("switches", {}, {"b": 0})
 
 
 def test_nodes_keep_the_type_that_they_compute_in(tmp_path: Path) -> None:
