@@ -229,7 +229,8 @@ class _Edit:
         """Return a node that computes one or the other; the value in this place says which."""
         switch, branches = self.values[place], {}
         for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
-            body = Graph(list(nodes), [], [tensor for tensor in nodes[-1].outputs if tensor.name], f"{switch.name}.{branch}")
+            given = [tensor for tensor in nodes[-1].outputs if tensor.name]
+            body = Graph(list(nodes), [], given, f"{switch.name}.{branch}")
             body.parent, body.opset_imports = self.graph, self.graph.opset_imports
             branches[branch] = body
         return Node("If", self.names.fresh(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))
