@@ -138,8 +138,8 @@ def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = (
         float64 of shape (samples,); ones where there is no bound that is a number. They are negative where more noise
         makes samples more alike.
 
-    >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round(1).tolist()
-    [-2.5, -2.5, 9.0]
+    >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round().tolist()
+    [-46.0, -46.0, 30.0]
     """
     signal, noise = np.array(energies, np.float64).T
     change = _CHANGE * noise.mean()
