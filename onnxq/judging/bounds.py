@@ -126,9 +126,9 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
 def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = ()) -> NDArray[np.float64]:
     """Return by how much the bound of the noise-to-signal ratio grows for each part that a sample adds to that ratio.
 
-    Where all samples are as noisy, that is alike for each, 1 or, of few samples, more; where one is far noisier than the
-    others, which samples that were not seen may be too, it is many times that, and more noise in the others makes the
-    bound lower (empirical influence; Hampel, The Influence Curve, 1974).
+    Where all samples are as noisy, that is alike for each, 1 or, of few samples, more; where one is far noisier than
+    the others, which samples that were not seen may be too, it is many times that, and more noise in the others makes
+    the bound of the ratio lower (empirical influence; Hampel, The Influence Curve, 1974).
 
     Args:
         energies: as for `lower_bound`.
