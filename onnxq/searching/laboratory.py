@@ -70,7 +70,8 @@ class Laboratory:
         timing: on what models are timed, and for how long.
         costs: node times that were measured before, to which new ones are added.
         progress: told of the stage ``search``.
-        asked: the noise that was measured before, which does not depend on the samples that candidates are tried on.
+        asked: the noise that was measured before, which is not measured again where more samples join those that
+            candidates are tried on.
         timed: the times of models beside the float model, by the digests of their files.
         weighs: whether noise counts by the samples on which it depends what can be trusted, to choose plans by.
     """

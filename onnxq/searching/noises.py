@@ -166,8 +166,8 @@ def measure_noises(
             sources do together.
         told: called with how many questions were answered, and how many there may be.
         shares: by which the noise of groups is divided, see `likely_shares`.
-        longest: seconds that the runs may take, of which there are fewer where they would take longer: of thousands of
-            switches each run takes seconds.
+        longest: seconds that the runs may take, of which there are fewer where they would take longer, as those of
+            thousands of switches may.
         weighed: whether samples count by how much what can be trusted depends on them, so that what is noisy in the few
             that decide is noisier than what is noisy in others. What all sources do together stays what it is.
 
