@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,9 @@ from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
-from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.origins import halves
+from onnxq.samples.stretches import picked
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
 
@@ -89,7 +91,7 @@ class Panel:
     Attributes:
         reference: file of the float model.
         prepared: file of what candidates are built from.
-        samples: those among which the ones that judge are, evenly spaced.
+        samples: those among which the ones that judge are, spread over them; see `halves`.
         count: how many judge.
         built: the models of plans.
     """
@@ -103,7 +105,14 @@ class Panel:
     @cached_property
     def answered(self) -> Answered:
         """The samples that judge, with what the float model gives for them."""
-        return Answered.of(self.reference, self.prepared, evenly(self.samples, self.count))
+        found = self._answered(self.count)
+        few = len(found.samples)
+        # Where outputs are large, it is fewer.
+        return found if few == min(self.count, len(self.samples)) else self._answered(few)
+
+    def _answered(self, count: int) -> Answered:
+        places = sorted(chain.from_iterable(halves(self.samples, count)))
+        return Answered.of(self.reference, self.prepared, picked(self.samples, places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +151,7 @@ class Trials:
         """Run the float model once on a few samples, so that plans can be tried against it; see `Answered.of`."""
         return cls(bench, evidence, Answered.of(reference, bench.prepared, samples))
 
-    def part(self, places: slice) -> Trials:
+    def part(self, places: Sequence[int]) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={}, hard=None)
 

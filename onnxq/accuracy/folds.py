@@ -19,6 +19,7 @@ from onnxq.judging.bounds import student
 from onnxq.planning.plan import Plan
 from onnxq.progress import silent
 from onnxq.samples.inputs import SampleSource
+from onnxq.samples.origins import by_origin, halves
 from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places
 from onnxq.trials import Trials, noises
@@ -67,14 +68,22 @@ Found = TypeVar("Found", bound=Finding)
 def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
     """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
 
+    Where samples share files, each half has those too that share one with it, by which nothing is judged.
+
     Args:
         samples: all of them.
         judging: how many judge.
     """
-    judges = even_places(len(samples), judging)
-    others = sorted(set(range(len(samples))).difference(judges))
-    kept = [others[place] for place in even_places(len(others), _MOST - len(judges))]
-    return tuple(Selection(samples, places) for places in (judges[::2], judges[1::2], kept))
+    judges = halves(samples, judging)
+    others = sorted(set(range(len(samples))).difference(*judges))
+    kept = {others[place] for place in even_places(len(others), _MOST - sum(map(len, judges)))}
+    groups = [set(half) for half in judges]
+    for origin in by_origin(samples):
+        near = next((group for group in groups if not group.isdisjoint(origin)), None)
+        if near is not None:
+            near.update(kept.intersection(origin))
+    groups.append(kept.difference(*groups))
+    return tuple(Selection(samples, sorted(places)) for places in groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +114,9 @@ class Folds:
     @cached_property
     def _judges(self) -> tuple[Trials, Trials]:
         """What judges each fold."""
-        return self.trials.part(slice(0, None, 2)), self.trials.part(slice(1, None, 2))
+        one, other = halves(self.samples, len(self.trials.answered.samples))
+        places = sorted((*one, *other))
+        return self.trials.part(list(map(places.index, one))), self.trials.part(list(map(places.index, other)))
 
     def of(self, groups: Groups, most: int) -> Selection:
         """Return at most so many samples of some groups, evenly spaced."""
@@ -191,7 +202,7 @@ class Folds:
             evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
             return replace(self._judges[1], evidence=evidence)
         evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
-        none = replace(self.trials.part(slice(0)), evidence=evidence)
+        none = replace(self.trials.part(()), evidence=evidence)
         return none.joined(bench.prepared, self.of((2,), _MOST_HELD_OUT))
 
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,14 @@ class Answered:
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
         return cls(kept, views, expected, seconds, tuple(itertools.islice(_NUMBERS, len(kept))))
 
-    def part(self, places: slice) -> Answered:
+    def part(self, places: Sequence[int]) -> Answered:
         """Return some of the samples, for which the float model does not run again."""
-        return replace(self, samples=self.samples[places], expected=self.expected[places], numbers=self.numbers[places])
+        return replace(
+            self,
+            samples=tuple(self.samples[place] for place in places),
+            expected=tuple(self.expected[place] for place in places),
+            numbers=tuple(self.numbers[place] for place in places),
+        )
 
     def joined(self, more: Answered) -> Answered:
         """Return these samples and more of the same model behind them."""

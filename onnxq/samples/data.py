@@ -77,6 +77,11 @@ class Samples:
         counted = (repeat(part.sequence, part.count) for part in self._parts)
         return picked(chain.from_iterable(counted), self._places)
 
+    def origins(self) -> Iterator[str]:
+        """Yield for each sample the file or list that it shares with others, else what it is read from alone."""
+        counted = (repeat(part.shared or part.where, part.count) for part in self._parts)
+        return picked(chain.from_iterable(counted), self._places)
+
 
 def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
     """Yield at most `most` samples, evenly spaced, without holding them; no others are read where that can be.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +28,7 @@ class Part:
     Attributes:
         where: the origin, for errors.
         sequence: what the samples of this part continue, see `onnxq.samples.data.Samples.sequences`.
+        shared: the file from which other parts come as well; empty where none does.
         count: how many samples there are.
         read: yields the samples of ascending indices.
         stored: whether another process can call `read` too.
@@ -41,6 +41,7 @@ class Part:
     read: Callable[[Sequence[int]], Iterator[Sample]]
     stored: bool = True
     stacked: bool = True
+    shared: str = ""
 
 
 def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Callable[[], Part]]:
@@ -84,7 +85,7 @@ def suffixes(folder: Location) -> str:
 
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input]) -> Part:
     """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
-    return _one(where, sequence, partial(_read_npz, path, inputs))
+    return replace(_one(where, sequence, partial(_read_npz, path, inputs)), shared=sequence)
 
 
 def _as_it_is(part: Part) -> Part:
@@ -222,7 +223,7 @@ def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Inp
     """Numpy saves bfloat16 and float8 as plain bytes; read such bytes as the type that the model wants."""
     wanted = {entry.name: entry.dtype for entry in inputs}
     return {
-        name: dataclasses.replace(array, stored=wanted[name])
+        name: replace(array, stored=wanted[name])
         if name in wanted
         and array.stored.kind == wanted[name].kind == "V"
         and array.stored.names is None

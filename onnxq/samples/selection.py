@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.origins import by_origin
 from onnxq.samples.stretches import Stretch, even_places, picked, stretches
 
 # Of fewer, none can be spared for judging alone.
 _FEWEST = 8
 _EACH = 4
-# As many as are compared in the end.
-_MOST_JUDGING = 64
+# As many as are compared in the end, and of so many files where these hold several.
+_MOST_JUDGING, _FILES = 64, 8
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,18 @@ class Selection:
             yield replace(stretch, indices=own, places=stretch.positions)
             first += len(own)
 
+    def origins(self) -> Iterator[object]:
+        """Yield for each sample what it shares with others of one file; see `by_origin`."""
+        told = getattr(self.samples, "origins", None)
+        yield from picked(told(), self.places) if told is not None else self.places
+
 
 def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
     """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
 
-    Every fourth judges, 64 at most; of fewer than 8 samples, none can be spared, and all are for both.
+    Every fourth judges, 64 at most; of fewer than 8 samples, none can be spared, and all are for both. Samples that
+    share a file with one that judges, as far as files can be told apart so (see `by_origin`), are for neither or judge
+    as well.
 
     >>> select, gate = split([{"x": place} for place in range(8)])
     >>> [sample["x"] for sample in select], [sample["x"] for sample in gate]
@@ -57,6 +65,10 @@ def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
     count = len(samples)
     if count < _FEWEST:
         return samples, samples
-    judging = even_places(count, min(count // _EACH, _MOST_JUDGING))
-    others = sorted(set(range(count)).difference(judging))
+    origins = by_origin(samples)
+    most = max(_MOST_JUDGING * len(origins) // count, _FILES)
+    apart = {place for one in even_places(len(origins), min(len(origins) // _EACH, most)) for place in origins[one]}
+    near = sorted(apart)
+    judging = [near[place] for place in even_places(len(near), _MOST_JUDGING)]
+    others = [place for place in range(count) if place not in apart]
     return Selection(samples, others), Selection(samples, judging)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups
+from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups, groups_of
 from onnxq.encoding.range_choice import Noise, pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.provenance import sample_digest
@@ -18,7 +18,8 @@ from onnxq.modelfile import load
 from onnxq.planning.plan import Plan
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
-from onnxq.samples.data import evenly
+from onnxq.samples.data import evenly, open_samples
+from onnxq.samples.inputs import Input
 from onnxq.targets import TARGETS
 from onnxq.trials import Trials
 from onnxq.workbench import open_workbench
@@ -54,6 +55,15 @@ def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int,
     assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 512)
     assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in judges}
     assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
+
+
+def test_groups_share_no_file_where_there_are_several(tmp_path: Path) -> None:
+    for number in range(12):
+        np.savez(tmp_path / f"{number}.npz", x=np.full((5, 1), number, np.float32))
+    samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 1))])
+    files = [{float(sample["x"].item()) for sample in group} for group in groups_of(samples, 16)]
+    assert sum(map(len, files)) == len(set().union(*files)) == 12
+    assert [len(group) for group in groups_of(samples, 16)] == [15, 15, 30]
 
 
 def test_nothing_is_judged_by_what_it_was_found_on(folds: Folds, plan: Plan) -> None:
@@ -159,7 +169,7 @@ def test_a_fold_that_decides_by_itself_takes_what_leaves_little_doubt(
 
 @pytest.mark.parametrize("count", [2, 9, 24])
 def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds, plan: Plan, count: int) -> None:
-    found = Folds(folds.trials.part(slice(min(count, 7))), SAMPLES[:count]).held_out(plan)
+    found = Folds(folds.trials.part(range(min(count, 7))), SAMPLES[:count]).held_out(plan)
     held_out = found.answered.samples
     assert held_out
     assert not {sample_digest(sample) for sample in held_out} & set(found.evidence.samples)

@@ -81,3 +81,17 @@ def test_every_fourth_sample_judges_and_nothing_else(count: int, judging: int) -
         assert select == gate == list(range(count))
     else:
         assert sorted(select + gate) == list(range(count))
+
+
+@pytest.mark.parametrize(("files", "rows", "judging"), [(8, 3, 2), (64, 8, 8), (64, 100, 8), (200, 2, 32)])
+def test_what_shares_a_file_with_a_sample_that_judges_chooses_nothing(
+    files: int, rows: int, judging: int, tmp_path: Path
+) -> None:
+    inputs = [Input("x", np.dtype(np.float32), ("N", 1))]
+    for number in range(files):
+        np.savez(tmp_path / f"{number}.npz", x=np.full((rows, 1), number, np.float32))
+    select, gate = ([int(sample["x"].item()) for sample in part] for part in split(open_samples(tmp_path, inputs)))
+    assert len(set(gate)) == judging
+    assert len(gate) == min(judging * rows, 64)
+    assert set(select) == set(range(files)).difference(gate)
+    assert len(select) == rows * (files - judging)
