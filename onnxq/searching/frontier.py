@@ -15,15 +15,15 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
-from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
+from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Measures
 from onnxq.searching.prices import AS_LONG, SILENT, Assignment, Noise, Prices
 from onnxq.searching.profiling import measure_noise, profile_costs
-from onnxq.searching.regions import find_regions, node_times
-from onnxq.searching.search import Outcome, Point
+from onnxq.searching.search import Outcome
+from onnxq.searching.told import outcome_of
 from onnxq.targets import Target
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
@@ -122,12 +122,7 @@ class _Search:
             stored = self._stored(prices)
             tried.append(stored)
             best = stored if self._is_faithful(stored) else best
-        measured = prices.costs.floats, self.laboratory.times(best.plan)
-        regions, times = find_regions(self.graph, best.plan, *measured), node_times(best.plan, *measured)
-        alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
-        floats = Point(0, 0, prices.costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
-        frontier = tuple(sorted((*points([*tried, *timed], best), floats), key=lambda one: one.milliseconds))
-        return Outcome(best.plan, alone, self.laboratory.measured, frontier, regions, times)
+        return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
 
     @property
     def _is_late(self) -> bool:

@@ -19,16 +19,12 @@ from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
 from onnxq.searching.noises import Noises, worst
+from onnxq.searching.reasons import reason_of
 from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 
 AS_LONG = 1.05
 """A plan that is expected to take so many times as long as one with more borders takes as long."""
-_BESIDE = {
-    Mode.STATIC: "with fixed scales",
-    Mode.DYNAMIC: "with dynamic scales",
-    Mode.STORAGE: "with floats that the codes become when the model is loaded",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,29 +251,9 @@ class Prices:
 
     def _reason(self, name: str, noise: Noise, wanted: Mode, taken: Alternative | None) -> tuple[str, str]:
         """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
-        integers, ratio = self._dynamic.get(name, 0.0), noise.of(Alternative(Mode.DYNAMIC), name)
-        if wanted is Mode.STATIC:
-            integers, ratio = self.costs.static_nodes.get(name, 0.0), noise.static.of(self._touched.get(name, ()))
-        floats = self._float_time(name, None)
-        figures = [f"{floats / 1e6:.3f} ms in float"]
-        figures += [f"{integers / 1e6:.3f} ms as integers"] if wanted is not Mode.STORAGE else []
-        figures += self._alternative_figures(name, wanted)
-        if ratio:
-            figures.append(f"{decibels(ratio):.1f} dB as integers alone")
-        if taken is not None:
-            reason = f"it is faster so, or less noisy, than {_BESIDE[wanted]}"
-        elif integers >= floats:
-            reason = "it is not faster as an integer kernel on this machine"
-        elif ratio:
-            reason = "the time it gains as an integer kernel is not worth the noise"
-        else:
-            reason = "what it gains as an integer kernel is less than what its borders cost"
-        return reason, ", ".join(figures)
-
-    def _alternative_figures(self, name: str, wanted: Mode) -> Iterator[str]:
-        for alternative, times in self.costs.offered.items():
-            if name in times and alternative.mode is not wanted:
-                yield f"{times[name] / 1e6:.3f} ms {alternative.described}"
+        own = noise.static.of(self._touched.get(name, ()))
+        ratio = own if wanted is Mode.STATIC else noise.of(Alternative(Mode.DYNAMIC), name)
+        return reason_of(self.costs, name, wanted, ratio, taken)
 
     def _float_time(self, name: str, taken: Alternative | None) -> float:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]
