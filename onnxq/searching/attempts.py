@@ -18,6 +18,8 @@ from onnxq.trials import Hard, Trials
 
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
 _MORE_SEARCHES = 2
+# Models of the shortest search.
+_SHORTEST = 3
 # So many of those samples then join the ones that candidates are tried on.
 _JOINING = 4
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
@@ -105,7 +107,7 @@ class _Choice:
 
     def _is_spent(self, trials: Trials) -> bool:
         """Whether nothing is left to search with again."""
-        return trials.count >= self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
+        return trials.count + _SHORTEST > self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
 
     def _unpromised(self, trials: Trials, found: Chosen) -> float:
         """Return by how many decibels neither the samples of the trials nor those that judge can promise the goal.

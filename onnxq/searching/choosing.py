@@ -25,7 +25,7 @@ from onnxq.judging.latency import Latency, told_apart
 from onnxq.judging.scoring import Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Verification
 from onnxq.planning.plan import Plan
-from onnxq.progress import Progress
+from onnxq.progress import Progress, silent
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.searching.cost_cache import CostCache
@@ -181,21 +181,22 @@ class Chooser:
         return self.judge.seconds > 0 and known and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
-        """Return the fastest plan that reaches an aim in decibels, or where time tells nothing the least noisy one.
-
-        Where there is no time for a search, it is what the scheme says.
-        """
+        """Return the fastest plan that reaches an aim in decibels; where no times are known, as `Untimed` has it."""
         from onnxq.searching.frontier import find_fastest
         from onnxq.searching.whole import fastest_whole
 
-        if not self.measurable or not self.has_time(SEARCH_RUNS):
-            return self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
+        quietest = partial(self.quietest, trials, recipe, self.bench.plan, aim, effort.measurements)
+        weighs = self.measurable or (self.bench.scheme.multiplies_integers and not self.bench.is_large)
+        if not weighs or not self.has_time(SEARCH_RUNS):
+            return quietest()
         effort = replace(effort, seconds=min(effort.seconds, self.judge.deadline.left - self._reserved))
         laboratory = replace(self.laboratory(recipe), trials=trials)
+        given = laboratory, self.bench.graph, self.bench.target, aim
+        if not self.measurable:
+            return find_fastest(*given, replace(effort, processes=math.inf), silent)
         if not laboratory.timing.engine.profiles:
-            quiet = self.quietest(trials, recipe, self.bench.plan, aim, effort.measurements)
-            return replace(quiet, plan=fastest_whole(laboratory, self.bench.target, quiet.plan, aim))
-        return find_fastest(laboratory, self.bench.graph, self.bench.target, aim, effort, self.progress)
+            return replace(quiet := quietest(), plan=fastest_whole(laboratory, self.bench.target, quiet.plan, aim))
+        return find_fastest(*given, effort, self.progress)
 
     def smaller(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Chooser:
         """Return a chooser for plans in which as many weights as an aim in decibels takes have 4 bits, given time."""
@@ -218,11 +219,12 @@ class Chooser:
     @cached_property
     def _laboratory(self) -> Laboratory:
         from onnxq.searching.laboratory import TIMED_SAMPLES, Laboratory, Timing
+        from onnxq.searching.untimed import Untimed
 
         samples = tuple(evenly(self.trials.answered.samples, TIMED_SAMPLES))
         timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
         given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
-        return Laboratory(*given, timed=self._timed)
+        return (Laboratory if self.measurable else Untimed)(*given, timed=self._timed)
 
     @cached_property
     def _timed(self) -> dict[str, Latency]:

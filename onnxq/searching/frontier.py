@@ -43,6 +43,8 @@ _NOISIEST, _HANDED_BACK = 8, 8
 _NEARLY = 0.9
 # A plan that is expected to take so many times as long as float is not tried.
 _HOPELESS = 1.5
+# Models that it takes at least to find out which stored weights are to be finer.
+_FINER = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes.
 _WORTH = 1.03
@@ -94,7 +96,8 @@ class _Search:
             noise = self._noise(prices)
             tried = self._crossing(prices, noise)
             weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, lambda: self._is_late)
-            if not self._is_enough(prices, tried) and weights.are_needed(noise.static.share_of_nodes):
+            is_over = self.laboratory.measured + _FINER > self.effort.measurements or self._is_enough(prices, tried)
+            if not is_over and weights.are_needed(noise.static.share_of_nodes):
                 prices = replace(prices, left=weights.found(noise.static.nodes))
                 tried += self._crossing(prices, noise)
         faithful = sorted(filter(self._is_faithful, tried), key=lambda one: one.assignment.nanoseconds)
@@ -117,7 +120,7 @@ class _Search:
             if fastest(timed) is not again:
                 break
             best = again
-        if 0 < (best.speed or 0.0) < _WORTH:
+        if 0 < (best.speed or 0.0) < _WORTH and prices.costs.is_timed:
             # Integers cost bytes of their own: scales, zero points and wider biases.
             stored = self._stored(prices)
             tried.append(stored)

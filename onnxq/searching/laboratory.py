@@ -87,6 +87,11 @@ class Laboratory:
     weighs: bool = True
 
     @property
+    def is_timed(self) -> bool:
+        """Whether times are those of runs."""
+        return True
+
+    @property
     def measured(self) -> int:
         """How many models were built and run so far."""
         return self.trials.count

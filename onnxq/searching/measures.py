@@ -27,6 +27,11 @@ class Measures(Builds, Protocol):
     """Builds the models of plans and measures them."""
 
     @property
+    def is_timed(self) -> bool:
+        """Whether times are those of runs, rather than what is to be computed."""
+        ...
+
+    @property
     def measured(self) -> int:
         """How many models were built and run so far."""
         ...

@@ -62,6 +62,10 @@ class Table:
     compared: list[object] = field(default_factory=list)
 
     @property
+    def is_timed(self) -> bool:
+        return True
+
+    @property
     def measured(self) -> int:
         return len(self.seen)
 

@@ -33,6 +33,7 @@ class Recorder:
     others: float = 0.0
     profiled: list[Plan | None] = field(default_factory=list)
     measured: int = 0
+    is_timed: bool = True
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         return make_plan(self.graph, preset_named(self.scheme), TARGET, demotions)

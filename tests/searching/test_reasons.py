@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from onnx import ModelProto
 
@@ -30,3 +32,12 @@ def test_a_reason_is_what_decided(
     told = reason_of(costs, node, Mode.STATIC, ratio, taken)
     assert reason in told[0]
     assert told[1].startswith(figures)
+
+
+def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> None:
+    costs = replace(timed(perceptron, FLOATS, STATIC), is_timed=False)
+    assert reason_of(costs, "first", Mode.STATIC, 0.01, None) == (
+        "static quantization of it hurts the worst output too much",
+        "20.0 dB as integers alone",
+    )
+    assert "borders" in reason_of(costs, "first", Mode.STATIC, 0.0, None)[0]

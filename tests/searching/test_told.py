@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from onnx import ModelProto
@@ -30,3 +31,6 @@ def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) 
     assert [one.node for one in told.sensitivities[:2]] == ["c1", "c0"]
     assert len(told.regions) == 1
     assert len(told.times) == len(NODES)
+    estimated = outcome_of(best, [best], Prices(replace(costs, is_timed=False)), noise, table)
+    assert (estimated.frontier, estimated.regions, estimated.times) == ((), (), ())
+    assert (estimated.plan, estimated.sensitivities) == (told.plan, told.sensitivities)
