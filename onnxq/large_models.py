@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.remembering import remembered
+from onnxq.stored_tensors import stored_tensors
 
 _LARGE = 1 << 30
 # A model whose weights are external is no larger than this itself.
@@ -23,7 +23,7 @@ def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
 def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     lengths = (
         int(entry.value)
-        for tensor in _tensors(_without_weights(model).graph)
+        for tensor in stored_tensors(_without_weights(model))
         for entry in tensor.external_data
         if entry.key == "length" and entry.value.isdecimal()
     )
@@ -31,16 +31,6 @@ def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
 
 
 _is_large_file = remembered(_is_large)
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the constants of a graph and of the bodies inside it."""
-    yield from graph.initializer
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            yield from _tensors(body)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:

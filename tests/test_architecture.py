@@ -30,6 +30,7 @@ INNER = {
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
     ("cores", "deadline", "errors", "html_tables", "option_values", "progress", "remembering", "version"),
+    ("stored_tensors",),
     ("large_models",),
     ("publish", "records"),
     ("extensions", "isolation", "numbers"),

@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
+from onnxq.stored_tensors import external_files
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
@@ -131,18 +132,6 @@ def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
     yield from (("sparse", tensor) for tensor in graph.sparse_initializer)
     yield from (("input", onnx.ValueInfoProto(name=value.name, type=value.type)) for value in graph.input)
     yield from (("output", onnx.ValueInfoProto(name=value.name)) for value in graph.output)
-
-
-def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
-    """Return the files that hold the initializers of the main graph that are not in the model, in order of name."""
-    locations = {
-        entry.value
-        for tensor in model.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return tuple(folder / location for location in sorted(locations))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

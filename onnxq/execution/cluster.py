@@ -12,10 +12,10 @@ import onnx
 
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.provenance import external_files
 from onnxq.execution.leases import Job
 from onnxq.execution.shards import Tapped, carrying_weights
 from onnxq.execution.work import Work
+from onnxq.stored_tensors import external_files
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.errors import DataError, ModelError
 from onnxq.evidence.provenance import (
     Provenance,
-    external_files,
     file_digest,
     instruction_set,
     model_digest,
     sample_digest,
 )
+from onnxq.modelfile import read_model, save
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -64,8 +64,33 @@ def test_a_model_is_its_file_and_its_external_data(tmp_path: Path) -> None:
     assert first == same != other
     assert paths[0].read_bytes() == paths[2].read_bytes()
     proto = onnx.load(paths[0], load_external_data=False)
-    assert external_files(proto, tmp_path) == (tmp_path / "w.data",)
     assert model_digest(proto) == model_digest(onnx.load(paths[1], load_external_data=False))
+
+
+IF = """(bool c, float[64,64] x) => (float[64,64] y) {
+    y = If (c) <then_branch = t () => (float[64,64] a) { a = Neg (x) }, else_branch = e () => (float[64,64] w) {}>
+}"""
+
+
+def saved_with_a_body(path: Path, weight: float, *, constant: bool) -> Path:
+    """Write a model whose body gives a weight that lies in a file: a constant of a node, or an initializer."""
+    path.parent.mkdir()
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {IF}')
+    body = model.graph.node[0].attribute[1].g
+    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
+    if constant:
+        body.node.append(helper.make_node("Constant", [], ["w"], value=w))
+    else:
+        body.initializer.append(w)
+    save(read_model(model), path, external_data=True)
+    return path
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weights_of_bodies_are_content(constant: bool, tmp_path: Path) -> None:
+    paths = [saved_with_a_body(tmp_path / str(weight) / "m.onnx", weight, constant=constant) for weight in (1.0, 2.0)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert model_digest(paths[0]) != model_digest(paths[1])
 
 
 def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
