@@ -15,8 +15,10 @@ import pytest
 from execution.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.kinds import request_for
 from onnxq.execution.cluster import Cluster
 from onnxq.execution.runner import collect
+from onnxq.modelfile import read_model, save
 from onnxq.samples.data import Samples, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
 
@@ -138,6 +140,26 @@ def test_an_error_of_a_sample_is_the_same_sentence_from_a_cluster(running: Any) 
     bad = [SAMPLES[0], {"image": np.zeros((1, 2, 2, 2), np.float32)}]
     with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime"):
         collect(MODEL, bad, TAPS, workers=Cluster(running))
+
+
+BRANCHES = """(bool c, float[1,64] x) => (float[1,64] y) {
+    y = If (c) <then_branch = t () => (float[1,64] a) { a = MatMul (x, w) },
+        else_branch = e () => (float[1,64] b) { b = Neg (x) }>
+}"""
+
+
+def test_weights_of_bodies_travel(running: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {BRANCHES}')
+    weight = onnx.numpy_helper.from_array(random.normal(size=(64, 64)).astype(np.float32), "w")
+    model.graph.node[0].attribute[0].g.initializer.append(weight)
+    save(read_model(model), tmp_path / "m.onnx", external_data=True)
+    samples = [
+        {"c": np.array(index % 2 == 0), "x": random.normal(size=(1, 64)).astype(np.float32)} for index in range(8)
+    ]
+    taps = [request_for("y", "range")]
+    expected = collect(tmp_path / "m.onnx", samples, taps, ledger=ledger())
+    assert same(collect(tmp_path / "m.onnx", samples, taps, workers=Cluster(running), ledger=ledger()), expected)
 
 
 def test_sessions_end_with_the_job(running: Any) -> None:
