@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
-from onnxq.stored_tensors import external_files
+from onnxq.graph.external import DataFolder
+from onnxq.graph.stored import ProtoPayload
+from onnxq.stored_tensors import stored_tensors
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
@@ -88,21 +91,26 @@ def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(model: onnx.ModelProto | Path) -> str:
-    """Return a digest of what a model computes: its nodes and weights, external ones included, wherever they lie.
+    """Return a digest of what a model computes: its nodes and weights, wherever these lie, in its file or beside it.
 
-    Left out are the opset, the declared types of inner tensors, and what people and tools have written about it.
+    Weights are read one by one, and those that lie in files block by block. Left out are the opset, the declared types
+    of inner tensors, and what people and tools have written about it. Of a model in memory that has external data, what
+    counts are the references to it.
 
     Raises:
-        ModelError: A file cannot be read.
+        ModelError: A file cannot be read, or a tensor is damaged.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    folder = DataFolder.of_model(model) if isinstance(model, Path) else None
     proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
-    for field, value in _content(proto):
-        digest.update(field.encode())
-        digest.update(value.SerializeToString(deterministic=True))
-    for path in external_files(proto, model.parent) if isinstance(model, Path) else ():
-        for block in _blocks(path):
-            digest.update(block)
+    for field, part in _content(proto):
+        payloads = [ProtoPayload(tensor, folder) for tensor in stored_tensors(part)]
+        described = _without_values(part).SerializeToString(deterministic=True)
+        digest.update(f"{field} {len(described)} ".encode())
+        digest.update(described)
+        for payload in payloads:
+            for values in _values(payload):
+                digest.update(values)
     return digest.hexdigest()
 
 
@@ -119,7 +127,7 @@ def file_digest(path: Path) -> str:
 
 
 def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
-    """Yield what decides what a model computes, piece by piece, so that weights are not copied at once."""
+    """Yield what decides what a model computes, part by part, so that weights are not copied at once."""
     graph = model.graph
     for node in graph.node:
         bare = onnx.NodeProto()
@@ -134,10 +142,39 @@ def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
     yield from (("output", onnx.ValueInfoProto(name=value.name)) for value in graph.output)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _without_values(part: Any) -> Any:
+    """Return a part of a model whose tensors say neither values nor where these lie."""
+    bare = type(part)()
+    if isinstance(part, onnx.TensorProto):
+        ProtoPayload(part).fill_without_values(bare, part.name)
+        return bare
+    bare.CopyFrom(part)
+    for tensor in stored_tensors(bare):
+        tensor.CopyFrom(_without_values(tensor))
+    return bare
+
+
+def _values(payload: ProtoPayload) -> Iterator[bytes | memoryview]:
+    """Yield the values of a tensor, as raw data whatever they are stored as."""
+    if payload.onnx_dtype == onnx.TensorProto.STRING:
+        yield repr(list(payload.proto.string_data)).encode()
+    elif not payload.external:
+        yield from payload.chunks()
+    elif payload.folder is None:
+        yield from (entry.SerializeToString(deterministic=True) for entry in payload.proto.external_data)
+    else:
+        # What is mapped, as chunks are, would count as memory that this process takes.
+        place = payload.data_range()
+        yield from _blocks(place.path, place.offset, place.length)
+
+
+def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    left = math.inf if length is None else length
     try:
         with path.open("rb") as stream:
-            while block := stream.read(_BLOCK):
+            stream.seek(offset)
+            while block := stream.read(int(min(_BLOCK, left))):
+                left -= len(block)
                 yield block
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}; expected a file of the model") from error

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +20,7 @@ from onnxq.evidence.provenance import (
     model_digest,
     sample_digest,
 )
-from onnxq.modelfile import read_model, save
+from onnxq.modelfile import load, read_model, save
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -93,6 +96,64 @@ def test_weights_of_bodies_are_content(constant: bool, tmp_path: Path) -> None:
     assert model_digest(paths[0]) != model_digest(paths[1])
 
 
+@pytest.mark.parametrize("constant", [False, True])
+def test_content_is_the_same_wherever_it_lies(constant: bool, tmp_path: Path) -> None:
+    path = saved_with_a_body(tmp_path / "m" / "m.onnx", 1.0, constant=constant)
+    save(load(path), path.with_name("renamed.onnx"), external_data=True)
+    save(load(path), path.with_name("inline.onnx"), external_data=False)
+    paths = [path.with_name(f"{name}.onnx") for name in ("m", "renamed", "inline")]
+    assert len({file.read_bytes() for file in paths}) == 3
+    assert len({*map(model_digest, paths), model_digest(onnx.load(paths[2]))}) == 1
+
+
+@pytest.mark.parametrize(
+    ("data_type", "values", "raw"),
+    [
+        (TensorProto.FLOAT, [0.5, 1.5, 2.5], np.float32([0.5, 1.5, 2.5])),
+        (TensorProto.FLOAT16, [0.5, 1.5, 2.5], np.float16([0.5, 1.5, 2.5])),
+        (TensorProto.INT64, [1, 2, 3], np.int64([1, 2, 3])),
+        (TensorProto.BOOL, [True, False, False], np.array([True, False, False])),
+        (TensorProto.INT4, [1, 2, 3], np.uint8([0x21, 0x03])),
+    ],
+)
+def test_content_is_the_same_however_it_is_written(data_type: int, values: list[Any], raw: np.ndarray) -> None:
+    def key(stored: onnx.TensorProto) -> str:
+        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
+
+    typed, other = (helper.make_tensor("w", data_type, [3], given) for given in (values, values[::-1]))
+    assert not typed.raw_data
+    assert key(helper.make_tensor("w", data_type, [3], raw.tobytes(), raw=True)) == key(typed) != key(other)
+
+
+def test_texts_are_content() -> None:
+    def key(*texts: str) -> str:
+        stored = helper.make_tensor("w", TensorProto.STRING, [2], [text.encode() for text in texts])
+        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
+
+    assert key("a", "bc") == key("a", "bc")
+    assert len({key("a", "bc"), key("ab", "c"), key("abc", "")}) == 3
+
+
+def test_weights_in_files_are_not_all_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    stored = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[1 << 28], data_location=TensorProto.EXTERNAL)
+    stored.external_data.add(key="location", value="w.data")
+    onnx.save(helper.make_model(helper.make_graph([], "g", [], [], [stored])), path)
+    with (tmp_path / "w.data").open("wb") as file:
+        file.truncate(1 << 28)
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        from onnxq.evidence.provenance import model_digest
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model_digest(Path(sys.argv[1]))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    # In KiB.
+    assert int(ran.stdout) < 1 << 16
+
+
 def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
     model = onnx.load(saved(tmp_path / "m.onnx", 1.0))
     other = onnx.ModelProto()
@@ -108,7 +169,7 @@ def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_pat
 def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", 1.0)
     (tmp_path / "w.data").unlink()
-    with pytest.raises(ModelError, match=r"w.data cannot be read: No such file"):
+    with pytest.raises(ModelError, match=r"'w' keeps its data in 'w.data', but .* cannot be found; put that file"):
         model_digest(path)
 
 
