@@ -15,7 +15,10 @@ from onnxq.evidence.statistic import Arrays, Seen, Statistic, check_channels, re
 SUM_BITS = 40
 """Sums are whole numbers of 2**-40: added in any order they are the same, which sums of floats are not."""
 
-# Of one array; so many of these add up within an int64 that nothing real reaches its end.
+# Sums are kept in units of 2**22, of which an int64 counts more than anybody's arrays add up to, and a rest below that.
+_UNIT_BITS = 22
+_REST_BITS = _UNIT_BITS + SUM_BITS
+# Of one array; as many as wait to be rounded add up within an int64.
 _LARGEST = 2.0**48
 # Sums of channels, of several arrays, that wait to be rounded.
 _WAITING = 1 << 11
@@ -27,8 +30,8 @@ class ChannelMeans(Statistic):
 
     Args:
         count: Number of elements.
-        sums: Sum of each channel, rounded for each array, in whole numbers and 2**-40: int64 of shape (channels, 2);
-            of shape (0, 2) where they are not known.
+        sums: Sum of each channel, rounded for each array: how many times 2**22, and the rest in units of 2**-40, which
+            is below 2**62; int64 of shape (channels, 2), of shape (0, 2) where they are not known.
     """
 
     kind: ClassVar[str] = "channel-means"
@@ -46,7 +49,12 @@ class ChannelMeans(Statistic):
         """The mean of each channel, float64 of shape (channels,); of shape (0,) where they are not known."""
         if not len(self.sums):
             return np.zeros(0)
-        totals = self.sums[:, 0] + np.ldexp(self.sums[:, 1].astype(np.float64), -SUM_BITS)
+        units, rest = self.sums.T
+        whole, fraction = divmod(rest, 1 << SUM_BITS)
+        # Only the last of these additions may round.
+        totals = (
+            np.ldexp(units.astype(np.float64), _UNIT_BITS) + whole + np.ldexp(fraction.astype(np.float64), -SUM_BITS)
+        )
         return np.asarray(totals / self.rows)
 
     @classmethod
@@ -82,7 +90,7 @@ class ChannelMeans(Statistic):
         if not len(self.sums) or not len(other.sums):
             return ChannelMeans(self.count + other.count)
         check_channels(len(self.sums), len(other.sums))
-        return ChannelMeans(self.count + other.count, self.sums + other.sums)
+        return ChannelMeans(self.count + other.count, _carried(self.sums + other.sums, _REST_BITS))
 
     def arrays(self) -> Arrays:
         """Return the count of shape (1,) and the sums."""
@@ -94,6 +102,8 @@ class ChannelMeans(Statistic):
         count, sums = restored_from(arrays, ("count", "sums"))
         if sums.shape != (len(sums), 2) or int(count[0]) < len(sums):
             raise ValueError("sums belong to no channels")
+        if ((sums[:, 1] < 0) | (sums[:, 1] >> _REST_BITS > 0)).any():
+            raise ValueError("sums have a rest that is a whole unit or more")
         return cls(int(count[0]), sums)
 
     @property
@@ -146,7 +156,7 @@ class MeansObserver:
         self._waiting, self._count = [], 0
         # A comparison with NaN is false too.
         known = bool((np.abs(sums) <= _LARGEST).all())
-        found = ChannelMeans(count, _whole_and_fraction(sums)) if known else ChannelMeans(count)
+        found = ChannelMeans(count, _units_and_rest(sums)) if known else ChannelMeans(count)
         self._total = self._total.merge(found)
 
 
@@ -165,8 +175,16 @@ def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
     return np.asarray(np.einsum("bcs->bc", wide).sum(0, dtype=np.float64))
 
 
-def _whole_and_fraction(sums: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return sums of shape (arrays, channels) as whole numbers and the rest in units of 2**-40, added up exactly."""
+def _units_and_rest(sums: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return sums of shape (arrays, channels) in units of 2**22 and of 2**-40, added up exactly."""
     whole = np.floor(sums)
     parts = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
-    return np.stack([part.astype(np.int64).sum(0) for part in parts], 1)
+    whole, fraction = _carried(np.stack([part.astype(np.int64).sum(0) for part in parts], 1), SUM_BITS).T
+    units, rest = divmod(whole, 1 << _UNIT_BITS)
+    return np.stack([units, (rest << SUM_BITS) + fraction], 1)
+
+
+def _carried(sums: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
+    """Return numbers of two places, of shape (channels, 2), with the second from 0 on and below 2**bits."""
+    over = sums[:, 1] >> bits
+    return np.stack([sums[:, 0] + over, sums[:, 1] - (over << bits)], 1) if over.any() else sums

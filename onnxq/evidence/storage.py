@@ -24,7 +24,7 @@ from onnxq.evidence.statistic import Arrays, Statistic
 from onnxq.modelfile.replacing import replacing
 from onnxq.samples.arrays import StoredArray, npz_arrays
 
-_FORMAT = "onnxq statistics 6"
+_FORMAT = "onnxq statistics 7"
 # Histograms are mostly small numbers, which the fastest level already packs well.
 _COMPRESSION = 1
 _BUFFER = 1 << 25

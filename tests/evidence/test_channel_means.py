@@ -76,11 +76,28 @@ def test_sums_of_large_values_are_true() -> None:
     assert observed([values]).means.tolist() == values.mean(0).tolist()
 
 
+@pytest.mark.parametrize("value", [2.0**47, -(2.0**47), 2.0**48, 0.1, -0.1])
+def test_sums_of_more_arrays_than_anybody_has_do_not_wrap_around(value: float) -> None:
+    one = whole = observed([np.float64([[value, -3 * value / 4]])])
+    for _ in range(25):
+        whole = whole.merge(whole)
+    assert whole.rows == 1 << 25
+    np.testing.assert_allclose(whole.means, one.means, rtol=1e-15)
+    back = observed([np.float64([[-value, 3 * value / 4]])])
+    for _ in range(25):
+        back = back.merge(back)
+    assert whole.merge(back).means.tolist() == [0, 0]
+    assert whole.merge(back).merge(one) == back.merge(one).merge(whole)
+
+
 def test_it_survives_its_arrays() -> None:
     for arrays in (arrays_of(0, 2, 1.0), [np.full((1, 3), np.inf, np.float32)], []):
         found = observed(arrays)
         assert ChannelMeans.restored(found.arrays()) == found
     with pytest.raises(ValueError, match="sums belong to no channels"):
         ChannelMeans.restored({"count": np.int64([2]), "sums": np.zeros((3, 2), np.int64)})
+    for rest in (-1, 1 << 62):
+        with pytest.raises(ValueError, match="sums have a rest that is a whole unit or more"):
+            ChannelMeans.restored({"count": np.int64([2]), "sums": np.int64([[0, rest]])})
     assert observed(arrays_of(0, 1, 1.0)).note == "means of 3 channels"
     assert statistic(np.zeros((0, 3), np.float32), "channel-means", 1).note == ""

@@ -48,7 +48,7 @@ def test_a_total_is_the_sum_and_never_holds_more_than_it_and_what_is_added() -> 
     requests = [Request.of(f"t{number}", "channel-means", 0) for number in range(8)]
 
     def seen(digest: str) -> Evidence:
-        sums = {request: ChannelMeans(1 << 14, np.full((1 << 14, 2), 0.5)) for request in requests}
+        sums = {request: ChannelMeans(1 << 14, np.ones((1 << 14, 2), np.int64)) for request in requests}
         return Evidence((digest,), sums)
 
     tracemalloc.start()

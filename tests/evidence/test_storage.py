@@ -93,8 +93,8 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypa
     ("change", "message"),
     [
         (
-            lambda header: header | {"format": "onnxq statistics 5"},
-            "'onnxq statistics 5', expected 'onnxq statistics 6'",
+            lambda header: header | {"format": "onnxq statistics 6"},
+            "'onnxq statistics 6', expected 'onnxq statistics 7'",
         ),
         (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than what they hold"),
         (lambda header: header | {"statistics": header["statistics"] * 2}, "does not hold calibration statistics"),
