@@ -161,6 +161,8 @@ def moments_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, *, c
     if factors is not None:
         # Every output is multiplied with the same terms.
         each = sums.matrices.view(factors)[:, 0]
-        products /= (each[:, :, None] * each[:, None]).astype(np.float32)
+        # A matrix that is not finite, as that of very large values is not, is not used.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            products /= (each[:, :, None] * each[:, None]).astype(np.float32)
         means = means / each
     return Moments(products, means if corrected else None)

@@ -129,12 +129,16 @@ class Gram(Statistic):
         return np.asarray(self.multiplied().sums / max(self.count, 1))
 
     def moments(self, dtype: type[np.floating[Any]] = np.float64) -> NDArray[np.floating[Any]]:
-        """Return E[x x^T], of shape (groups, n, n); in float32 those of 4,096 values take 64 MB."""
+        """Return E[x x^T], of shape (groups, n, n); in float32 those of 4,096 values take 64 MB.
+
+        What is beyond the type is infinite, and a matrix with such an element is of no use.
+        """
         whole = self.multiplied()
         groups, size = whole.sums.shape
         found = np.zeros((groups, size, size), dtype)
         for first, last, bands in _bands(whole.products, size):
-            found[:, first:last, first:] = bands / max(self.count, 1)
+            with np.errstate(over="ignore"):
+                found[:, first:last, first:] = bands / max(self.count, 1)
             found[:, first:, first:last] = found[:, first:last, first:].transpose(0, 2, 1)
         return found
 

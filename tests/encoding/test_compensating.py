@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -161,6 +162,22 @@ def test_means_that_a_bias_makes_up_for_are_left_out(build: Build) -> None:
     kept, left_out = (encode_with(plan, graph, {}, one, evidence, cache, COMPENSATED) for one in ({}, means))
     assert (kept.weights["n", 1].codes != left_out.weights["n", 1].codes).any()
     assert left_out.biases["n"].values is not None
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(1e20, 1.0), (1e20, 2.0**-90), (1.0, 2.0**-90), (1.0, 2.0**90)])
+def test_data_whose_products_are_beyond_float32_leaves_the_nearest_codes(
+    scale: float, factor: float, build: Build
+) -> None:
+    text, weights = OPERATORS["MatMul"]
+    graph = as_graph(build(text, **weights))
+    plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": Parameters(np.array(0.05, np.float32), None)}
+    plan = replace(plan, activations=(Activation("x", Spec("int8"), "x"),))
+    evidence = observe({"x": np.float32(scale) * data_of(graph, 1)}, ALL.requests(plan, graph), "0" * 32)
+    migration = Migration({"x": Factors(1, np.full(48, factor))})
+    recipes = [replace(one, migration=migration) for one in (USUAL, COMPENSATED)]
+    with warnings.catch_warnings(action="error"):
+        plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one).weights["n", 1] for one in recipes)
+    np.testing.assert_array_equal(plain.codes, found.codes)
 
 
 def test_codes_without_evidence_are_the_nearest(build: Build) -> None:

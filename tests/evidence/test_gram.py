@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import warnings
 from dataclasses import replace
 from functools import reduce
 from itertools import product
@@ -167,3 +168,11 @@ def test_sums_and_products_that_cannot_be_are_told() -> None:
     ):
         with pytest.raises(ValueError, match=r"fit|finite"):
             wrong.check()
+
+
+def test_products_beyond_float32_are_infinite_there_without_a_warning() -> None:
+    found = observed(np.float32([[1e20, 1.0], [-1e20, 2.0]]))
+    with warnings.catch_warnings(action="error"):
+        products = found.moments(np.float32)
+    assert products[0, 0, 0] == np.inf
+    assert np.isfinite(found.moments()).all()
