@@ -100,11 +100,12 @@ class ChannelMeans(Statistic):
     def restored(cls, arrays: Arrays) -> ChannelMeans:
         """Return the means of which these are the arrays."""
         count, sums = restored_from(arrays, ("count", "sums"))
-        if sums.shape != (len(sums), 2) or int(count[0]) < len(sums):
+        whole = int(count[0])
+        if sums.shape != (len(sums), 2) or whole < len(sums) or (len(sums) and whole % len(sums)):
             raise ValueError("sums belong to no channels")
         if ((sums[:, 1] < 0) | (sums[:, 1] >> _REST_BITS > 0)).any():
             raise ValueError("sums have a rest that is a whole unit or more")
-        return cls(int(count[0]), sums)
+        return cls(whole, sums)
 
     @property
     def note(self) -> str:

@@ -183,6 +183,9 @@ class Gram(Statistic):
             np.isfinite([part.min(initial=0), part.max(initial=0)]).all() for part in (self.sums, self.products)
         ):
             raise ValueError("sums or products are not finite")
+        bands = _bands(self.products, size) if self.products.size else ()
+        if any((np.diagonal(band, axis1=1, axis2=2) < 0).any() for _, _, band in bands):
+            raise ValueError("sums of squares are negative")
 
     @property
     def note(self) -> str:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Hashable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.evidence.channel_means import ChannelMeans
+from onnxq.evidence.channel_ranges import ChannelRanges
 from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.histogram import Bins, Histogram
+from onnxq.evidence.gram import Gram
+from onnxq.evidence.histogram import Histogram
 from onnxq.evidence.kinds import kind_named
+from onnxq.evidence.requests import Request
+from onnxq.evidence.sample_extremes import SampleExtremes
+from onnxq.evidence.statistic import Statistic
 from onnxq.evidence.value_range import Range
 from onnxq.execution.shards import Tapped
+
+# As `sample_digest` gives them.
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 def fits(found: object, tapped: Tapped, count: int) -> bool:
@@ -18,10 +34,10 @@ def fits(found: object, tapped: Tapped, count: int) -> bool:
         return (
             isinstance(found, Evidence)
             and len(found.samples) == count
-            and all(isinstance(digest, str) for digest in found.samples)
             and set(found.statistics) == set(tapped.requests)
             and found.provenance.model == tapped.model
             and _are_sound(found)
+            and _know_their_samples(found)
             and _agree(found)
         )
     # What is no evidence fails in any way when it is looked at.
@@ -39,12 +55,49 @@ def _are_sound(found: Evidence) -> bool:
 
 
 def _agree(found: Evidence) -> bool:
-    """Return whether the ranges and histograms of each tensor have the same ends: both were shown the same arrays."""
-    ends: dict[str, tuple[float, float]] = {}
-    for request, statistic in found.statistics.items():
-        whole = statistic.whole if isinstance(statistic, Histogram) else statistic
-        if isinstance(whole, (Range, Bins)):
-            own = whole.minimum, whole.maximum
-            if ends.setdefault(request.tensor, own) != own:
-                return False
-    return True
+    """Return whether statistics of one tensor say the same of it: all were shown the same arrays."""
+    said: dict[Hashable, Hashable] = {}
+    return all(
+        said.setdefault((request.tensor, what), value) == value
+        for request, statistic in found.statistics.items()
+        for what, value in _said(request, statistic)
+    )
+
+
+def _said(request: Request, statistic: Statistic) -> Iterator[tuple[Hashable, Hashable]]:
+    """Yield what a statistic says of its tensor: the ends, how many elements there are, how many channels."""
+    if isinstance(statistic, Range):
+        yield "elements", statistic.count
+        yield "ends", (statistic.minimum, statistic.maximum)
+    elif isinstance(statistic, Histogram):
+        yield "ends", (statistic.whole.minimum, statistic.whole.maximum)
+    elif isinstance(statistic, ChannelMeans):
+        yield "elements", statistic.count
+        # Where they are not known, nobody knows of how many channels.
+        yield from _channels(request, len(statistic.sums))
+    elif isinstance(statistic, ChannelRanges):
+        yield "ends", _outermost(statistic.ends)
+        yield from _channels(request, len(statistic.ends))
+    elif isinstance(statistic, SampleExtremes):
+        yield "ends", _outermost(statistic.ends)
+    elif isinstance(statistic, Gram):
+        kernel = math.prod(int(extent) for extent in str(request.option("kernel", "") or "1").split(","))
+        yield from _channels(request, statistic.sums.size / kernel)
+
+
+def _channels(request: Request, count: float) -> Iterator[tuple[Hashable, Hashable]]:
+    if count:
+        yield ("channels", request.axis), count
+
+
+def _outermost(ends: NDArray[np.float64]) -> tuple[float, float]:
+    return float(ends[:, 0].min(initial=math.inf)), float(ends[:, 1].max(initial=-math.inf))
+
+
+def _know_their_samples(found: Evidence) -> bool:
+    """Return whether the digests of samples are such, and what is kept of each sample is of one of them."""
+    if not all(_DIGEST.fullmatch(digest) for digest in found.samples):
+        return False
+    known = {int(digest[:16], 16) for digest in found.samples}
+    apart = (one for one in found.statistics.values() if isinstance(one, SampleExtremes))
+    return all(known.issuperset(one.samples.tolist()) for one in apart)

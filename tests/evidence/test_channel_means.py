@@ -96,6 +96,8 @@ def test_it_survives_its_arrays() -> None:
         assert ChannelMeans.restored(found.arrays()) == found
     with pytest.raises(ValueError, match="sums belong to no channels"):
         ChannelMeans.restored({"count": np.int64([2]), "sums": np.zeros((3, 2), np.int64)})
+    with pytest.raises(ValueError, match="sums belong to no channels"):
+        ChannelMeans.restored({"count": np.int64([7]), "sums": np.zeros((3, 2), np.int64)})
     for rest in (-1, 1 << 62):
         with pytest.raises(ValueError, match="sums have a rest that is a whole unit or more"):
             ChannelMeans.restored({"count": np.int64([2]), "sums": np.int64([[0, rest]])})

@@ -165,8 +165,9 @@ def test_sums_and_products_that_cannot_be_are_told() -> None:
         replace(whole, sums=whole.sums[:, 1:]),
         replace(whole, products=whole.products * np.nan),
         replace(whole, products=np.zeros((1, 0))),
+        replace(whole, products=-whole.products),
     ):
-        with pytest.raises(ValueError, match=r"fit|finite"):
+        with pytest.raises(ValueError, match=r"fit|finite|negative"):
             wrong.check()
 
 
