@@ -142,7 +142,9 @@ def calibrate_tensors(
         if partial and partial.exists():
             base = known.continued(partial, group, base)
         if len(base.samples) < len(samples):
-            ledger = Ledger(digest, base, _keeper(partial, base, collection.seconds))
+            # What is known was compared with all samples, which need not be read for that once more.
+            digests = known.digests if base.samples else ()
+            ledger = Ledger(digest, base, _keeper(partial, base, collection.seconds), digests)
             base = collect(model, samples, group, progress=progress, workers=workers, others=names, ledger=ledger)
             if partial:
                 save_statistics(base, partial)
@@ -245,7 +247,8 @@ class _Known:
         self._notice = notice
 
     @cached_property
-    def _digests(self) -> tuple[str, ...]:
+    def digests(self) -> tuple[str, ...]:
+        """The digest of each sample, in their order; all are read for them, once."""
         return tuple(sample_digest(sample) for sample in self._source)
 
     def fitting(self, path: Path, requests: Sequence[Request]) -> Evidence:
@@ -260,9 +263,9 @@ class _Known:
             tensors = len({request.tensor for request in requests})
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             self._notice(f"{path} lacks {len(missing)} of {tensors} tensors ({shown}); they are calibrated now")
-        if lacking := found.lacks(self._digests):
-            self._notice(f"{path} lacks {lacking} of {len(self._digests)} samples; they are run now")
-        if more := len(found.samples) - len(self._digests) + lacking:
+        if lacking := found.lacks(self.digests):
+            self._notice(f"{path} lacks {lacking} of {len(self.digests)} samples; they are run now")
+        if more := len(found.samples) - len(self.digests) + lacking:
             self._notice(f"{path} holds {more} samples besides these; it is used as it is")
         return found.select(there) if there else Evidence()
 
@@ -273,10 +276,9 @@ class _Known:
         except DataError as error:
             self._notice(str(error))
             return base
-        fewer = len(found.samples) <= len(base.samples)
+        fewer = (count := len(found.samples)) <= len(base.samples)
         if fewer or self._misfit(found, whole=False) or not set(requests) <= set(found.statistics):
             return base
-        count = len(found.samples)
         self._notice(f"{path} holds {count} of {len(self._source)} samples of an interrupted run; it goes on")
         return found.select(requests)
 
@@ -292,7 +294,7 @@ class _Known:
             return "is of another model, or of one prepared by another version of onnxq"
         if provenance.runtime != runtime_version():
             return f"is of {provenance.runtime} and not {runtime_version()}"
-        others = (Counter(found.samples) - Counter(self._digests)).total()
-        if others and (found.lacks(self._digests) or not whole):
+        others = (Counter(found.samples) - Counter(self.digests)).total()
+        if others and (found.lacks(self.digests) or not whole):
             return f"has {others} of {len(found.samples)} samples that are not among these"
         return ""

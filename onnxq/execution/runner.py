@@ -33,11 +33,13 @@ class Ledger:
         model: digest of the model, see `onnxq.evidence.provenance.model_digest`.
         earlier: evidence for the same requests from some of the samples, which are not run again.
         keep: called with the evidence of all finished samples, whenever there are more of them.
+        digests: of the samples, in their order, see `sample_digest`; empty where nobody has found them out yet.
     """
 
     model: str
     earlier: Evidence
     keep: Callable[[Evidence], None]
+    digests: tuple[str, ...] = ()
 
 
 def collect(
@@ -75,7 +77,7 @@ def collect(
         kind_named(request.kind)
     tapped = replace(tap(model, requests, others), model=ledger.model if ledger else "")
     earlier = ledger.earlier if ledger else Evidence()
-    left, total = _left(samples, earlier), EvidenceTotal(earlier)
+    left, total = _left(samples, earlier, ledger.digests if ledger else ()), EvidenceTotal(earlier)
     done = len(samples) - len(left)
     for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
         total.add(evidence)
@@ -144,16 +146,17 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     )
 
 
-def _left(samples: SampleSource, earlier: Evidence) -> list[int]:
-    """Return the indices of the samples that are still to be run.
+def _left(samples: SampleSource, earlier: Evidence, digests: Sequence[str]) -> list[int]:
+    """Return the indices of the samples that are still to be run; they are read only where digests are not known.
 
     Raises:
         DataError: A sample that was run before is not there any more.
     """
+    if not earlier.samples:
+        return list(range(len(samples)))
     done = Counter(earlier.samples)
     left = []
-    for index, sample in enumerate(samples) if done else ():
-        digest = sample_digest(sample)
+    for index, digest in enumerate(digests or map(sample_digest, samples)):
         if done[digest]:
             done[digest] -= 1
         else:
@@ -163,7 +166,7 @@ def _left(samples: SampleSource, earlier: Evidence) -> list[int]:
             f"{gone} samples of the earlier statistics are not there, expected samples to stay as they are; "
             "calibrate again"
         )
-    return left if earlier.samples else list(range(len(samples)))
+    return left
 
 
 def read_without_data(path: Path) -> onnx.ModelProto:

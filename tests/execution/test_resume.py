@@ -15,7 +15,7 @@ from onnxq.errors import DataError, OutputError, SchemeError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sample_extremes import SampleExtremes
 from onnxq.evidence.storage import load_statistics, merged_files, save_statistics
-from onnxq.execution import resume
+from onnxq.execution import resume, runner
 from onnxq.execution.cluster import Cluster
 from onnxq.execution.resume import Collection, calibrate_tensors, discard_checkpoints
 from onnxq.execution.runner import collect
@@ -71,6 +71,22 @@ def test_statistics_say_what_they_are_of() -> None:
     found = whole()
     assert found == collect(MODEL, SAMPLES, wanted(TAPS))
     assert found.samples == tuple(sorted(map(sample_digest, SAMPLES)))
+
+
+def test_each_sample_is_digested_once_to_find_what_is_left(
+    tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_statistics(whole(samples=SAMPLES[:INTERRUPTED]), tmp_path / "s.npz")
+    digested: list[str] = []
+
+    def noted(sample: Sample) -> str:
+        digested.append(sample_digest(sample))
+        return digested[-1]
+
+    for module in (resume, runner):
+        monkeypatch.setattr(module, "sample_digest", noted)
+    assert reused(tmp_path / "s.npz", notices) == whole()
+    assert digested == [sample_digest(sample) for sample in SAMPLES]
 
 
 def test_what_matches_is_not_run_again(tmp_path: Path, notices: list[str], runs: list[tuple[int, int]]) -> None:
