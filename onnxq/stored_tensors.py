@@ -28,8 +28,8 @@ def stored_tensors(part: Message) -> Iterator[onnx.TensorProto]:
                 yield from stored_tensors(inner)
 
 
-def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
-    """Return the files that hold the tensors of a model that are not in it, those of bodies too, in order of name."""
+def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return where the tensors of a model lie that are not in it, those of bodies too: names of files, in order."""
     locations = {
         entry.value
         for tensor in stored_tensors(model)
@@ -37,4 +37,9 @@ def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return tuple(folder / location for location in sorted(locations))
+    return tuple(sorted(locations))
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
+    """Return the files that hold the tensors of a model of this folder that are not in it."""
+    return tuple(folder / location for location in external_locations(model))

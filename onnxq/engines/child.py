@@ -22,6 +22,7 @@ from onnxq.engines.turns import Turn, orders_of
 from onnxq.engines.wire import PROTOCOL, receive, send
 from onnxq.errors import EngineError, ModelError
 from onnxq.runtime import Array
+from onnxq.stored_tensors import external_locations
 
 _LONGEST_REASON = 300
 # Seconds for an answer; a model of many weights takes minutes to load.
@@ -263,13 +264,12 @@ class _ChildModel(LoadedModel):
         self.engine.ask({"ask": "close", "session": self.number}, doing="close the model")
 
 
-def _outside(model: Path) -> set[str]:
+def _outside(model: Path) -> tuple[str, ...]:
     """Return the names of the files that a model keeps weights in."""
     try:
-        graph = onnx.load(model, load_external_data=False).graph
+        return external_locations(onnx.load(model, load_external_data=False))
     except (DecodeError, OSError) as error:
         raise ModelError(f"{model} cannot be read: {error}") from error
-    return {entry.value for tensor in graph.initializer for entry in tensor.external_data if entry.key == "location"}
 
 
 def _kernel(told: Mapping[str, Any]) -> Kernel:

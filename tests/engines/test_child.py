@@ -142,8 +142,9 @@ def test_threads_ask_one_after_the_other(model: Path) -> None:
         assert [answer[0].tolist() for answer in pool.map(first.run, [SAMPLE] * 8)] == [[1, 2, 3, 4]] * 8
 
 
+@pytest.mark.parametrize("in_body", [False, True])
 def test_models_are_sent_with_their_weights_where_no_files_are_shared(
-    build: Callable[..., ModelProto], tmp_path: Path
+    in_body: bool, build: Callable[..., ModelProto], tmp_path: Path
 ) -> None:
     source = """
 import sys
@@ -166,6 +167,11 @@ serving.serve(Backend())
     folder = tmp_path / "here"
     (folder / "deep").mkdir(parents=True)
     model = build("(float[4] x) => (float[4] y) { y = Add(x, w) }", w=(4,))
+    if in_body:
+        body = "b () => (float[4] z) { z = Add(x, w) }"
+        outer = build(f"(float[4] x, bool c) => (float[4] y) {{ y = If (c) <then_branch = {body}> }}")
+        outer.graph.node[0].attribute[0].g.initializer.extend(model.graph.initializer)
+        model = outer
     onnx.external_data_helper.convert_model_to_external_data(model, location="deep/w.bin", size_threshold=0)
     onnx.save(model, folder / "m.onnx")
     program = python_program(sys.executable, source)
