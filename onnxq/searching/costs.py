@@ -53,7 +53,6 @@ class Costs:
         offers: what else nodes can be, with times of models in which all are; finer codes before coarser ones.
         quantized: what corrections found of borders that quantize, by tensor.
         dequantized: what they found of those that dequantize.
-        is_timed: whether times are those of runs.
     """
 
     graph: Graph
@@ -64,7 +63,6 @@ class Costs:
     offers: tuple[Offer, ...] = ()
     quantized: Mapping[str, float] = field(default_factory=dict)
     dequantized: Mapping[str, float] = field(default_factory=dict)
-    is_timed: bool = True
 
     @cached_property
     def static_nodes(self) -> Mapping[str, float]:

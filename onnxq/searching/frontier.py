@@ -120,7 +120,7 @@ class _Search:
             if fastest(timed) is not again:
                 break
             best = again
-        if 0 < (best.speed or 0.0) < _WORTH and prices.costs.is_timed:
+        if 0 < (best.speed or 0.0) < _WORTH and self.laboratory.is_timed:
             # Integers cost bytes of their own: scales, zero points and wider biases.
             stored = self._stored(prices)
             tried.append(stored)
@@ -144,7 +144,8 @@ class _Search:
     def _prices(self) -> Prices:
         latest = self.deadline - (1 - _PROFILED) * self.effort.seconds
         given = (self.laboratory, self.graph, self.target, self._stores)
-        return Prices(profile_costs(*given, latest=latest, progress=self.progress))
+        costs = profile_costs(*given, latest=latest, progress=self.progress)
+        return Prices(costs, is_timed=self.laboratory.is_timed)
 
     def _noise(self, prices: Prices) -> Noise:
         """Measure what the codes of all ways add that any node may take."""

@@ -19,7 +19,7 @@ from onnxq.searching.costs import OUTSIDE, Costs
 from onnxq.searching.kernel_times import NodeTimes
 from onnxq.searching.noises import SILENT as SILENT_CODES
 from onnxq.searching.noises import Noises, worst
-from onnxq.searching.reasons import reason_of
+from onnxq.searching.reasons import reason_of, untimed_reason
 from onnxq.searching.search import NodeNoise
 from onnxq.switchboard import Source
 
@@ -79,11 +79,13 @@ class Prices:
         costs: what was measured.
         left: what becomes of nodes whose stored weights are too coarse, where they do not become integer kernels.
         excluded: what nodes may not be.
+        is_timed: whether times are those of runs.
     """
 
     costs: Costs
     left: Mapping[str, Demotion] = field(default_factory=dict)
     excluded: frozenset[Way] = frozenset()
+    is_timed: bool = True
 
     def float_side(self, node: str, noise: Noise, weight: float) -> tuple[Alternative | None, float]:
         """Return the alternative that is best for a node whose neighbours see floats, or None, and what it costs.
@@ -253,7 +255,7 @@ class Prices:
         """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
         own = noise.static.of(self._touched.get(name, ()))
         ratio = own if wanted is Mode.STATIC else noise.of(Alternative(Mode.DYNAMIC), name)
-        return reason_of(self.costs, name, wanted, ratio, taken)
+        return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)
 
     def _float_time(self, name: str, taken: Alternative | None) -> float:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]

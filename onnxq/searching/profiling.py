@@ -64,8 +64,7 @@ def profile_costs(
         elif already:
             # What the scheme wants can only be weighed against float where it is an offer too.
             offers.append(Offer(one.alternative, full, already, static))
-    known = tuple(offer for offer in offers if offer.times.nodes)
-    return Costs(graph, target, full, floats, static, known, is_timed=laboratory.is_timed)
+    return Costs(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))
 
 
 def offers_of(laboratory: Measures, full: Plan, target: Target, stores: Mapping[str, Demotion]) -> Iterator[Offer]:

@@ -26,8 +26,6 @@ def reason_of(costs: Costs, name: str, wanted: Mode, ratio: float, taken: Altern
         ratio: noise-to-signal ratio that it adds alone as what the scheme wants; 0 where that is not known.
         taken: what it is instead; None where it computes in float.
     """
-    if not costs.is_timed:
-        return _untimed(wanted, ratio)
     floats, integers = costs.floats.nodes.get(name, 0.0), _integers(costs, wanted).get(name, 0.0)
     figures = [f"{floats / 1e6:.3f} ms in float"]
     figures += [f"{integers / 1e6:.3f} ms as integers"] if wanted is not Mode.STORAGE else []
@@ -45,7 +43,16 @@ def reason_of(costs: Costs, name: str, wanted: Mode, ratio: float, taken: Altern
     return reason, ", ".join(figures)
 
 
-def _untimed(wanted: Mode, ratio: float) -> tuple[str, str]:
+def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
+    """Return why a node computes in float where nobody knows what it takes in time, and the figures behind it.
+
+    Args:
+        wanted: what the scheme wants, static or dynamic.
+        ratio: noise-to-signal ratio that it adds alone so; 0 where that is not known.
+
+    >>> untimed_reason(Mode.STATIC, 0.01)
+    ('static quantization of it hurts the worst output too much', '20.0 dB as integers alone')
+    """
     if not ratio:
         return "as integers it would need borders between codes and floats for little that it computes", ""
     return f"{wanted} quantization of it hurts the worst output too much", f"{decibels(ratio):.1f} dB as integers alone"

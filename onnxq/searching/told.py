@@ -26,7 +26,7 @@ def outcome_of(
     """
     costs = prices.costs
     alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
-    if not costs.is_timed:
+    if not laboratory.is_timed:
         return Outcome(best.plan, alone, laboratory.measured)
     measured = costs.floats, laboratory.times(best.plan)
     regions, times = find_regions(costs.graph, best.plan, *measured), node_times(best.plan, *measured)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 from onnx import ModelProto
 
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import Alternative
-from onnxq.searching.reasons import reason_of
+from onnxq.searching.noises import Noises
+from onnxq.searching.prices import Noise, Prices
+from onnxq.searching.reasons import reason_of, untimed_reason
+from onnxq.switchboard import Source
 from searching.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
@@ -35,9 +37,9 @@ def test_a_reason_is_what_decided(
 
 
 def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> None:
-    costs = replace(timed(perceptron, FLOATS, STATIC), is_timed=False)
-    assert reason_of(costs, "first", Mode.STATIC, 0.01, None) == (
-        "static quantization of it hurts the worst output too much",
-        "20.0 dB as integers alone",
-    )
-    assert "borders" in reason_of(costs, "first", Mode.STATIC, 0.0, None)[0]
+    prices = Prices(timed(perceptron, FLOATS, STATIC), is_timed=False)
+    noise = Noise(Noises({Source("first", is_node=True): np.array([0.01])}))
+    found = prices.demotions(prices.assignment(frozenset(), noise, 0.0), noise)
+    assert found["first"].reason == "static quantization of it hurts the worst output too much"
+    assert found["first"].figures == "20.0 dB as integers alone"
+    assert found["second"].reason == untimed_reason(Mode.STATIC, 0.0)[0]
