@@ -67,9 +67,9 @@ class Grid:
 class MeanSquaredError:
     """The range with which data that is rounded to codes has the least squared error.
 
-    Rounding and clipping errors are weighed over the histogram; each end is searched in 64 steps between zero and the
-    extreme, both ends in turn, twice; where zero is the middle code, both together. No range found has a greater error
-    than the one from minimum to maximum.
+    Rounding and clipping errors are weighed over the histogram, see `expected_errors`; each end is searched in 64 steps
+    between zero and the extreme, both ends in turn, twice; where zero is the middle code, both together. No range found
+    has a greater error than the one from minimum to maximum.
 
     Args:
         levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
@@ -91,22 +91,23 @@ class MeanSquaredError:
             DataError: No element was seen, or none was counted.
         """
         data, grid = bins_of_data(seen), Grid.of(spec, self.levels)
-        magnitude, centers, weights = _normalized(data)
-        low, high = min(data.minimum, 0.0) / magnitude, max(data.maximum, 0.0) / magnitude
+        elements = _Elements.of(data)
+        magnitude, (low, high) = elements.magnitude, elements.ends.tolist()
+        low, high = min(low, 0.0), max(high, 0.0)
         steps = np.arange(_STEPS, 0, -1) / _STEPS
         if grid.symmetric:
             ends = steps * max(-low, high)
-            errors = _errors(-ends, ends, centers, weights, grid)
+            errors = _errors(-ends, ends, elements, grid)
             end = float(ends[np.argmin(errors)])
             low, high = max(low, -end), min(high, end)
         else:
             lows, highs = steps * low, steps * high
             for _ in range(2):
                 if high > 0:
-                    errors = _errors(np.full(_STEPS, low), highs, centers, weights, grid)
+                    errors = _errors(np.full(_STEPS, low), highs, elements, grid)
                     high = float(highs[np.argmin(errors)])
                 if low < 0:
-                    errors = _errors(lows, np.full(_STEPS, high), centers, weights, grid)
+                    errors = _errors(lows, np.full(_STEPS, high), elements, grid)
                     low = float(lows[np.argmin(errors)])
         low, high = max(low * magnitude, data.minimum), min(high * magnitude, data.maximum)
         return low, max(low, high)
@@ -117,6 +118,9 @@ def expected_errors(
 ) -> NDArray[np.float64]:
     """Return the mean squared error of data that is rounded to codes with each range, over the histogram.
 
+    Where codes are finer than bins, a single element that is clipped costs more than clipping gains. The least and the
+    greatest one therefore count as one each, which an even selection of the elements need not hold.
+
     Args:
         data: Of at least one element, mask constants left out.
         lows: Low ends, of shape (candidates,).
@@ -126,34 +130,52 @@ def expected_errors(
     Returns:
         Errors relative to the square of the greatest magnitude, float64 of shape (candidates,).
     """
-    magnitude, centers, weights = _normalized(data)
-    return _errors(np.minimum(lows, 0) / magnitude, np.maximum(highs, 0) / magnitude, centers, weights, grid)
+    elements = _Elements.of(data)
+    return _errors(np.minimum(lows, 0) / elements.magnitude, np.maximum(highs, 0) / elements.magnitude, elements, grid)
 
 
-def _normalized(data: Bins) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the greatest magnitude, and centers in units of it and shares of the bins that are not empty."""
-    edges = data.edges.clip(data.minimum, data.maximum)
-    filled = data.counts > 0
-    # Scaling by the magnitude keeps squares of the largest floats finite.
-    magnitude = max(-data.minimum, data.maximum) or 1.0
-    centers = ((edges[:-1] / 2 + edges[1:] / 2) / magnitude)[filled]
-    return magnitude, centers, data.counts[filled] / data.counts.sum()
+@dataclass(frozen=True, eq=False)
+class _Elements:
+    """The elements of a histogram, in units of the greatest magnitude: squares of the largest floats stay finite.
+
+    Args:
+        magnitude: The greatest; 1 where all are zero.
+        ends: The least and the greatest element, float64 of shape (2,).
+        centers: Of the bins that are not empty, float64 of shape (bins,).
+        weights: Shares of the elements in these, float64 of shape (bins,).
+        share: That of one element.
+    """
+
+    magnitude: float
+    ends: NDArray[np.float64]
+    centers: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    share: float
+
+    @classmethod
+    def of(cls, data: Bins) -> _Elements:
+        edges = data.edges.clip(data.minimum, data.maximum)
+        filled = data.counts > 0
+        magnitude = max(-data.minimum, data.maximum) or 1.0
+        centers = ((edges[:-1] / 2 + edges[1:] / 2) / magnitude)[filled]
+        total = data.counts.sum()
+        ends = np.array([data.minimum, data.maximum]) / magnitude
+        return cls(magnitude, ends, centers, data.counts[filled] / total, float(1 / total))
 
 
 def _errors(
-    lows: NDArray[np.float64],
-    highs: NDArray[np.float64],
-    centers: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    grid: Grid,
+    lows: NDArray[np.float64], highs: NDArray[np.float64], elements: _Elements, grid: Grid
 ) -> NDArray[np.float64]:
     """Return the mean squared error of each candidate range, float64 of shape (candidates,)."""
+    centers, weights = elements.centers, elements.weights
     if grid.levels > BINS:
-        # Codes are finer than bins, so elements lie anywhere between two of them.
-        ends = np.maximum(-lows, highs) if grid.symmetric else highs
-        starts = -ends if grid.symmetric else lows
-        clipped = centers - centers.clip(starts[:, None], ends[:, None])
-        steps = (ends - starts) / (grid.levels - 1)
-        return np.asarray(np.square(clipped) @ weights + np.square(steps) / 12)
+        # Elements lie anywhere between two codes.
+        highs = np.maximum(-lows, highs) if grid.symmetric else highs
+        lows = -highs if grid.symmetric else lows
+        clipped, beyond = (one - one.clip(lows[:, None], highs[:, None]) for one in (centers, elements.ends))
+        steps = (highs - lows) / (grid.levels - 1)
+        return np.asarray(
+            np.square(clipped) @ weights + np.square(beyond).sum(1) * elements.share + np.square(steps) / 12
+        )
     result: NDArray[np.float64] = np.square(grid.rounded(lows, highs, centers) - centers) @ weights
     return result

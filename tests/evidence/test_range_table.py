@@ -87,6 +87,11 @@ def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None
     assert after < 0.9 * before
 
 
+def test_auto_keeps_a_tail_that_is_not_counted_where_codes_are_fine() -> None:
+    tensor = seen(np.random.default_rng(0).normal(size=100_000), elements=1000)
+    assert Auto().choose(tensor, Spec("uint16", symmetric=False)) == MinMax()
+
+
 @pytest.mark.parametrize(
     ("text", "method"),
     [

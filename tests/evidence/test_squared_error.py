@@ -82,3 +82,25 @@ def test_the_error_is_that_of_the_codes_of_the_spec(values: NDArray[np.float64],
     low, high = widest
     for share in (0.3, 0.5, 0.8):
         assert noise(values, found, spec) <= 1.05 * noise(values, (share * low, share * high), spec)
+
+
+@pytest.mark.parametrize(
+    "spec", [Spec("int16"), Spec("uint16", symmetric=False), Spec("int32")], ids=lambda spec: spec.format
+)
+@pytest.mark.parametrize("values", [NORMAL, TAILED, np.abs(TAILED)], ids=["normal", "tailed", "positive"])
+def test_fine_codes_keep_a_tail_that_is_not_counted(values: NDArray[np.float64], spec: Spec) -> None:
+    tensor = seen(values, elements=1000)
+    assert bins_of_data(tensor).counts[-1] == 0
+    found = MeanSquaredError()(tensor, spec)
+    assert noise(values, found, spec) <= 1.01 * noise(values, MinMax()(tensor, spec), spec)
+
+
+def test_what_clipping_the_uncounted_ends_costs_is_expected_of_fine_codes() -> None:
+    values = np.tile([-0.5, 0.5], 4000)
+    values[1] = 8.0
+    tensor = seen(values, elements=1000)
+    data = bins_of_data(tensor)
+    assert (data.counts[-1], data.maximum) == (0, 8.0)
+    clipped, whole = expected_errors(data, np.full(2, -0.5), np.array([0.5, 8.0]), Grid(1 << 16))
+    assert clipped == pytest.approx((7.5 / 8) ** 2 / data.counts.sum(), rel=1e-3)
+    assert whole < 1e-9
