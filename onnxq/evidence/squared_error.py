@@ -41,6 +41,15 @@ class Grid:
         steps = int(format.maximum - format.minimum)
         return cls(steps + 1, spec.symmetric, format if format.is_float else None)
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether codes are finer than the bins of a histogram, which then cannot tell what clipping would gain.
+
+        >>> Grid(1 << 16).is_fine, Grid(1 << 8).is_fine
+        (True, False)
+        """
+        return self.format is None and self.levels > BINS
+
     def rounded(
         self, lows: NDArray[np.float64], highs: NDArray[np.float64], values: NDArray[np.float64]
     ) -> NDArray[np.float64]:
@@ -168,7 +177,7 @@ def _errors(
 ) -> NDArray[np.float64]:
     """Return the mean squared error of each candidate range, float64 of shape (candidates,)."""
     centers, weights = elements.centers, elements.weights
-    if grid.levels > BINS:
+    if grid.is_fine:
         # Elements lie anywhere between two codes.
         highs = np.maximum(-lows, highs) if grid.symmetric else highs
         lows = -highs if grid.symmetric else lows

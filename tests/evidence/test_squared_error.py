@@ -104,3 +104,11 @@ def test_what_clipping_the_uncounted_ends_costs_is_expected_of_fine_codes() -> N
     clipped, whole = expected_errors(data, np.full(2, -0.5), np.array([0.5, 8.0]), Grid(1 << 16))
     assert clipped == pytest.approx((7.5 / 8) ** 2 / data.counts.sum(), rel=1e-3)
     assert whole < 1e-9
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0])
+def test_float_codes_of_a_wide_range_are_not_evenly_spaced(share: float) -> None:
+    spec, end = Spec("float8e5m2"), share * float(np.abs(NORMAL).max())
+    found = expected_errors(bins_of_data(seen(NORMAL)), np.array([-end]), np.array([end]), Grid.of(spec))
+    measured = noise(NORMAL, (-end, end), spec) / np.square(np.abs(NORMAL).max())
+    assert found == pytest.approx(measured, rel=0.05)
