@@ -66,7 +66,7 @@ class Grid:
         # A range of zero width gives every element the code of zero.
         scales = np.maximum((highs - lows)[:, None] / (self.levels - 1), np.finfo(np.float64).tiny)
         if self.format is not None:
-            return np.asarray(self.format.round(values / scales).astype(np.float64) * scales)
+            return np.asarray(self.format.numbers(self.format.round(values / scales)).astype(np.float64) * scales)
         zeros = np.full(scales.shape, self.levels // 2) if self.symmetric else np.rint(-lows[:, None] / scales)
         codes = np.clip(np.rint(values / scales) + zeros, 0, self.levels - 1)
         return np.asarray((codes - zeros) * scales)

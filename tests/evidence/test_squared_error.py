@@ -70,6 +70,7 @@ SPECS = [
     Spec("uint4", symmetric=False),
     Spec("uint16", symmetric=False),
     Spec("float8e4m3fn"),
+    Spec("nf4"),
 ]
 
 
