@@ -12,7 +12,7 @@ from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import TensorEvidence
 from onnxq.evidence.histogram import Bins
 from onnxq.evidence.ranges import bins_of_data
-from onnxq.numbers.formats import format_named
+from onnxq.evidence.squared_error import Grid
 from onnxq.numbers.spec import Spec
 
 _BINS = 2048
@@ -24,10 +24,11 @@ class Entropy:
     """The magnitude at which to clip so that codes tell most about the magnitudes of the elements.
 
     For each candidate, the histogram of magnitudes up to it, with all greater ones in its last bin, is compared with
-    the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals.
+    the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals. Codes
+    of more than 4096 levels are finer than the histogram, which cannot tell what they keep: they get all elements.
 
     Args:
-        levels: For magnitudes; None takes half of the spec's codes, and at most 1024.
+        levels: For magnitudes; None takes half of the spec's codes, at most 1024.
 
     Raises:
         SchemeError: `levels` is not from 2 to 1024.
@@ -45,8 +46,10 @@ class Entropy:
         Raises:
             DataError: No element was seen, or none was counted.
         """
-        data, format = bins_of_data(seen), format_named(spec.format)
-        levels = self.levels or min(int(format.maximum - format.minimum + 1) // 2, _BINS // 2)
+        data, grid = bins_of_data(seen), Grid.of(spec)
+        if self.levels is None and grid.is_fine:
+            return data.minimum, data.maximum
+        levels = self.levels or min(grid.levels // 2, _BINS // 2)
         counts, width, fold = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
         if fold < len(counts):
