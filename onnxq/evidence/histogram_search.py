@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnxq.errors import SchemeError
 from onnxq.evidence.evidence import TensorEvidence
 from onnxq.evidence.ranges import bins_of_data
+from onnxq.evidence.squared_error import Grid
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.spec import Spec
 
@@ -19,6 +20,9 @@ _STEP = 1e-5
 @dataclass(frozen=True)
 class HistogramSearch:
     """The search of PyTorch's HistogramObserver on the bins of the statistics.
+
+    It cuts off at least 1 in 100,000 elements, which costs codes of more than 4096 levels more than they gain: they get
+    all elements.
 
     Args:
         levels: Number of codes; None takes all of the type's, as PyTorch does even where half of them are used.
@@ -40,6 +44,8 @@ class HistogramSearch:
             DataError: No element was seen, or none was counted.
         """
         data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
+        if Grid(levels).is_fine:
+            return data.minimum, data.maximum
         magnitude = max(-data.minimum, data.maximum) or 1.0
         edges = data.edges / magnitude
         low, high = searched_range(data.counts, edges[0], edges[-1], levels)

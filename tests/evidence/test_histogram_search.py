@@ -5,6 +5,7 @@ import pytest
 from observations import AFFINE, seen
 
 from onnxq.evidence.histogram_search import HistogramSearch, searched_range
+from onnxq.evidence.ranges import MinMax
 from onnxq.numbers.spec import Method, Spec
 
 
@@ -53,3 +54,9 @@ def test_levels_are_all_of_the_type_though_half_are_used() -> None:
     tensor, half = seen(outlier()), Spec("uint8-7bit", symmetric=False, method=Method.TORCH)
     assert HistogramSearch()(tensor, half) == HistogramSearch(256)(tensor, AFFINE)
     assert HistogramSearch(8)(tensor, half) != HistogramSearch(256)(tensor, AFFINE)
+
+
+def test_codes_finer_than_the_histogram_get_all_elements() -> None:
+    tensor = seen(np.random.default_rng(0).laplace(size=50_000), elements=1000)
+    assert HistogramSearch()(tensor, Spec("int16")) == MinMax()(tensor, AFFINE)
+    assert HistogramSearch(1 << 16)(tensor, AFFINE) == MinMax()(tensor, AFFINE)

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import numpy as np
 import pytest
-from observations import AFFINE, evidence, seen
+from numpy.typing import NDArray
+from observations import AFFINE, evidence, seen, wanted
 
 from onnxq import extensions
 from onnxq.errors import DataError, SchemeError
 from onnxq.evidence.entropy import Entropy
-from onnxq.evidence.evidence import TensorEvidence
+from onnxq.evidence.evidence import Evidence, TensorEvidence
 from onnxq.evidence.histogram_search import HistogramSearch
+from onnxq.evidence.observing import Observers
 from onnxq.evidence.range_table import (
     ENTRY_POINTS,
     FIRST_RANGES,
@@ -28,6 +32,8 @@ from onnxq.evidence.range_table import (
 from onnxq.evidence.ranges import Extremes, Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
 from onnxq.evidence.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.evidence.value_range import Range
+from onnxq.numbers.formats import FORMATS, format_named
+from onnxq.numbers.numerics import parameters_from_range, quantize
 from onnxq.numbers.spec import Spec
 
 
@@ -208,3 +214,41 @@ def test_a_range_is_two_plain_numbers_and_what_a_method_tells_stays() -> None:
     assert (type(low), low, high) == (float, float(np.float32(-0.1)), 2.0)
     with pytest.raises(DataError, match="no elements in any sample"):
         range_by(MinMax(), seen([]), AFFINE)
+
+
+CLIPS_AS_TOLD = {"average", "percentile", "fixed"}
+"""Methods that leave out what their numbers say, whatever the codes are."""
+FINE = [name for name, format in FORMATS.items() if Grid.of(Spec(name, symmetric=format.signed)).is_fine]
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+    "normal": lambda random, size: random.normal(size=size),
+    "laplace": lambda random, size: random.laplace(size=size),
+    "rectified": lambda random, size: random.normal(size=size).clip(0),
+    "tailed": lambda random, size: random.standard_t(3, size=size),
+}
+
+
+def noise(values: NDArray[np.float32], method: RangeMethod, tensor: TensorEvidence, spec: Spec) -> float:
+    """Return the squared error of codes of the range that a method finds, in decibels."""
+    format = format_named(spec.format)
+    parameters = parameters_from_range(*range_by(method, tensor, spec), format, symmetric=spec.symmetric)
+    error = np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
+    return float(10 * np.log10(error.mean()))
+
+
+@cache
+def of_samples(distribution: str) -> TensorEvidence:
+    """Return what 64 samples show, of each of which an eighth is counted."""
+    random, observers = np.random.default_rng(0), Observers(wanted(["t"], elements=500))
+    for index in range(64):
+        observers.add("t", DISTRIBUTIONS[distribution](random, 4000).astype(np.float32), f"{index:032x}", index)
+    return Evidence(("",), observers.statistics()).of("t")
+
+
+@pytest.mark.parametrize("name", sorted(set(RANGES) - CLIPS_AS_TOLD))
+@pytest.mark.parametrize("format", FINE)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_fine_codes_of_new_data_are_no_worse_than_those_of_min_max(name: str, format: str, distribution: str) -> None:
+    spec = Spec(format, symmetric=format_named(format).signed)
+    new = DISTRIBUTIONS[distribution](np.random.default_rng(1), 200_000).astype(np.float32)
+    tensor = of_samples(distribution)
+    assert noise(new, parse_range(name), tensor, spec) < noise(new, MinMax(), tensor, spec) + 1
