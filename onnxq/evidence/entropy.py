@@ -13,6 +13,7 @@ from onnxq.evidence.evidence import TensorEvidence
 from onnxq.evidence.histogram import Bins
 from onnxq.evidence.ranges import bins_of_data
 from onnxq.evidence.squared_error import Grid
+from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.spec import Spec
 
 _BINS = 2048
@@ -28,7 +29,7 @@ class Entropy:
     of more than 4096 levels are finer than the histogram, which cannot tell what they keep: they get all elements.
 
     Args:
-        levels: For magnitudes; None takes half of the spec's codes, at most 1024.
+        levels: For magnitudes; None takes half of the spec's codes, from 2 to 1024.
 
     Raises:
         SchemeError: `levels` is not from 2 to 1024.
@@ -46,10 +47,10 @@ class Entropy:
         Raises:
             DataError: No element was seen, or none was counted.
         """
-        data, grid = bins_of_data(seen), Grid.of(spec)
-        if self.levels is None and grid.is_fine:
+        data = bins_of_data(seen)
+        if self.levels is None and Grid.of(spec).is_fine:
             return data.minimum, data.maximum
-        levels = self.levels or min(grid.levels // 2, _BINS // 2)
+        levels = self.levels or _magnitude_levels(format_named(spec.format))
         counts, width, fold = _magnitudes(data)
         # The spike at zero, which has a code of its own, would decide alone.
         if fold < len(counts):
@@ -61,6 +62,12 @@ class Entropy:
         low, high = max(data.minimum, -limit), min(data.maximum, limit)
         # An end beyond the limit on the wrong side of zero keeps its sign.
         return min(low, data.maximum), max(high, data.minimum)
+
+
+def _magnitude_levels(format: Format) -> int:
+    """Return half of the codes, two at least: zero and another one."""
+    codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
+    return min(max(codes // 2, 2), _BINS // 2)
 
 
 def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:

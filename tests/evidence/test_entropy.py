@@ -7,6 +7,7 @@ from observations import AFFINE, seen
 from onnxq.evidence.entropy import Entropy
 from onnxq.evidence.ranges import MinMax, bins_of_data
 from onnxq.evidence.squared_error import Grid, expected_errors
+from onnxq.numbers.formats import format_named
 from onnxq.numbers.spec import Spec
 
 
@@ -56,10 +57,13 @@ def test_coarser_levels_clip_more() -> None:
     assert Entropy(16)(tensor, AFFINE)[1] < Entropy(128)(tensor, AFFINE)[1]
 
 
-@pytest.mark.parametrize(("format", "levels"), [("uint8", 128), ("int8", 128), ("uint8-7bit", 64)])
+@pytest.mark.parametrize(
+    ("format", "levels"),
+    [("uint8", 128), ("int8", 128), ("uint8-7bit", 64), ("uint4", 8), ("nf4", 8), ("int2", 2), ("int2-narrow", 2)],
+)
 def test_levels_are_half_of_the_codes(format: str, levels: int) -> None:
     tensor = seen(np.random.default_rng(0).laplace(size=50_000))
-    spec = Spec(format, symmetric=format == "int8")
+    spec = Spec(format, symmetric=format_named(format).signed)
     assert Entropy()(tensor, spec) == Entropy(levels)(tensor, spec)
 
 
