@@ -216,6 +216,7 @@ def test_a_range_is_two_plain_numbers_and_what_a_method_tells_stays() -> None:
         range_by(MinMax(), seen([]), AFFINE)
 
 
+DECIBEL = 10**0.1
 CLIPS_AS_TOLD = {"average", "percentile", "fixed"}
 """Methods that leave out what their numbers say, whatever the codes are."""
 FINE = [name for name, format in FORMATS.items() if Grid.of(Spec(name, symmetric=format.signed)).is_fine]
@@ -227,12 +228,25 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64
 }
 
 
+RANDOM = np.random.default_rng(2)
+HOSTILE = {
+    "one element": [-1.5],
+    "a constant": np.full(9, 3.0),
+    "zeros": np.zeros(9),
+    "an outlier": np.append(RANDOM.normal(size=2000), 6e3),
+    "heavy tails": RANDOM.standard_cauchy(2000),
+    "far from zero": 1e6 + RANDOM.random(2000),
+    "subnormal": 1e-41 * RANDOM.normal(size=2000),
+    "largest": 5e37 * RANDOM.normal(size=2000),
+    "negative": -np.abs(RANDOM.normal(size=2000)) - 1,
+}
+
+
 def noise(values: NDArray[np.float32], method: RangeMethod, tensor: TensorEvidence, spec: Spec) -> float:
-    """Return the squared error of codes of the range that a method finds, in decibels."""
+    """Return the squared error of codes of the range that a method finds."""
     format = format_named(spec.format)
     parameters = parameters_from_range(*range_by(method, tensor, spec), format, symmetric=spec.symmetric)
-    error = np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
-    return float(10 * np.log10(error.mean()))
+    return float(np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values).mean())
 
 
 @cache
@@ -251,4 +265,24 @@ def test_fine_codes_of_new_data_are_no_worse_than_those_of_min_max(name: str, fo
     spec = Spec(format, symmetric=format_named(format).signed)
     new = DISTRIBUTIONS[distribution](np.random.default_rng(1), 200_000).astype(np.float32)
     tensor = of_samples(distribution)
-    assert noise(new, parse_range(name), tensor, spec) < noise(new, MinMax(), tensor, spec) + 1
+    assert noise(new, parse_range(name), tensor, spec) <= DECIBEL * noise(new, MinMax(), tensor, spec)
+
+
+@pytest.mark.parametrize("name", sorted(set(RANGES) - {"fixed"}))
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.filterwarnings("error")
+def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> None:
+    for symmetric in {True, False} - {not format_named(format).signed, format_named(format).is_float}:
+        for what, values in HOSTILE.items():
+            tensor = seen(np.float32(values))
+            low, high = range_by(parse_range(name), tensor, Spec(format, symmetric=symmetric))
+            assert min(np.float32(values).min(), 0) <= low <= high <= max(np.float32(values).max(), 0), what
+
+
+@pytest.mark.parametrize("name", ["mse", "auto"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("what", ["an outlier", "heavy tails", "far from zero", "negative"])
+def test_the_least_error_of_data_is_no_worse_than_that_of_min_max(name: str, format: str, what: str) -> None:
+    spec, values = Spec(format, symmetric=format_named(format).signed), np.float32(HOSTILE[what])
+    tensor = seen(values)
+    assert noise(values, parse_range(name), tensor, spec) <= DECIBEL * noise(values, MinMax(), tensor, spec)
