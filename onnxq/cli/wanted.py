@@ -186,8 +186,8 @@ def scheme_options(command: Command) -> Command:
         ),
         target_option,
         range_option(
-            "minmax, average, percentile:99.99, entropy, mse, histogram, fixed:LOW,HIGH, auto, one of a plugin, "
-            "or list.  [default: the best of several, measured]"
+            "minmax, extremes, average, percentile:99.99, entropy, mse, histogram, fixed:LOW,HIGH, auto, one of a "
+            "plugin, or list.  [default: the best of several, measured]"
         ),
         option(
             "-p",

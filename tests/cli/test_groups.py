@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 from click.shell_completion import ShellComplete
@@ -9,6 +11,7 @@ from click.shell_completion import ShellComplete
 from cli.commands import COMMANDS, invoke
 from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
+from onnxq.evidence.range_table import RANGES
 from onnxq.presets import PRESETS
 from onnxq.targets import TARGETS
 
@@ -67,3 +70,8 @@ def test_the_shell_completes_names(words: list[str], begun: str, names: list[str
 
 def test_a_name_is_looked_up_where_it_is_used() -> None:
     assert PRESET.convert("int9", None, None) == "int9"
+
+
+def test_the_help_of_ranges_names_them_all() -> None:
+    told = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
+    assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*RANGES}
