@@ -21,8 +21,8 @@ _STEP = 1e-5
 class HistogramSearch:
     """The search of PyTorch's HistogramObserver on the bins of the statistics.
 
-    It cuts off at least 1 in 100,000 elements, which costs codes of more than 4096 levels more than they gain: they get
-    all elements.
+    Codes are the middles of even steps there, none of them zero, so that few codes may clip all but a spike at zero. At
+    least 1 in 100,000 elements is cut off, which costs codes of more than 4096 levels more than it gains: they get all.
 
     Args:
         levels: Number of codes; None takes all of the type's, as PyTorch does even where half of them are used.

@@ -67,9 +67,10 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Percentile:
-    """The range that keeps the central `percent` of the elements, half of the rest cut off on either side.
+    """The range that keeps the central `percent` of the counted elements, half of the rest cut off on either side.
 
-    Elements are taken as evenly spread inside a bin of the histogram.
+    Elements are taken as evenly spread inside a bin of the histogram. Ends beyond all that are counted
+    are cut off as well, unless all are kept.
 
     Raises:
         SchemeError: `percent` is not above 0 and at most 100.

@@ -96,6 +96,8 @@ class MeanSquaredError:
     def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
+        Data that is all negative may end nearer to zero where codes are symmetric, which reach further below it.
+
         Raises:
             DataError: No element was seen, or none was counted.
         """
