@@ -107,7 +107,8 @@ class MovingAverage:
     """Minimum and maximum of each sample, averaged one after the other in the order of the samples' digests.
 
     The first sample counts in full, each later one moves the average by `constant` of its distance. That order is a
-    shuffled one that does not depend on how samples were run or merged.
+    shuffled one that does not depend on how samples were run or merged. A sample that has nothing but mask constants
+    does not count.
 
     Raises:
         SchemeError: `constant` is not above 0 and at most 1.
@@ -127,8 +128,9 @@ class MovingAverage:
             DataError: No element was seen, or the extremes of the samples were not kept.
         """
         minimum, maximum = ends_of_data(seen)
+        ends = seen.need(SampleExtremes).ends
         # A sample of which nothing but masks was seen has no ends within the data.
-        ends = seen.need(SampleExtremes).ends.clip(minimum, maximum)
+        ends = ends[(ends[:, 1] >= minimum) & (ends[:, 0] <= maximum)].clip(minimum, maximum)
         average = ends[0]
         for extremes in ends[1:]:
             average = average + self.constant * (extremes - average)

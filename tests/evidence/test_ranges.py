@@ -125,6 +125,12 @@ def test_a_moving_average_goes_by_the_digests_of_the_samples_and_not_by_their_ar
     assert averaged([np.float32([value, 0]) for value in values], order, 0.5) == tuple(expected)
 
 
+@pytest.mark.parametrize("mask", [-1e4, 1e4])
+def test_a_sample_of_nothing_but_masks_does_not_count_in_a_moving_average(mask: float) -> None:
+    data = [np.linspace(-end, 2 * end, 9) for end in (1.0, 2.0, 3.0)]
+    assert averaged([np.full(9, mask), *data], [0, 1, 2, 3], 0.5) == averaged(data, [0, 1, 2], 0.5)
+
+
 def test_a_moving_average_needs_to_tell_samples_apart() -> None:
     with pytest.raises(DataError, match="hold no sample-extremes"):
         MovingAverage()(seen(NORMAL, "range", "histogram"), AFFINE)
