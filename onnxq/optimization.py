@@ -88,7 +88,7 @@ class Optimized:
             "nodes": [self.before.nodes, self.after.nodes],
             "bytes": [self.before.bytes, self.after.bytes],
             "speed": self.latency.speed if self.latency else None,
-            "speed_interval": list(self.latency.interval) if self.latency else None,
+            "speed_interval": list(self.latency.interval) if self.latency and self.latency.is_bounded else None,
             "difference": self.difference.share if self.difference else None,
             "made_up": self.made_up,
             "changes": self.counts,

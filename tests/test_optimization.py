@@ -105,6 +105,14 @@ def test_speed_is_measured_and_reported(build: Callable[..., ModelProto]) -> Non
     assert set(done.to_dict()) >= {"nodes", "bytes", "speed", "difference", "changes", "left_out"}
 
 
+def test_the_interval_of_too_few_rounds_is_none_in_json(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(2.0, 1.0, 1, 5, 2))
+    told = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }")).to_dict()
+    assert (told["speed"], told["speed_interval"]) == (2.0, None)
+
+
 def test_samples_that_do_not_fit_are_told(build: Callable[..., ModelProto]) -> None:
     model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
     with pytest.raises(DataError, match="'z'"):

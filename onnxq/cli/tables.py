@@ -10,6 +10,7 @@ import click
 from onnxq.cli import terminal
 from onnxq.explanation import Explanation
 from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.latency import Latency
 from onnxq.judging.latency_comparison import Bench
 from onnxq.judging.layers import Layers
 from onnxq.judging.portability import Port
@@ -68,9 +69,13 @@ def _written_row(one: Written) -> tuple[str, ...]:
 
 def _port_row(port: Port) -> tuple[str, ...]:
     beside, fidelity = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.fidelity))
-    speed = "-" if port.latency is None else f"{port.latency.speed:.2f}x, {threads(port.latency.threads)}"
+    speed = "-" if port.latency is None else f"{_factor(port.latency)}, {threads(port.latency.threads)}"
     differs = f"differs, first at {port.difference}" if port.difference else "differs"
     return port.version, beside, fidelity, speed, port.fault or ("agrees" if port.agrees else differs)
+
+
+def _factor(latency: Latency) -> str:
+    return f"{latency.speed:.2f}x" if latency.is_bounded else "in too few rounds to tell"
 
 
 def print_layers(found: Layers) -> None:

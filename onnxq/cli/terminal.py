@@ -217,8 +217,7 @@ def print_optimized(done: Optimized) -> None:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
     timed = ""
     if done.latency is not None:
-        low, high = done.latency.interval
-        timed = f", {done.latency.speed:.2f} times as fast ({low:.2f} to {high:.2f})"
+        timed = f", {speed(done.latency)}"
     console.print(
         f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
         f"the size{timed}; {_difference(done)}."

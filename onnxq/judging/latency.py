@@ -77,6 +77,12 @@ class Latency:
         return not low <= 1.0 <= high
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether there were rounds enough for an interval, without which a speed is not to be told."""
+        low, high = self.interval
+        return low > 0 and math.isfinite(high)
+
+    @property
     def is_told(self) -> bool:
         """Whether more runs would hardly change what is known: which of the two is faster, or that both are as fast."""
         return self.significant or self.is_plain

@@ -24,6 +24,7 @@ from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.report import Report
 from onnxq.report.suggestions import suggestions
+from onnxq.report.verdict import speed
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
 from onnxq.scheme import Mode
 
@@ -169,10 +170,11 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     if latency is not None:
         low, high = latency.interval
         shown = "" if latency.significant else ", which shows no difference"
-        sure = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}; " if math.isfinite(high) else ""
+        known = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
         times = f"{times}, {latency.engine}"
-        tiles.append(Tile("Speed", f"{latency.speed:.2f}x", sure + times))
+        figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not told"
+        tiles.append(Tile("Speed", figure, f"{known}; {times}"))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
         tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.judges}"))

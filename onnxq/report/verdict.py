@@ -39,9 +39,10 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
 
 def speed(latency: Latency) -> str:
     """Say how fast a model is beside the float model, and how sure that is."""
+    if not latency.is_bounded:
+        rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
+        return f"of a speed that {rounds} not tell"
     low, high = latency.interval
-    if not (math.isfinite(high) and low > 0):
-        return f"{latency.speed:.2f}x as fast"
     # A speed that may as well be 1 is no speed.
     what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float, as far as could be measured"
     return f"{what} ({low:.2f}-{high:.2f})"

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from onnxq.cli.tables import print_agreement, print_sensitivity, written
+from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
 from onnxq.judging.agreement import Agreement, OutputAgreement
+from onnxq.judging.latency import Latency
+from onnxq.judging.portability import Port
 from onnxq.scheme import Mode, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost, WayCost
 
@@ -48,3 +50,14 @@ def test_outputs_that_cannot_be_compared_say_why(capsys: pytest.CaptureFixture[s
 
 def test_blocks_are_written_with_their_extent() -> None:
     assert written(Spec("int4", (2, 16))) == "int4 in blocks of 2x16"
+
+
+@pytest.mark.parametrize(("interval", "told"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds to tell")])
+def test_the_speed_on_an_engine_is_told_of_rounds_enough(
+    interval: tuple[float, float], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latency = Latency(2.0, 1.0, threads=1, runs=5, interval=interval)
+    print_portability("m.onnx", [Port("openvino", "openvino 1", latency=latency, agrees=True)])
+    out = capsys.readouterr().out
+    assert told in out
+    assert ("2.00x" in out) == (told == "2.00x")

@@ -10,8 +10,10 @@ from onnxq.accuracy.refining import Gain
 from onnxq.budget import Budget
 from onnxq.cli import terminal
 from onnxq.data import Data
+from onnxq.graph import Graph
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import Goal
+from onnxq.optimization import Optimized, Size
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
@@ -42,6 +44,15 @@ def test_a_budget_that_ended_the_search_is_told(measured: int, told: str, capsys
     assert f"{told} for want of more than 1 s with --budget" in " ".join(
         capsys.readouterr().err.replace("│", "").split()
     )
+
+
+def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    few = replace(REPORT.performance.latency, rounds=2)
+    terminal.print_report(changed(REPORT, performance={"latency": few}))
+    terminal.print_optimized(Optimized(Graph(), (), Size(2, 20), Size(1, 10), None, made_up=True, latency=few))
+    err = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert err.count("of a speed that 2 rounds of timing do not tell") == 4
+    assert "as fast" not in err
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 sample, which"), (2, "2 samples, which")])

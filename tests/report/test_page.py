@@ -133,3 +133,14 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         save_html(FULL, tmp_path / "no" / "page.html")
     save_html(FULL, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == to_html(FULL)
+
+
+def test_a_speed_of_too_few_rounds_is_not_told() -> None:
+    def page(rounds: int, interval: tuple[float, float]) -> str:
+        found = replace(FULL.performance.latency, rounds=rounds, interval=interval)
+        return to_html(changed(FULL, performance={"latency": found}, search={"frontier": ()}))
+
+    assert "2.00x" in page(6, (1.9, 2.1))
+    few = page(2, (0.0, math.inf))
+    assert "of a speed that 2 rounds of timing do not tell" in few
+    assert "2.00x" not in few

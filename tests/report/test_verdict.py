@@ -12,14 +12,23 @@ from onnxq.judging.gate import Judged, Scores
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
 LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)
-NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
-TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
+UNTOLD = replace(REPORT.performance.latency, rounds=2)
+TIMED = replace(UNTOLD, rounds=6, interval=(1.78, 2.1))
+NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, performance={"latency": TIMED})
 
 
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({}, "Verified: 2.00x as fast, 0.25 of the size, 39 dB on 3 samples"),
+        ({}, "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 3 samples"),
+        (
+            {"performance": {"latency": UNTOLD}},
+            "Verified: of a speed that 2 rounds of timing do not tell, 0.25 of the size, 39 dB on 3 samples",
+        ),
+        (
+            {"performance": {"latency": replace(UNTOLD, rounds=1)}},
+            "Verified: of a speed that 1 round of timing does not tell, 0.25 of the size, 39 dB on 3 samples",
+        ),
         ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39 dB on 3 samples"),
         (
             {"performance": {"latency": TIMED}, "samples": {"judged": Judged(103, 0)}},
@@ -43,7 +52,7 @@ TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
         ),
         (
             {"fidelity": {"agreement": REPORT.agreement}},
-            "Verified: 2.00x as fast, 0.25 of the size, equal",
+            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, equal",
         ),
         ({"fidelity": {"refusal": "output y has 39.2 dB"}}, "Refused: output y has 39.2 dB"),
     ],
