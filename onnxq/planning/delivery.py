@@ -70,7 +70,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
             if delivered.get(index, bits + 1) <= bits:
                 got[bits] += 1
             else:
-                reasons[bits][decision.reason] += 1
+                reasons[bits][decision.finer or decision.reason] += 1
     return tuple(Delivery(bits, asked[bits], got[bits], tuple(reasons[bits].most_common())) for bits in sorted(asked))
 
 

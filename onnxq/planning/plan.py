@@ -118,6 +118,7 @@ class Decision:
         bias: input index of a bias that becomes int32 codes.
         data: name of the activation that the weight of a static or dynamic node multiplies.
         mean: of the data whose mean and the weight's rounding say how the bias is to be corrected, where it is.
+        finer: why its weights have finer codes than the scheme asks for, in words; empty where they have not.
     """
 
     node: str
@@ -129,6 +130,7 @@ class Decision:
     data: str = ""
     figures: str = ""
     mean: Mean | None = None
+    finer: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,14 @@ class Demotion:
         reason: why, in words.
         figures: what was measured.
         weight: how its weights are quantized, where not as the scheme says.
+        finer: why they have finer codes than the scheme asks for, in words; empty where they have not.
     """
 
     mode: Mode
     reason: str
     figures: str = ""
     weight: Spec | None = None
+    finer: str = ""
 
 
 @dataclass(frozen=True)

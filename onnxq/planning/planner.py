@@ -68,9 +68,9 @@ def make_plan(
     activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     decisions = tuple(
-        replace(
+        _with_cause(
             _decide(node, wishes[node], integer, vanished, obstacles, target, emit, in_body=scope is not graph),
-            figures=wishes[node].figures,
+            wishes[node],
         )
         for scope, node in found
     )
@@ -88,13 +88,15 @@ class _Wish(NamedTuple):
     reason: str = ""
     figures: str = ""
     weight: Spec | None = None
+    finer: str = ""
 
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
     rule = scheme.rule_for(node.op, node.name, _tensor_names(node), node.origins)
     if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
-        return _Wish(rule, demotion.mode, demotion.reason, demotion.figures, demotion.weight)
+        wished = demotion.mode, demotion.reason, demotion.figures, demotion.weight, demotion.finer
+        return _Wish(rule, *wished)
     if rule in scheme.excluded:
         return _Wish(rule, rule.mode, EXCLUDED)
     if rule.mode is not Mode.STATIC:
@@ -172,6 +174,16 @@ def _decide(
     again = in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.per, tuple)
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
     return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
+
+
+def _with_cause(decision: Decision, wish: _Wish) -> Decision:
+    """Return a decision with the figures that it rests on, and why its codes are finer than the scheme asks for."""
+    if not (wish.finer and decision.weights):
+        return replace(decision, figures=wish.figures)
+    # What is only stored names the wish's own reason.
+    used = decision.mode is Mode.WEIGHT_ONLY
+    reason = f"{decision.reason}: {wish.finer}" if used else decision.reason
+    return replace(decision, reason=reason, figures=wish.figures, finer=wish.finer)
 
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Decision, Demotion, Plan
-from onnxq.scheme import Mode, Spec
+from onnxq.scheme import Granularity, Mode, Spec
 from onnxq.searching.handing_back import handed_back
 from onnxq.searching.measures import Builds
 from onnxq.searching.search import FINER, FINEST, Demotions, small_nodes
@@ -81,15 +81,16 @@ class FinerWeights:
     def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
         """Return what becomes of the noisiest weights, so many of them in their order that the rest may stay."""
         weighted = self._weighted
-        hurts = "its weights as codes would hurt the worst output too much"
-        floats = dict.fromkeys(order, Demotion(Mode.FLOAT, hurts))
-        finest = dict.fromkeys(order, Demotion(Mode.STORAGE, hurts.replace("codes", "8-bit codes"), weight=FINEST))
+        floats = dict.fromkeys(order, Demotion(Mode.FLOAT, _too_coarse("codes")))
         small = small_nodes(self.full)
-        reason = "its weights as coarser codes would hurt the worst output too much"
         finer = {
-            node: finest[node] if node in small else Demotion(_storing(weighted[node].mode), reason, weight=FINER)
+            node: _finer(Mode.STORAGE, self._own(node), FINEST)
+            if node in small
+            else _finer(_storing(weighted[node].mode), self._own(node), FINER)
             for node in order
         }
+        # Those of 8 bits were never tried for small ones.
+        finest = {node: finer[node] if node in small else _finer(Mode.STORAGE, FINER, FINEST) for node in order}
         with_finer = self._sqnr(finer)
         if with_finer >= self._stored_goal:
             return self._fewest(finer, {}, noise)
@@ -117,13 +118,17 @@ class FinerWeights:
         kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=self.most)
         for spec in _BETWEEN:
             finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
-            coarser = {node: replace(kept[node], weight=spec) for node in finer}
+            coarser = {node: _finer(kept[node].mode, self._own(node), spec) for node in finer}
             kept = handed_back(kept, coarser, is_enough, most=self.most)
         return kept
 
     @cached_property
     def _weighted(self) -> Mapping[str, Decision]:
         return {one.node: one for one in self.full.decisions if one.weights}
+
+    def _own(self, node: str) -> Spec:
+        """Return how the scheme wants a node's weights."""
+        return self._weighted[node].weights[0].spec
 
     def _fewest(self, better: Demotions, base: Demotions, noise: Mapping[str, float]) -> Demotions:
         """Return as few of the first as reach the goal, looking first where they take half of the noise away."""
@@ -146,6 +151,20 @@ class FinerWeights:
 
     def _sqnr(self, demotions: Demotions) -> float:
         return self.laboratory.sqnr(self.laboratory.plan({**self.stores, **demotions}))
+
+
+def _finer(mode: Mode, coarse: Spec, spec: Spec) -> Demotion:
+    """Return the wish for codes of a spec, since those of a coarser one were too coarse."""
+    if isinstance(coarse.per, Granularity):
+        codes = f"{coarse.format} codes with one scale a {coarse.per}"
+    else:
+        codes = f"{coarse.format} codes in blocks of {'x'.join(map(str, coarse.per))}"
+    reason = _too_coarse(codes)
+    return Demotion(mode, reason, weight=spec, finer=reason)
+
+
+def _too_coarse(codes: str) -> str:
+    return f"its weights as {codes} would hurt the worst output too much"
 
 
 def _storing(mode: Mode) -> Mode:

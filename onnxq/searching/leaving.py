@@ -133,7 +133,7 @@ def _finer(
     if size is None or not coarse & better.keys() or tried.sqnr(tried.plan(better)) < goal:
         return better
     reason = "its weights as coarser codes would hurt the worst output too much, and finer ones take more bytes"
-    plain = dict.fromkeys(coarse, Demotion(Mode.STORAGE, reason, weight=_PLAIN))
+    plain = dict.fromkeys(coarse, Demotion(Mode.STORAGE, reason, weight=_PLAIN, finer=reason))
     if size(tried.plan(better)) <= size(tried.plan({**better, **plain})):
         return better
 
@@ -192,7 +192,8 @@ def _shortest_prefix(
 
 def _demotion(one: NodeNoise, small: set[str]) -> Demotion:
     reason = f"{one.mode} quantization of it hurts the worst output too much"
-    return Demotion(Mode.STORAGE, reason, weight=FINEST if one.node in small else None)
+    stored = Demotion(Mode.STORAGE, reason)
+    return replace(stored, weight=FINEST, finer=reason) if one.node in small else stored
 
 
 def _bits(decision: Decision) -> int:

@@ -120,7 +120,7 @@ def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
     found = {}
     for one in plan.decisions:
         if one.weights and one.mode is not Mode.FLOAT:
-            found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec)
+            found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec, finer=one.finer)
         elif full.by_node[one.node].weights:
             # Codes were too coarse for it.
             found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures)

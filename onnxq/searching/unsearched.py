@@ -90,7 +90,7 @@ def with_finer_tables(trials: Trials, plan: Plan, recipe: Recipe, aim: float) ->
 def _finer(trials: Trials, plan: Plan) -> dict[str, Demotion]:
     """Return what tables of fewer bits than 8 may become, by node."""
     return {
-        node.name: Demotion(decision.mode, _REASON, weight=FINER)
+        node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
         for _, node in nodes(trials.bench.graph)
         if (operator := operator_of(node)) is not None and operator.looks_up
         for decision in (plan.by_node[node.name],)

@@ -42,6 +42,25 @@ def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reaso
     assert all(word in missing([found]) for word in ("too coarse (1)", "hurts (1)"))
 
 
+def test_why_codes_are_finer_is_told_and_not_why_they_are_only_stored(residual) -> None:
+    graph, scheme = prepare(read_model(residual)), PRESETS["int4-block32"]
+    finer = PRESETS["int8"].rules[0].weight
+    demotion = Demotion(Mode.STORAGE, "slow in each run", weight=finer, finer="codes of 4 bits hurt")
+    plan = make_plan(graph, scheme, CPU, {"stem": demotion})
+    assert "slow in each run" in plan.by_node["stem"].reason
+    (found,) = deliveries(plan, graph, scheme, CPU)
+    assert found.reasons == (("codes of 4 bits hurt", 1),)
+
+
+def test_rows_of_finer_codes_are_looked_up_for_a_reason(build) -> None:
+    model = build("(int64[4] i) => (float[4,64] y) { [table] y = Gather(t, i) }", t=(256, 64))
+    graph, scheme = prepare(read_model(model)), PRESETS["int4-block32"]
+    finer = Demotion(Mode.WEIGHT_ONLY, "why not", weight=PRESETS["int8"].rules[0].weight, finer="errors stand")
+    plan = make_plan(graph, scheme, CPU, {"table": finer})
+    assert plan.by_node["table"].reason == "looks up int8-narrow codes: errors stand"
+    assert deliveries(plan, graph, scheme, CPU)[0].reasons == (("errors stand", 1),)
+
+
 def test_what_the_user_leaves_out_was_not_asked_for(residual) -> None:
     graph, scheme = prepare(read_model(residual)), PRESETS["int8"].excluding("stem")
     (found,) = deliveries(make_plan(graph, scheme, CPU), graph, scheme, CPU)

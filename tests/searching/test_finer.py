@@ -115,3 +115,18 @@ def test_weights_of_two_bits_become_no_finer_than_need_be(
     better = found.found(noise)
     assert {node: one.weight.format for node, one in better.items() if one.weight} == {"c3": spec}
     assert better["c3"].weight.per == ((32,) if spec == "int4" else (128,))
+    # The reason speaks of codes that were tried, not of those that are taken.
+    assert better["c3"].reason == "its weights as int2 codes in blocks of 32 would hurt the worst output too much"
+    assert better["c3"].finer == better["c3"].reason
+
+
+@pytest.mark.parametrize(
+    ("share", "coarse"),
+    [(0.001, "int8-narrow codes with one scale a channel"), (0.5, "int8-narrow codes in blocks of 32")],
+)
+def test_the_reason_names_the_codes_that_are_too_coarse(
+    build: Callable[..., ModelProto], share: float, coarse: str
+) -> None:
+    noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    reasons = {one.reason for one in finer(build, noise, finer=share).found(noise).values() if one.weight}
+    assert f"its weights as {coarse} would hurt the worst output too much" in reasons

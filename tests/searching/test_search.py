@@ -20,11 +20,12 @@ def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so(residual: 
 
 
 def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
-    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER)
+    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER, finer="coarse codes hurt")
     full = plan_of(residual, scheme="int4-block32")
     plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
     stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
     assert not stored.decodes
     assert (stored.by_node["right"].mode, stored.by_node["right"].reason) == (Mode.FLOAT, "hurts")
     assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
+    assert stored.by_node["left"].finer == "coarse codes hurt"
     assert stored.by_node["stem"].weights == plan.by_node["stem"].weights
