@@ -25,11 +25,31 @@ from onnxq.targets import Target
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 
+NO_KERNEL_IN_FRONT = "it vanishes only into a quantizer behind an integer kernel, and none stands in front of it"
+"""Why a clamp stays whose neighbour in front stays in float."""
+
+NO_CODES_BEHIND = "it vanishes only into a quantizer in front of integer kernels, and none reads what it gives"
+"""Why a clamp stays whose neighbours behind stay in float."""
+
 
 def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, Node]:
     """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it.
 
-    Both stand in one graph, for a runtime does not look across the border of a body.
+    Args:
+        graph: the graph, bodies included.
+        specs: the wanted activation spec of each node that may become an integer kernel.
+        target: the runtime.
+    """
+    found = {
+        clamp: producer(clamp.inputs[0]) for clamp, why in clamp_obstacles(graph, specs, target).items() if not why
+    }
+    return {clamp: maker for clamp, maker in found.items() if maker is not None}
+
+
+def clamp_obstacles(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, str]:
+    """Return of each clamp why no quantizer can stand for it, or an empty string.
+
+    It and the node in front of it stand in one graph, for a runtime does not look across the border of a body.
 
     Args:
         graph: the graph, bodies included.
@@ -37,34 +57,32 @@ def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         target: the runtime.
     """
     homes = owner_graphs(graph)
-    outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
-    found = {}
-    for node in homes:
-        if node.op not in target.kernels.fused.clamps or node.domain or node not in specs:
-            continue
-        source = node.inputs[0]
+    returned = {tensor for scope in scopes(graph) for tensor in scope.outputs}
+
+    def why(clamp: Node) -> str:
+        source, limits = clamp.inputs[0], clamp_limits(clamp)
         maker = producer(source)
-        limits = clamp_limits(node)
-        if (
-            maker not in specs
-            or maker is None
-            or homes[maker] is not homes[node]
-            or len(source.outputs) != 1
-            or source in outputs
-            or limits is None
-            or limits[0] != 0.0
-        ):
-            continue
-        operator = operator_of(maker)
-        affine = not specs[maker].symmetric
-        if (
-            affine
-            and operator
-            and maker.op in target.kernels.fused.ops
-            and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
-        ):
-            found[node] = maker
-    return found
+        if limits is None:
+            return f"the limits of {clamp.op} are computed at run time, where the end of a range is fixed"
+        if limits[0] != 0.0:
+            return f"{clamp.op} has no integer kernel on {target.name}, and no range of codes stands for its limits"
+        if maker is None or maker not in specs or homes[maker] is not homes[clamp] or not _ends_in_codes(maker, target):
+            return NO_KERNEL_IN_FRONT
+        if specs[maker].symmetric:
+            return "symmetric codes do not begin where it clamps"
+        if len(source.outputs) != 1 or source in returned:
+            return "others read what it clamps"
+        return ""
+
+    fused = target.kernels.fused.clamps
+    return {node: why(node) for node in homes if node.op in fused and not node.domain and node in specs}
+
+
+def _ends_in_codes(node: Node, target: Target) -> bool:
+    """Return whether a node has an integer kernel that computes what it gives."""
+    operator = operator_of(node)
+    computes = operator is not None and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
+    return computes and node.op in target.kernels.fused.ops
 
 
 def clamp_limits(clamp: Node) -> Limits | None:

@@ -13,7 +13,13 @@ from onnxq.operators import OPERATORS, Role
 from onnxq.planning.activations import check_activation_spec, plan_activations
 from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import bias_of, with_corrections
-from onnxq.planning.islands import absorbed_clamps, integer_nodes
+from onnxq.planning.islands import (
+    NO_CODES_BEHIND,
+    NO_KERNEL_IN_FRONT,
+    absorbed_clamps,
+    clamp_obstacles,
+    integer_nodes,
+)
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.pairing import with_pairs
@@ -57,16 +63,21 @@ def make_plan(
     _check_specs({wish.rule for wish in wishes.values()}, target)
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
-    absorbed = absorbed_clamps(graph, specs, target)
+    clamps, absorbed = clamp_obstacles(graph, specs, target), absorbed_clamps(graph, specs, target)
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in found:
-        problem = wishes[node].reason or obstacle(node, target) or in_bodies[scope]
+        problem = wishes[node].reason or clamps.get(node) or obstacle(node, target) or in_bodies[scope]
         if problem := problem or codes_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
+    obstacles |= {
+        clamp: NO_CODES_BEHIND if maker in integer else NO_KERNEL_IN_FRONT
+        for clamp, maker in absorbed.items()
+        if clamp not in vanished
+    }
     decisions = tuple(
         _with_cause(
             _decide(node, wishes[node], integer, vanished, obstacles, target, emit, in_body=scope is not graph),

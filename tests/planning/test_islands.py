@@ -13,6 +13,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxq.judging.verify import count_kernels
 from onnxq.planning import islands
+from onnxq.planning.islands import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT
+from onnxq.planning.plan import Demotion
+from onnxq.presets import PRESETS
 from onnxq.scheme import Mode, Rule, Scheme, Spec
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
@@ -34,11 +37,28 @@ def test_only_a_clamp_that_starts_at_zero_vanishes(
 ) -> None:
     constants = {name: np.array(value, np.float32) for name, value in limits.items()}
     plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
-    expected = (
-        "vanishes into the quantizer behind first" if vanishes else "Clip has no integer kernel on onnxruntime-cpu"
-    )
-    assert plan.by_node["clamp"].reason == expected
+    kept = "Clip has no integer kernel on onnxruntime-cpu, and no range of codes stands for its limits"
+    assert plan.by_node["clamp"].reason == ("vanishes into the quantizer behind first" if vanishes else kept)
     assert ("a" in groups(plan)) is not vanishes
+
+
+@pytest.mark.parametrize("clamp", ["Relu(a)", "Clip(a, lo, hi)"])
+def test_a_clamp_stays_because_the_node_in_front_of_it_does(clamp: str, build, plan_of) -> None:
+    limits = {"lo": np.float32(0), "hi": np.float32(6)} if "lo" in clamp else {}
+    model = between_convolutions(build, f"[clamp] b = {clamp}", **limits)
+    scheme = PRESETS["int8"].excluding("first")
+    reasons = {name: one.reason for name, one in plan_of(model, scheme=scheme).by_node.items()}
+    assert reasons["first"] == "it is excluded"
+    assert reasons["clamp"] == NO_KERNEL_IN_FRONT
+    behind = {"first": Demotion(FLOAT, "it hurts")}
+    assert plan_of(model, demotions=behind).by_node["clamp"].reason == NO_KERNEL_IN_FRONT
+
+
+def test_a_clamp_stays_because_nothing_behind_it_reads_codes(build, plan_of) -> None:
+    text = "(float[4,64] x) => (float[4,64] y) { [product] a = MatMul(x, w) [clamp] b = Relu(a) [last] y = Tanh(b) }"
+    plan = plan_of(build(text, w=(64, 64)))
+    assert modes(plan) == {"product": STATIC, "clamp": FLOAT, "last": FLOAT}
+    assert plan.by_node["clamp"].reason == NO_CODES_BEHIND
 
 
 def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
@@ -47,11 +67,12 @@ def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
     }}"""
     plan = plan_of(build(text, w0=KERNEL, w1=KERNEL, lo=np.array(0, np.float32)))
     assert plan.by_node["clamp"].mode is FLOAT
+    assert plan.by_node["clamp"].reason.startswith("the limits of Clip are computed at run time")
 
 
 def test_a_clamp_stays_when_others_read_what_is_in_front_of_it(build, plan_of) -> None:
     plan = plan_of(between_convolutions(build, "[clamp] c = Relu(a) [sum] b = Add(a, c)"))
-    assert modes(plan)["clamp"] is FLOAT
+    assert plan.by_node["clamp"].reason == "others read what it clamps"
     assert modes(plan)["sum"] is FLOAT
     assert "a" in groups(plan)
 
@@ -65,7 +86,8 @@ def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan
 
 def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
     scheme = Scheme((Rule(STATIC, activation=Spec("int8", symmetric=True)),))
-    assert modes(plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme))["clamp"] is FLOAT
+    clamp = plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme).by_node["clamp"]
+    assert (clamp.mode, clamp.reason) == (FLOAT, "symmetric codes do not begin where it clamps")
 
 
 @pytest.mark.parametrize(
