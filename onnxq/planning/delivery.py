@@ -42,7 +42,9 @@ class Delivery:
 
     def __str__(self) -> str:
         said = f"{self.got} of {self.asked} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
-        why = "; ".join(f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN])
+        told = [f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN]]
+        others = sum(count for _, count in self.reasons[_SHOWN:])
+        why = "; ".join([*told, *([f"and {others} more for other reasons"] if others else [])])
         return f"{said}, the others not: {why}" if why else said
 
 

@@ -72,6 +72,13 @@ def test_one_weight_has_and_many_have() -> None:
     assert missing([Delivery(2, 18, 3), replace(Delivery(4, 5, 5))]) == "3 of 18 weights have 2 bits"
 
 
+def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
+    found = Delivery(2, 20, 1, (("noisy", 15), ("no kernel", 3), ("left out", 1)))
+    told = "1 of 20 weights has 2 bits, the others not: noisy (15); no kernel (3)"
+    assert str(found) == f"{told}; and 1 more for other reasons"
+    assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith("noisy (15); no kernel (3)")
+
+
 @pytest.mark.parametrize(
     ("emit", "preset", "target", "left"),
     [
