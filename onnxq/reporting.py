@@ -28,8 +28,9 @@ from onnxq.report import Report
 from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
-from onnxq.samples.data import evenly
-from onnxq.samples.inputs import Sample
+from onnxq.samples.origins import origin_of, ranges_of
+from onnxq.samples.stretches import even_places, picked
+from onnxq.searching.choosing import Chosen
 from onnxq.searching.kernel_times import kernels_by_node
 from onnxq.steps import Evidenced, Prepared, Settled, tried
 
@@ -73,7 +74,7 @@ def reported(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            judged=Judged.of(_judging(seen, goal), _known(model, seen), found.tried_on, found.rounds),
+            judged=_judged(model, seen, goal, found),
             doubts=(*seen.doubts, *settled.doubts, *joined),
             refitted=found.refitted,
         ),
@@ -115,10 +116,13 @@ def reported(
 
 def _layers(model: Prepared, seen: Evidenced, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
+    places = even_places(len(seen.judged), samples)
+    compared = list(picked(seen.judged, places))
     try:
-        return compare_layers(model.files.reference, model.files.staged, list(evenly(seen.judged, samples)), plan=plan)
+        found = compare_layers(model.files.reference, model.files.staged, compared, plan=plan)
     except DataError:
         return None
+    return found.of_samples([origin_of(seen.judged, place).place for place in places])
 
 
 def _ran(model: Path, plan: Plan) -> dict[str, str]:
@@ -131,9 +135,13 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judging(seen: Evidenced, goal: Goal) -> Iterable[Sample]:
-    """Return the samples that the model was judged by: a metric looks at all of them."""
-    return seen.judged if goal.metric is not None else evenly(seen.judged, COMPARED_SAMPLES)
+def _judged(model: Prepared, seen: Evidenced, goal: Goal, found: Chosen) -> Judged:
+    """Tell which samples the model was judged by: a metric looks at all of them."""
+    count = len(seen.judged)
+    places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
+    judged = Judged.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
+    given = ranges_of(origin_of(seen.judged, place).place for place in places)
+    return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None)
 
 
 def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:

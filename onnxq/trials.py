@@ -24,8 +24,8 @@ from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
+from onnxq.samples.apart import halves
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.origins import halves
 from onnxq.samples.stretches import picked
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import ModelProto
 
 from onnxq import Budget, Data, quantize
 from onnxq.cli import terminal
+from onnxq.judging.goal import Goal
 from onnxq.report import load_report
+from onnxq.samples.origins import ranges_of
+from onnxq.samples.stretches import even_places
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -55,3 +61,34 @@ def test_layers_and_kernels_are_looked_at_where_they_are_wanted(wanted: int, tmp
     assert layers.layers[-1].tensor == "logits"
     convolutions = [one.node for one in report.plan.decisions if one.op_type == "Conv"]
     assert {ran[name] for name in convolutions} == {"QLinearConv"}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
+    apart: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], build: Callable[..., ModelProto]
+) -> None:
+    random = np.random.default_rng(0)
+    values = random.uniform(-1, 1, (40, 1, 64)).astype(np.float32)
+    # What is far out of range is cut off where it did not set the range.
+    values[35] *= 30
+    np.savez(tmp_path / "all.npz", x=values)
+    calibration = tmp_path / "all.npz"
+    if apart:
+        np.savez(tmp_path / "quiet.npz", x=random.uniform(-1, 1, (16, 1, 64)).astype(np.float32))
+        calibration = tmp_path / "quiet.npz"
+    data = Data(calibration, validation=tmp_path / "all.npz" if apart else None)
+    model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    budget = Budget(search="off", accuracy="off", latency=0, layers=2)
+    report = quantize(model, data, goal=Goal(force=True), budget=budget).report
+    assert report.samples.judged.apart == apart
+    judging = [*range(40)] if apart else even_places(40, 10)
+    assert report.samples.judged.places == ranges_of(judging)
+    worst = report.agreement.outputs[0].worst[0]
+    assert (worst.sample, worst.file) == (35, str(tmp_path / "all.npz"))
+    assert {one.sample for layer in report.fidelity.layers.layers for one in layer.worst} == {0, 39}
+    report.save(tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report
+    terminal.print_report(report, every=True)
+    told = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert ("(0-39 of those given to judge by, counted from 0)" if apart else "0, 4, 9, 13, 17, 22 and 4 more") in told
+    assert "35, all.npz" in told

@@ -18,8 +18,8 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.judging.bounds import student
 from onnxq.planning.plan import Plan
 from onnxq.progress import silent
+from onnxq.samples.apart import by_file, halves
 from onnxq.samples.inputs import SampleSource
-from onnxq.samples.origins import by_origin, halves
 from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places
 from onnxq.trials import Trials, noises
@@ -78,10 +78,10 @@ def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
     others = sorted(set(range(len(samples))).difference(*judges))
     kept = {others[place] for place in even_places(len(others), _MOST - sum(map(len, judges)))}
     groups = [set(half) for half in judges]
-    for origin in by_origin(samples):
-        near = next((group for group in groups if not group.isdisjoint(origin)), None)
+    for file in by_file(samples):
+        near = next((group for group in groups if not group.isdisjoint(file)), None)
         if near is not None:
-            near.update(kept.intersection(origin))
+            near.update(kept.intersection(file))
     groups.append(kept.difference(*groups))
     return tuple(Selection(samples, sorted(places)) for places in groups)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from rich.table import Table
 
 from onnxq.report import Report
@@ -36,7 +38,8 @@ def _worst(report: Report, width: int) -> Table:
             index = f"[{', '.join(map(str, one.place.index))}]"
             name = shortened(output.name, max(width - len(index), _NAME // 2))
             values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
-            worst.add_row(f"{name}{index}", str(one.sample), decibels(one.sqnr), values)
+            file = f", {shortened(PurePath(one.file).name, _NAME)}" if one.file else ""
+            worst.add_row(f"{name}{index}", f"{one.sample}{file}", decibels(one.sqnr), values)
     return worst
 
 

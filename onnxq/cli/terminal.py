@@ -21,7 +21,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report import Report
 from onnxq.report.figures import decibels, duration, shortened, size, threads
 from onnxq.report.suggestions import suggestions
-from onnxq.report.verdict import speed
+from onnxq.report.verdict import speed, which
 from onnxq.rewriting import Rewritten
 from onnxq.scheme import Mode
 
@@ -278,4 +278,5 @@ def _judged(judged: Judged) -> str:
     seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")
     tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
     rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
-    return f"{_counted(judged.samples, 'sample')}, {seen}{tried}{rounds}"
+    numbers = f" ({told})" if (told := which(judged)) else ""
+    return f"{_counted(judged.samples, 'sample')}{numbers}, {seen}{tried}{rounds}"

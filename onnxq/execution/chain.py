@@ -18,6 +18,7 @@ from onnxq.onnx_tools import skeleton
 from onnxq.runtime import Array, open_session, run
 from onnxq.samples.data import Samples, leaves_out, open_samples
 from onnxq.samples.inputs import Input, Sample, SampleSource, is_floating, model_inputs
+from onnxq.samples.origins import Origin, origin_of
 
 Chain = Mapping[str, str]
 """Input by the output that it is taken from."""
@@ -86,6 +87,10 @@ class ChainedSamples:
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def origin(self, index: int) -> Origin:
+        """Return where a sample comes from."""
+        return origin_of(self._samples, index)
 
     def __iter__(self) -> Iterator[Sample]:
         states: dict[str, Array] = {}

@@ -21,12 +21,13 @@ from onnxq.judging.labels import decibels_of_labels
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.reference import FloatView, run_beside
 from onnxq.judging.views import EngineView, View, Views
-from onnxq.judging.worst_places import Place, WorstPlace, furthest, worst_places
+from onnxq.judging.worst_places import Place, WorstPlace, furthest, traced, worst_places
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.publish import staging
 from onnxq.records import plain
 from onnxq.runtime import Array
-from onnxq.samples.inputs import Sample
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.stretches import even_places, picked
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,8 @@ class Agreement:
         """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
         outputs = [asdict(output) for output in self.outputs]
         for output in outputs:
-            for name in ("sqnr", "bound"):
-                if output[name] is not None and not np.isfinite(output[name]):
-                    output[name] = None
-            output["worst"] = plain(output["worst"])
-            output["parts"] = plain(output["parts"])
+            output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
+            output |= {name: plain(output[name]) for name in ("worst", "parts")}
         return {"samples": self.samples, "outputs": outputs}
 
     @property
@@ -130,14 +128,17 @@ class Agreement:
         return all(output.same_shapes and output.finite for output in self.outputs)
 
 
-def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample], risk: float = RISK) -> Agreement:
-    """Run both models on every sample and compare them, holding no more samples at a time than there are cores.
+def compare(
+    one: FloatView, other: View | EngineView, samples: SampleSource, risk: float = RISK, most: int = 0
+) -> Agreement:
+    """Run both models on samples and compare them, holding no more samples at a time than there are cores.
 
     Args:
         one: the float model.
         other: a model made from it, open for the same.
         samples: the data.
         risk: how often a bound may be wrong; see `risk_of_look`.
+        most: samples to compare at most, evenly spaced; 0 compares all.
 
     Returns:
         The agreement, outputs in the reference's order, then what stands for others.
@@ -145,10 +146,13 @@ def compare(one: FloatView, other: View | EngineView, samples: Iterable[Sample],
     Raises:
         DataError: there is no sample, or a run fails.
     """
-    stand_ins = one.views.stand_ins
-    found = agreement_of(one.views.names, run_beside(one, other, samples), risk, one.views.parts)
-    outputs = tuple(replace(output, stands_for=stand_ins.get(output.name, ())) for output in found.outputs)
-    return replace(found, outputs=outputs)
+    stand_ins, places = one.views.stand_ins, even_places(len(samples), most or len(samples))
+    found = agreement_of(one.views.names, run_beside(one, other, picked(samples, places)), risk, one.views.parts)
+    outputs = [
+        replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
+        for output in found.outputs
+    ]
+    return replace(found, outputs=tuple(outputs))
 
 
 def compare_files(
@@ -174,8 +178,7 @@ def compare_files(
     for path in (reference, candidate):
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
-    samples = samples_of(reference, data)
-    views = Views.of(reference, candidate)
+    samples, views = samples_of(reference, data), Views.of(reference, candidate)
     with staging(None) as folder:
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
         return compare(views.open(reference), there, samples)

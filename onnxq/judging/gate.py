@@ -22,12 +22,16 @@ class Judged:
         seen: how many of these had set ranges, or had a part in choosing the plan.
         tried: how many samples candidates were tried on.
         rounds: how often a plan was searched until one passed, or nothing was left to try.
+        places: which of the given samples they are: the first and the last of each run of them, counted from 0.
+        apart: whether they are counted among samples that were given to judge by alone.
     """
 
     samples: int
     seen: int
     tried: int = 0
     rounds: int = 1
+    places: tuple[tuple[int, int], ...] = ()
+    apart: bool = False
 
     @classmethod
     def of(cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:

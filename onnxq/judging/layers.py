@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,14 @@ class Layers:
     samples: int
     layers: tuple[Layer, ...]
     left: Mapping[str, str] = field(default_factory=dict)
+
+    def of_samples(self, places: Sequence[int]) -> Layers:
+        """Return the same with other numbers of the samples, such as those among all that were given."""
+        layers = (
+            replace(layer, worst=tuple(replace(one, sample=places[one.sample]) for one in layer.worst))
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite SQNR is the word Infinity."""

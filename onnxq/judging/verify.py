@@ -198,7 +198,7 @@ def verify(
     views = Views.of(reference, candidate)
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
     view = View(session, views.names, views, at_once=not large) if views.plain else opened()
-    agreement = compare(Reference(reference, views), view, evenly(samples, COMPARED_SAMPLES), risk)
+    agreement = compare(Reference(reference, views), view, samples, risk, COMPARED_SAMPLES)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
@@ -218,7 +218,7 @@ def _agreement_on(
     """Compare what an engine makes of a model with what onnxruntime in this process makes of the float model."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
-        found = compare(Reference(reference, views), there, evenly(samples, COMPARED_SAMPLES), risk)
+        found = compare(Reference(reference, views), there, samples, risk, COMPARED_SAMPLES)
         there.loaded.close()
     return found
 

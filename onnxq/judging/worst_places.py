@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.runtime import Array
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.origins import origin_of
 
 # Samples that are told of each output.
 _WORST = 3
@@ -41,14 +43,16 @@ class WorstPlace:
     """A sample on which an output is among the least faithful, and where it has its largest error.
 
     Attributes:
-        sample: its index among those that were compared.
+        sample: its index among those that were given; of some that are compared by themselves, among these.
         sqnr: SQNR in decibels of the output on it alone.
         place: the element with the largest error.
+        file: the file or folder that holds the sample; empty where it came from memory.
     """
 
     sample: int
     sqnr: float
     place: Place
+    file: str = ""
 
 
 def furthest(expected: Array, found: Array, within: tuple[int, ...] = ()) -> Place | None:
@@ -85,3 +89,17 @@ def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Seque
         if held
     ]
     return tuple(sorted(found, key=lambda one: (math.isfinite(one.place.error), one.sqnr))[:_WORST])
+
+
+def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequence[int]) -> tuple[WorstPlace, ...]:
+    """Return worst places with the numbers of their samples among those that were given, and their files.
+
+    Args:
+        worst: with numbers among those that were compared.
+        samples: all that could have been.
+        compared: which of them were.
+    """
+    origins = (origin_of(samples, compared[one.sample]) for one in worst)
+    return tuple(
+        replace(one, sample=origin.place, file=origin.file) for one, origin in zip(worst, origins, strict=True)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def decibels(value: float | None) -> str:
@@ -72,3 +73,14 @@ def milliseconds(value: float | None) -> str:
     ('0.012 ms', '-')
     """
     return "-" if value is None else f"{value:.3f} ms"
+
+
+def places(ranges: Sequence[tuple[int, int]], most: int) -> str:
+    """Return indices as text, of so many runs of them at most.
+
+    >>> places([(0, 2), (7, 7), (9, 12)], 2), places([(5, 5)], 2)
+    ('0-2, 7 and 4 more', '5')
+    """
+    told = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
+    others = sum(last - first + 1 for first, last in ranges[most:])
+    return ", ".join(told) + (f" and {others} more" if others else "")

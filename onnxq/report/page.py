@@ -24,7 +24,7 @@ from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.report import Report
 from onnxq.report.suggestions import suggestions
-from onnxq.report.verdict import speed
+from onnxq.report.verdict import speed, which
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
 from onnxq.scheme import Mode
 
@@ -253,6 +253,7 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("Scheme and target", f"{plan.scheme} for {plan.target}"),
         ("Ranges", report.encoding.ranges),
         ("Samples", f"{report.samples.calibrated} calibrated; judged by {report.judges}"),
+        ("Those that judged", which(report.samples.judged) if report.samples.judged is not None else ""),
         ("Time", f"{report.run.seconds:.1f} s"),
     ]
     if machine is not None:

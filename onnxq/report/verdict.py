@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 from onnxq.judging.agreement import Agreement
-from onnxq.judging.gate import worst_output
+from onnxq.judging.gate import Judged, worst_output
 from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
+from onnxq.report.figures import places
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
 # Labels of which any differs are told as no more, as rounding might make them all equal.
 _MOST_OF_LABELS = 0.999
+# A line of a terminal holds no more; the report has all.
+_SHOWN_PLACES = 6
 
 
 def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
@@ -35,6 +38,14 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
     if judged.seen == judged.samples:
         return f"{_counted(judged.samples)} that it had seen"
     return f"{_counted(judged.samples)}, {judged.seen} of which it had seen"
+
+
+def which(judged: Judged) -> str:
+    """Say which of the given samples judged a model; an empty string where that is not known."""
+    if not judged.places:
+        return ""
+    given = "those given to judge by" if judged.apart else "the samples given"
+    return f"{places(judged.places, _SHOWN_PLACES)} of {given}, counted from 0"
 
 
 def speed(latency: Latency) -> str:

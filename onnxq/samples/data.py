@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from itertools import chain, repeat
+from functools import cached_property, partial
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +16,7 @@ from onnxq.publish import staging
 from onnxq.samples.files import Part, files_below, is_read, suffixes, walk
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs
+from onnxq.samples.origins import Origin
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
 from onnxq.samples.spool import Named, from_files, from_rows, from_source, is_sample, spool
@@ -72,14 +73,19 @@ class Samples:
                 yield Stretch(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored, places)
             first, done = first + part.count, end
 
+    def origin(self, index: int) -> Origin:
+        """Return where a sample comes from."""
+        place = self._places[index]
+        return Origin(place, self._parts[bisect_right(self._ends, place)].file)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The indices behind the last sample of each part."""
+        return list(accumulate(part.count for part in self._parts))
+
     def sequences(self) -> Iterator[str]:
         """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
         counted = (repeat(part.sequence, part.count) for part in self._parts)
-        return picked(chain.from_iterable(counted), self._places)
-
-    def origins(self) -> Iterator[str]:
-        """Yield for each sample the file or list that it shares with others, else what it is read from alone."""
-        counted = (repeat(part.shared or part.where, part.count) for part in self._parts)
         return picked(chain.from_iterable(counted), self._places)
 
 
@@ -158,10 +164,10 @@ def open_samples(
     named = source_named(source) if isinstance(source, str) else source
     with ExitStack() as held:
 
-        def spooled(samples: Iterable[Named]) -> list[Part]:
+        def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[Part]:
             # One more than there may be is enough to say so, where there is no end, and that some are left out.
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
-            return spool(samples, inputs, held.enter_context(staging(None)), most)
+            return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
         where = "The iterable of samples"
         if isinstance(given, str | Path):
@@ -169,7 +175,8 @@ def open_samples(
             check_there(place)
             parts = [] if named is not None else _file_parts(place, inputs, images, share)
             if not parts:
-                parts = spooled(from_files(named or _source_below(place, inputs), place, inputs, images, share))
+                source_of = named or _source_below(place, inputs)
+                parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
         elif taken := named or source_for(given):
             parts = spooled(from_source(taken, given, inputs, images, share, "samples"))
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):

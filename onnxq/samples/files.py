@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +29,11 @@ class Part:
     Attributes:
         where: the origin, for errors.
         sequence: what the samples of this part continue, see `onnxq.samples.data.Samples.sequences`.
-        shared: the file from which other parts come as well; empty where none does.
         count: how many samples there are.
         read: yields the samples of ascending indices.
         stored: whether another process can call `read` too.
         stacked: whether errors say which sample of the origin is meant.
+        file: the file or folder that holds the samples; empty where they came from memory.
     """
 
     where: str
@@ -41,7 +42,7 @@ class Part:
     read: Callable[[Sequence[int]], Iterator[Sample]]
     stored: bool = True
     stacked: bool = True
-    shared: str = ""
+    file: str = ""
 
 
 def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Callable[[], Part]]:
@@ -83,17 +84,17 @@ def suffixes(folder: Location) -> str:
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
-def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input]) -> Part:
+def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> Part:
     """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
-    return replace(_one(where, sequence, partial(_read_npz, path, inputs)), shared=sequence)
+    return _one(where, sequence, partial(_read_npz, path, inputs), file)
 
 
 def _as_it_is(part: Part) -> Part:
     return part
 
 
-def _one(where: str, sequence: str, alone: Callable[[], Sample]) -> Part:
-    return Part(where, sequence, 1, partial(_alone, alone), stacked=False)
+def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> Part:
+    return Part(where, sequence, 1, partial(_alone, alone), stacked=False, file=file)
 
 
 def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sample]:
@@ -101,7 +102,7 @@ def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sampl
 
 
 def _sample_of(path: Location, alone: Callable[[], Sample]) -> Part:
-    return _one(str(path), str(Path(str(path)).parent), alone)
+    return _one(str(path), str(Path(str(path)).parent), alone, str(path))
 
 
 def _entries(folder: Location) -> list[Location]:
@@ -216,14 +217,14 @@ def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequ
     )
     if count is None:
         return _sample_of(path, partial(_read_stored, typed))
-    return Part(str(path), str(path), count, partial(_read_rows, typed, wanted))
+    return Part(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
 
 
 def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
     """Numpy saves bfloat16 and float8 as plain bytes; read such bytes as the type that the model wants."""
     wanted = {entry.name: entry.dtype for entry in inputs}
     return {
-        name: replace(array, stored=wanted[name])
+        name: dataclasses.replace(array, stored=wanted[name])
         if name in wanted
         and array.stored.kind == wanted[name].kind == "V"
         and array.stored.names is None

@@ -1,64 +1,55 @@
-"""Samples that share a file are alike: what is found on some of them is not judged by others."""
+"""Where samples come from: their numbers among those that were given, and the files that they lie in."""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from onnxq.samples.inputs import SampleSource
-from onnxq.samples.stretches import even_places
-
-# Of fewer files, or where one holds so large a part, hardly any can be spared for judging alone.
-_FEWEST, _LARGEST = 8, 1 / 4
 
 
-def by_origin(samples: SampleSource) -> list[list[int]]:
-    """Return the places of samples, those of one file together, such as the rows of a stack.
+@dataclass(frozen=True)
+class Origin:
+    """Where a sample comes from.
 
-    Each stands for itself where it has a file of its own, and where there are fewer than 8 files, or one of these holds
-    more than a quarter of all.
-
-    >>> by_origin([{"x": 0}, {"x": 1}])
-    [[0], [1]]
+    Attributes:
+        place: its index among the samples that were given; of files that a limit left out, none are counted.
+        file: the file or folder that holds it; empty where it came from memory.
     """
-    told = getattr(samples, "origins", None)
-    found: dict[object, list[int]] = {}
-    for place, origin in enumerate(told() if told is not None else range(len(samples))):
-        found.setdefault(origin, []).append(place)
-    if len(found) < _FEWEST or max(map(len, found.values())) > _LARGEST * len(samples):
-        return [[place] for place in range(len(samples))]
-    return list(found.values())
+
+    place: int
+    file: str = ""
 
 
-def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
-    """Return the places of so many samples, in two halves that share no file, spread over all.
+@runtime_checkable
+class TracedSamples(Protocol):
+    """Samples that know where each of them comes from."""
 
-    Where samples share files, they come of no more than half of these if that is enough, so that others are left which
-    share none with them.
+    def origin(self, index: int) -> Origin:
+        """Return where the sample with an index among these comes from; nothing is read."""
+        ...
 
-    Args:
-        samples: all of them.
-        count: how many are wanted; all are taken where there are no more.
 
-    >>> halves([{"x": place} for place in range(10)], 4)
-    ([0, 6], [3, 9])
+def origin_of(samples: SampleSource, index: int) -> Origin:
+    """Return where the sample with an index comes from; those of a list are as they were given.
+
+    >>> origin_of([{}, {}], 1)
+    Origin(place=1, file='')
     """
-    origins = by_origin(samples)
-    if len(origins) == len(samples):
-        places = even_places(len(samples), count)
-        return places[::2], places[1::2]
-    many = min(count, len(origins) // 2)
-    while many < len(origins) and sum(map(len, _evenly(origins, many))) < count:
-        many += 1
-    chosen = _evenly(origins, many)
-    parts = [sorted(chain.from_iterable(chosen[first::2])) for first in (0, 1)]
-    # One half makes up for what the other lacks.
-    first = min(count - min(count // 2, len(parts[1])), len(parts[0]))
-    one, other = (
-        [part[place] for place in even_places(len(part), most)]
-        for part, most in zip(parts, (first, count - first), strict=True)
-    )
-    return one, other
+    return samples.origin(index) if isinstance(samples, TracedSamples) else Origin(index)
 
 
-def _evenly(origins: list[list[int]], most: int) -> list[list[int]]:
-    return [origins[place] for place in even_places(len(origins), most)]
+def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return rising indices as pairs of the first and the last of those without a gap.
+
+    >>> ranges_of([0, 1, 2, 7])
+    ((0, 2), (7, 7))
+    """
+    found: list[tuple[int, int]] = []
+    for place in places:
+        if found and found[-1][1] == place - 1:
+            found[-1] = found[-1][0], place
+        else:
+            found.append((place, place))
+    return tuple(found)

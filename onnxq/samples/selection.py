@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from onnxq.samples.apart import by_file
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.origins import by_origin
+from onnxq.samples.origins import Origin, origin_of
 from onnxq.samples.stretches import Stretch, even_places, picked, stretches
 
 # Of fewer, none can be spared for judging alone.
@@ -37,6 +38,10 @@ class Selection:
     def __iter__(self) -> Iterator[Sample]:
         return picked(self.samples, self.places)
 
+    def origin(self, index: int) -> Origin:
+        """Return where a selected sample comes from."""
+        return origin_of(self.samples, self.places[index])
+
     def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
         """Yield the samples with these indices among the selected ones, which rise, in a stretch for each origin."""
         first = 0
@@ -45,17 +50,12 @@ class Selection:
             yield replace(stretch, indices=own, places=stretch.positions)
             first += len(own)
 
-    def origins(self) -> Iterator[object]:
-        """Yield for each sample what it shares with others of one file; see `by_origin`."""
-        told = getattr(self.samples, "origins", None)
-        yield from picked(told(), self.places) if told is not None else self.places
-
 
 def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
     """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
 
     Every fourth judges, 64 at most; of fewer than 8 samples, none can be spared, and all are for both. Samples that
-    share a file with one that judges, as far as files can be told apart so (see `by_origin`), are for neither or judge
+    share a file with one that judges, as far as files can be told apart so (see `by_file`), are for neither or judge
     as well.
 
     >>> select, gate = split([{"x": place} for place in range(8)])
@@ -65,9 +65,9 @@ def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
     count = len(samples)
     if count < _FEWEST:
         return samples, samples
-    origins = by_origin(samples)
-    most = max(_MOST_JUDGING * len(origins) // count, _FILES)
-    apart = {place for one in even_places(len(origins), min(len(origins) // _EACH, most)) for place in origins[one]}
+    files = by_file(samples)
+    most = max(_MOST_JUDGING * len(files) // count, _FILES)
+    apart = {place for one in even_places(len(files), min(len(files) // _EACH, most)) for place in files[one]}
     near = sorted(apart)
     judging = [near[place] for place in even_places(len(near), _MOST_JUDGING)]
     others = [place for place in range(count) if place not in apart]

@@ -26,7 +26,9 @@ Named = tuple[str, Mapping[str, Any]]
 """What a sample continues, and the sample."""
 
 
-def spool(samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most: int) -> list[Part]:
+def spool(
+    samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most: int, *, of_files: bool = False
+) -> list[Part]:
     """Write samples to a folder and return them as parts.
 
     Args:
@@ -34,6 +36,7 @@ def spool(samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most:
         inputs: what they have to fit.
         folder: an empty one.
         most: after so many no more is asked for.
+        of_files: whether what they continue are the files that hold them.
 
     Raises:
         DataError: a sample does not fit.
@@ -48,7 +51,7 @@ def spool(samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     plain = value.astype(str) if value.dtype.hasobject else value
                     np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
-        parts.append(spooled_part(path, where, sequence, inputs))
+        parts.append(spooled_part(path, where, sequence, inputs, sequence if of_files else ""))
     return parts
 
 

@@ -17,6 +17,8 @@ from onnxq.execution.chain import ChainedSamples, samples_of, with_optional
 from onnxq.execution.runner import collect
 from onnxq.samples.data import leaves_out, open_samples
 from onnxq.samples.inputs import Sample, model_inputs
+from onnxq.samples.origins import Origin, origin_of
+from onnxq.samples.selection import Selection
 
 
 def running_sum(dtype: int = TensorProto.FLOAT, dims: tuple[object, ...] = ("N", 2)) -> onnx.ModelProto:
@@ -41,6 +43,7 @@ def befores(samples: object) -> list[list[float]]:
 def test_the_output_of_a_sample_is_the_input_of_the_next() -> None:
     samples = ChainedSamples(ROWS, running_sum(), CHAIN)
     assert len(samples) == 3
+    assert origin_of(Selection(samples, [0, 2]), 1) == Origin(2)
     assert befores(samples) == befores(samples) == [[0, 0], [1, 10], [3, 30]]
 
 

@@ -185,7 +185,7 @@ def compared(tmp_path: Path) -> Callable[..., Agreement]:
         for model, path in zip((one, other), files, strict=True):
             onnx.save(model, path)
         views = Views.of(*files)
-        return compare(*map(views.open, files), iter(samples))
+        return compare(*map(views.open, files), samples)
 
     return compared
 

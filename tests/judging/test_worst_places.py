@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.worst_places import Place, furthest, worst_places
+from onnxq.judging.worst_places import Place, WorstPlace, furthest, traced, worst_places
+from onnxq.samples.selection import Selection
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,9 @@ def test_elements_of_sequences_are_told_by_their_place() -> None:
 
 def test_labels_have_no_places() -> None:
     assert agreement_of(["y"], [([np.array([1, 2])], [np.array([1, 3])])]).outputs[0].worst == ()
+
+
+def test_the_number_of_a_sample_is_that_among_those_given() -> None:
+    samples = Selection([{} for _ in range(40)], [1, 5, 7, 35])
+    (one,) = traced([WorstPlace(1, 20.0, Place((0,), 1.0, 3.0))], samples, [0, 3])
+    assert (one.sample, one.sqnr, one.place, one.file) == (35, 20.0, Place((0,), 1.0, 3.0), "")

@@ -1,80 +1,66 @@
-"""Samples of one file stay together, where there are files enough."""
+"""Samples are traced back to their numbers and files."""
 
 from __future__ import annotations
 
-from itertools import chain
+import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
-from hypothesis import given
-from hypothesis import strategies as some
 
-from onnxq.samples.data import Samples, open_samples
-from onnxq.samples.inputs import Input, Sample
-from onnxq.samples.origins import by_origin, halves
-from onnxq.samples.selection import Selection
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import Input
+from onnxq.samples.origins import Origin, TracedSamples, origin_of, ranges_of
+from onnxq.samples.selection import Selection, split
 
-INPUTS = (Input("x", np.dtype(np.float32), ("N", 2)),)
+INPUTS = (Input("x", np.dtype(np.float32), ("batch", 2)),)
 
 
-class Filed(list[Sample]):
-    """Samples of files with so many each."""
-
-    def __init__(self, counts: list[int]) -> None:
-        super().__init__({"x": np.array(place)} for place in range(sum(counts)))
-        self.files = [file for file, count in enumerate(counts) for _ in range(count)]
-
-    def origins(self) -> list[int]:
-        return self.files
+def sample(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full((1, 2), value, np.float32)}
 
 
-def stacks(folder: Path, counts: list[int]) -> Samples:
-    for file, count in enumerate(counts):
-        np.savez(folder / f"{file}.npz", x=np.arange(count * 2, dtype=np.float32).reshape(count, 2))
-    return open_samples(folder, INPUTS)
+def test_the_samples_that_judge_are_traced_through_every_selection() -> None:
+    given = open_samples([sample(index) for index in range(40)], INPUTS)
+    _, judging = split(Selection(given, range(40)))
+    places = [origin_of(judging, index).place for index in range(len(judging))]
+    assert places[8] == 35
+    # Each number is that of the sample itself.
+    assert places == [int(one["x"][0, 0]) for one in judging]
+    assert isinstance(judging, TracedSamples)
 
 
-def test_rows_of_a_stack_share_their_file_wherever_some_are_selected(tmp_path: Path) -> None:
-    samples = stacks(tmp_path, [3] * 8)
-    assert by_origin(samples) == [list(range(first, first + 3)) for first in range(0, 24, 3)]
-    assert by_origin(Selection(samples, range(1, 24))) == [
-        [0, 1],
-        *([first, first + 1, first + 2] for first in range(2, 23, 3)),
+def test_a_limit_leaves_the_numbers_as_they_were_given() -> None:
+    given = open_samples([sample(index) for index in range(10)], INPUTS, limit=4)
+    assert [origin_of(given, index) for index in range(4)] == [Origin(0), Origin(3), Origin(6), Origin(9)]
+
+
+def test_samples_name_the_file_that_holds_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", sample(0)["x"])
+    np.savez(tmp_path / "b.npz", x=np.concatenate([sample(index)["x"] for index in (1, 2, 3)]))
+    np.save(tmp_path / "c.npy", sample(4)["x"])
+    given = open_samples(tmp_path, INPUTS)
+    files = [tmp_path / name for name in ("a.npy", "b.npz", "b.npz", "b.npz", "c.npy")]
+    assert [origin_of(given, index) for index in range(5)] == [
+        Origin(place, str(file)) for place, file in enumerate(files)
     ]
 
 
-@pytest.mark.parametrize("counts", [[24], [12] * 7, [1] * 24, [30, *[3] * 20]])
-def test_samples_stand_for_themselves_where_files_tell_no_parts_apart(tmp_path: Path, counts: list[int]) -> None:
-    assert by_origin(stacks(tmp_path, counts)) == [[place] for place in range(sum(counts))]
+def test_samples_that_a_source_reads_name_its_files(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("a.csv", "b.csv"):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([["x"], ["1"], ["2"]])
+    given = open_samples(tmp_path, (Input("x", np.dtype(np.float32), ("batch",)),))
+    assert [Path(origin_of(given, index).file).name for index in range(len(given))] == ["a.csv"] * 2 + ["b.csv"] * 2
 
 
-def test_single_files_of_one_folder_share_nothing(tmp_path: Path) -> None:
-    for file in range(9):
-        np.savez(tmp_path / f"{file}.npz", x=np.full((1, 2), file, np.float32))
-    assert list(map(len, by_origin(open_samples(tmp_path, INPUTS)))) == [1] * 9
+def test_samples_from_memory_have_no_file() -> None:
+    assert origin_of([sample(0), sample(1)], 1) == Origin(1)
+    spooled = open_samples((sample(index) for index in range(3)), INPUTS)
+    assert origin_of(spooled, 2) == Origin(2)
 
 
-def test_windows_of_a_recording_share_it(tmp_path: Path) -> None:
-    for file in range(8):
-        soundfile.write(tmp_path / f"{file}.wav", np.zeros(800, np.float32), 16_000)
-    samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 400))])
-    assert by_origin(samples) == [[first, first + 1] for first in range(0, 16, 2)]
-
-
-@given(some.lists(some.integers(1, 9), min_size=1, max_size=40), some.integers(2, 64))
-def test_halves_share_no_file_and_are_as_many_as_wanted(counts: list[int], count: int) -> None:
-    samples = Filed(counts)
-    one, other = halves(samples, count)
-    assert len({*one, *other}) == len(one) + len(other) == min(count, len(samples))
-    assert (one, other) == (sorted(one), sorted(other))
-    for origin in by_origin(samples):
-        assert set(one).isdisjoint(origin) or set(other).isdisjoint(origin)
-
-
-def test_halves_leave_files_to_others_and_are_alike_in_size() -> None:
-    samples = Filed([8] * 64)
-    one, other = halves(samples, 16)
-    assert (len(one), len(other)) == (8, 8)
-    assert len({place // 8 for place in chain(one, other)}) == 16
+def test_runs_of_numbers_are_told_by_their_ends() -> None:
+    assert ranges_of([]) == ()
+    assert ranges_of([3, 5, 6, 7, 9]) == ((3, 3), (5, 7), (9, 9))
