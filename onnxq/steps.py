@@ -27,7 +27,7 @@ from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
-from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, distinct, doubts, masked, unseen
+from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, distinct, doubts, heard, masked, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.units import units
@@ -180,14 +180,14 @@ def evidenced(
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
-    looked = list(evenly(whole, LOOKED_AT))
+    looked = heard(list(evenly(whole, LOOKED_AT)))
     if goal.metric is not None:
         # It may have a label for each, equal ones too.
         samples, judged = whole, others or whole
     elif others is None:
         samples, judged = split(distinct(whole, looked))
     else:
-        samples, judged = distinct(whole, looked), distinct(others, list(evenly(others, LOOKED_AT)))
+        samples, judged = distinct(whole, looked), distinct(others, heard(list(evenly(others, LOOKED_AT))))
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxq.budget import Budget
 from onnxq.data import Data
-from onnxq.errors import ModelError, OutputError, SchemeError
+from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.judging.goal import Goal
 from onnxq.pipeline import plan, quantize
 from onnxq.presets import PRESETS
@@ -45,6 +45,20 @@ def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
     with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
         quantize(MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency=0))
     assert caught.value.report.search.sensitivities
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_silent_samples_are_refused_before_anything_is_calibrated_also_where_it_is_forced(
+    apart: bool, residual: ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workbench, "calibrate", lambda *arguments: pytest.fail("it was calibrated"))
+    (entry,) = residual.graph.input
+    shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+    silent = [{entry.name: np.zeros(shape, np.float32)} for _ in range(3)]
+    real = [{entry.name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)} for _ in range(3)]
+    data = Data(real, silent) if apart else Data(silent)
+    with pytest.raises(DataError, match="hold a single value in each input, as zeros do"):
+        quantize(residual, data, goal=Goal(force=True), budget=Budget(latency=0, search="off"))
 
 
 def conv_only() -> Scheme:

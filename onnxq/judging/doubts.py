@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.errors import ModelError
+from onnxq.errors import DataError, ModelError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.sentinels import doubtful_masks
@@ -49,6 +49,21 @@ def doubts(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]
     if not is_large(model):
         found += _of_outputs(model, list(evenly(looked, DOUBTED_SAMPLES)))
     return tuple(found)
+
+
+def heard(looked: Sequence[Sample]) -> Sequence[Sample]:
+    """Return samples as they are, unless each of them holds a single value in all its inputs, as zeros do.
+
+    Raises:
+        DataError: there is nothing else to set ranges and to judge by, though there are inputs of several floats.
+    """
+    if not looked or not all(_is_silent(sample) and not _varies(sample) for sample in looked):
+        return looked
+    raise DataError(
+        f"{f'all {len(looked)} samples looked at hold' if len(looked) > 1 else 'the only sample holds'} a single value "
+        "in each input, as zeros do, which tells nothing of the values that the model will see, expected samples of "
+        "those; give some 50 of its real inputs"
+    )
 
 
 def distinct(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
@@ -125,6 +140,12 @@ def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
 def _is_silent(sample: Sample) -> bool:
     arrays = [array for array in sample.values() if is_floating(array.dtype) and array.size > 1]
     return bool(arrays) and all(bool((array == array.flat[0]).all()) for array in arrays)
+
+
+def _varies(sample: Sample) -> bool:
+    """Return whether an input of no floats, such as tokens beside a mask, holds several values."""
+    others = (array for array in sample.values() if not is_floating(array.dtype) and array.size > 1)
+    return any(bool((array != array.flat[0]).any()) for array in others)
 
 
 def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:

@@ -10,9 +10,9 @@ import pytest
 from conftest import Build
 from observations import wanted
 
-from onnxq.errors import ModelError
+from onnxq.errors import DataError, ModelError
 from onnxq.evidence.observing import observe
-from onnxq.judging.doubts import LOOKED_AT, distinct, doubts, masked
+from onnxq.judging.doubts import LOOKED_AT, distinct, doubts, heard, masked
 from onnxq.samples.data import evenly
 
 
@@ -68,6 +68,32 @@ def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> Non
     assert any(one.startswith("9 of 9 samples hold a single value") for one in looked_at(classifier, silent))
     first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
     assert "output p of the float model says class 0" in told(classifier, first)
+
+
+FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(FLAT, "all 4 samples looked at hold a single value"), (FLAT[:1], "the only sample holds a")]
+)
+def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], told: str) -> None:
+    with pytest.raises(DataError, match=f"^{told}.*; give some 50 of its real inputs$"):
+        heard(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        [*FLAT, *samples(1)],
+        [{"x": np.float32([1])}, {"x": np.float32([2])}],
+        [{"ids": np.int64([0, 0, 0])}],
+        # Tokens beside a mask of floats that masks nothing.
+        [{"ids": np.int64([7, 8, 9]), "mask": np.ones(3, np.float32)}],
+    ],
+)
+def test_samples_of_which_any_tells_something_are_heard(given: list[dict[str, np.ndarray]]) -> None:
+    assert heard(given) is given
 
 
 @pytest.mark.parametrize(("others", "refused"), [("", True), (", float[2] c", False)])
