@@ -126,11 +126,18 @@ class Scorer:
         if isinstance(self.metric.function, Top1):
             return ""
         try:
+            again = score(self.metric, self.outputs, self.samples)
             turned = score(self.metric, self.outputs[::-1], self.samples[::-1])
             _ = self._without
         except DataError as error:
             return f"how much less other samples may score cannot be told, for without some of them {error}"
-        if not math.isclose(turned, self.score, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        if not _same(again, self.score):
+            return (
+                f"metric {self.metric.name!r} gives another score for the same answers in the same order, "
+                f"{self.score:.4g} and {again:.4g}, so how much less others may score cannot be told; draw no random "
+                "numbers in it, or from one seed in each call"
+            )
+        if not _same(turned, self.score):
             return (
                 f"metric {self.metric.name!r} depends on the order of the samples, from {self.score:.4g} to "
                 f"{turned:.4g} when it is turned round, so how much less others may score cannot be told"
@@ -154,6 +161,10 @@ class Scorer:
             for places in left
         ]
         return np.array(found)
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def _answers(views: Views, model: Path, samples: Sequence[Sample]) -> tuple[Named, ...]:
