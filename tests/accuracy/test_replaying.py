@@ -91,7 +91,7 @@ def test_ranges_do_not_depend_on_the_samples_of_the_replay(perceptron, samples_f
     budget = Budget("off", "ranges", latency=0)
     samples = samples_for(perceptron, 8)
     plan = quantize(perceptron, samples, tmp_path / "a.onnx", scheme=scheme, goal=FORCED, budget=budget).report.plan
-    louder = [{"x": 9 * np.ones((4, 32), np.float32)}]
+    louder = [{"x": 9 * samples[0]["x"]}]
     quantize(perceptron, louder, tmp_path / "b.onnx", scheme=plan, goal=FORCED, budget=UNTIMED)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
