@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import ALL, Basis, Folds, Groups
+from onnxq.accuracy.folds import ALL, LARGE, Basis, Folds, Groups
 from onnxq.encoding.codes import encode
 from onnxq.encoding.sequential_bias import layers_of, with_sequential_biases
 from onnxq.planning.plan import Plan
@@ -43,8 +43,12 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
     layers = layers_of(bench.graph, plan)
     static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
     few = min(len(folds.of(groups, _MOST_SAMPLES)) for groups in folds.found_on) < _FEWEST_SAMPLES
-    if bench.is_large or few or not static or static < _MOSTLY * len(layers):
-        return plain
+    if bench.is_large:
+        return plain.unfit(LARGE)
+    if few:
+        return plain.unfit(f"fewer than {_FEWEST_SAMPLES} samples do not tell a mean from chance")
+    if not static or static < _MOSTLY * len(layers):
+        return plain.unfit("most layers do not round their data")
     codes = encode(plan, bench.graph, plain.evidence, plain.recipe, bench.codes)
 
     @cache

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import Basis, Folds, Groups
+from onnxq.accuracy.folds import LARGE, Basis, Folds, Groups
 from onnxq.encoding.compensating import Compensation, within
 from onnxq.encoding.encoders import encode_weight
 from onnxq.encoding.migration import Around, Factors, Migration
@@ -55,14 +55,20 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
     rows = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
     asked: dict[Request, Divisible] = {}
     sizes: dict[Request, int] = {}
-    for one in divisible(bench.graph, plan).values():
+    possible = divisible(bench.graph, plan)
+    for one in possible.values():
         sums = [rows.sums(reader, _weight(reader, plan)) for reader in one.readers]
         if sums and all(sums):
             request = Request.of(one.tensor.name, "gram", -1, rows=rows.rows)
             asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
+    if bench.is_large:
+        return basis.unfit(LARGE)
+    if not asked:
+        bits = f"by weights of {accuracy.compensated_bits} bits or fewer" if possible else "by codes alone"
+        return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
     asked = {request: asked[request] for request in within(sizes, accuracy.gram_bytes)}
-    if not asked or bench.is_large:
-        return basis
+    if not asked:
+        return basis.unfit("Gram matrices of the data have no room in memory")
 
     @cache
     def seen(group: int) -> Evidence:

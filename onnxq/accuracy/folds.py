@@ -53,12 +53,21 @@ class Basis:
         recipe: how.
         evidence: what it rests on.
         settings: how the factors that migrate follow from samples, by site.
+        left: why the method that was asked last does not apply, in words; empty where it was tried.
     """
 
     recipe: Recipe
     evidence: Evidence
     settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
+    left: str = ""
 
+    def unfit(self, reason: str) -> Basis:
+        """Return the same, which a method leaves as it is, as it does not apply for that reason."""
+        return replace(self, left=f"it does not apply: {reason}")
+
+
+LARGE = "the model is above 1 GiB"
+"""Why methods do not apply that build a model, or see much of its data, too often for that."""
 
 Finding: TypeAlias = Callable[[Groups], Basis]
 """What a method makes of some groups of samples."""

@@ -58,8 +58,10 @@ def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -
         accuracy: whether sites are tried one by one as well, and in how many models.
     """
     found = sites(folds.trials.bench.graph, plan).found
+    if not found:
+        return basis.unfit("no layers can take in factors of the channels between them")
     if _share(found, plan, basis.evidence) < 1 - WORTH:
-        return basis
+        return basis.unfit("hardly any of the noise comes from tensors whose channels could have factors")
     channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
     first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
     # A range method that the user names stays.

@@ -38,7 +38,7 @@ def with_ranges(
         methods: to choose from; the first is taken where nothing is better.
     """
     if not plan.calibrated:
-        return basis
+        return basis.unfit("no range of data is found by samples")
     trials = replace(folds.trials, evidence=basis.evidence)
     recipe = _narrowed(trials, plan, basis.recipe)
 

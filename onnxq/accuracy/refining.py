@@ -137,13 +137,14 @@ def refine(
         affordable = until.left / trial - _TRIALS
         if affordable < _FEWEST:
             break
-        basis = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
+        found = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
+        left, basis = found.left or "no less noise", replace(found, left="")
         were, reached = _decibels(folds, plan, before), _decibels(folds, plan, basis)
         if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.
             basis, reached = before, were
         kept, seconds = _kept(name, basis.recipe, before.recipe), time.monotonic() - start
-        gains.append(Gain(name, were, reached, kept, seconds, "" if kept else "no less noise"))
+        gains.append(Gain(name, were, reached, kept, seconds, "" if kept else left))
         _LOG.debug("%s: %.1f -> %.1f dB in %.1f s, kept: %s", name, were, reached, seconds, kept or "nothing")
         if name == "ranges":
             ranges = basis.recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
@@ -9,13 +10,14 @@ from types import MappingProxyType
 
 from onnxq.accuracy.dividing import SCALING_WORTH, gram_workers
 from onnxq.accuracy.effort import Accuracy
-from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups
+from onnxq.accuracy.folds import ALL, LARGE, Basis, Finding, Folds, Groups
 from onnxq.encoding.compensating import Compensation
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
+from onnxq.evidence.requests import Request
 from onnxq.execution.runner import collect
 from onnxq.planning.plan import Plan
 
@@ -40,8 +42,8 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
         sum(map(len, folds.groups)), bits=accuracy.compensated_bits, memory=accuracy.gram_bytes
     )
     requests = first.requests(plan, bench.graph)
-    if not requests or bench.is_large or not _matters(folds, plan, basis):
-        return basis
+    if reason := _obstacle(folds, plan, basis, first, requests):
+        return basis.unfit(reason)
 
     @cache
     def seen(group: int) -> Evidence:
@@ -72,6 +74,18 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
         best = scaled
     # Errors that cancel on few samples need not do so on others.
     return best(ALL) if folds.surely_pays(plan, best, plain) else basis
+
+
+def _obstacle(folds: Folds, plan: Plan, basis: Basis, first: Compensation, requests: Sequence[Request]) -> str:
+    """Return why errors of rounding are not made to cancel, or an empty string."""
+    bench = folds.trials.bench
+    if bench.is_large:
+        return LARGE
+    if not requests and replace(first, memory=sys.maxsize).requests(plan, bench.graph):
+        return "Gram matrices of the data have no room in memory"
+    if not requests:
+        return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
+    return "" if _matters(folds, plan, basis) else "weights alone make hardly any of the noise"
 
 
 def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from onnxq.accuracy.biasing import with_biases
 from onnxq.accuracy.effort import FAST, FULL
-from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.folds import LARGE, Basis, Folds
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
 from onnxq.graph import Graph
@@ -97,11 +97,22 @@ def test_biases_that_do_not_pay_are_not_kept(
 
 def test_of_too_few_samples_none_are_found(folds_of: Callable[[int, int], Folds], plan: Plan) -> None:
     folds = folds_of(3, 3)
-    assert not with_biases(folds, plan, Basis(Recipe(), folds.trials.evidence), FULL).recipe.biases
+    found = with_biases(folds, plan, Basis(Recipe(), folds.trials.evidence), FULL)
+    assert not found.recipe.biases
+    assert found.left == "it does not apply: fewer than 3 samples do not tell a mean from chance"
+
+
+def test_large_models_get_none(
+    folds_of: Callable[[int, int], Folds], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds = folds_of(4, 8)
+    monkeypatch.setitem(vars(folds.trials.bench), "is_large", True)
+    assert with_biases(folds, plan, Basis(Recipe(), folds.trials.evidence), FULL).left == f"it does not apply: {LARGE}"
 
 
 def test_what_is_stored_alone_gets_none(folds_of: Callable[[int, int], Folds], bench: Workbench) -> None:
     folds = folds_of(4, 8)
     floats = replace(bench.plan({}), decisions=())
     basis = Basis(Recipe(), folds.trials.evidence)
-    assert with_biases(folds, floats, basis, FAST).recipe.key == Recipe().key
+    found = with_biases(folds, floats, basis, FAST)
+    assert (found.recipe.key, found.left) == (Recipe().key, "it does not apply: most layers do not round their data")

@@ -11,7 +11,7 @@ from conftest import Build
 
 from onnxq.accuracy.dividing import with_scaling
 from onnxq.accuracy.effort import FULL
-from onnxq.accuracy.folds import Basis, Folds
+from onnxq.accuracy.folds import LARGE, Basis, Folds
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.encoding.recipe import Recipe
 from onnxq.modelfile import as_graph
@@ -76,6 +76,31 @@ def test_channels_of_which_nothing_was_seen_stay_as_they_are(build: Build, tmp_p
 def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_path: Path) -> None:
     folds, plan, plain = opened(build, tmp_path, LOUD)
     room = 9 * 64 * 64 * 8
-    assert with_scaling(folds, plan, plain, replace(FULL, memory=room - 1)) is plain
+    left = with_scaling(folds, plan, plain, replace(FULL, memory=room - 1))
+    assert (left.recipe, left.left) == (
+        plain.recipe,
+        plain.unfit("Gram matrices of the data have no room in memory").left,
+    )
     roomy = with_scaling(folds, plan, plain, replace(FULL, memory=room))
     assert roomy.recipe.scaling.key == with_scaling(folds, plan, plain, FULL).recipe.scaling.key
+
+
+@pytest.mark.parametrize(
+    ("scheme", "large", "told"),
+    [
+        ("int8", False, "no float data that a normalization or a Mul makes is multiplied by codes alone"),
+        ("int4-block32", True, LARGE),
+    ],
+)
+def test_why_no_factors_apply_is_told(
+    scheme: str, large: bool, told: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds, plan, plain = opened(build, tmp_path, LOUD, scheme)
+    monkeypatch.setitem(vars(folds.trials.bench), "is_large", large)
+    assert with_scaling(folds, plan, plain, FULL).left == f"it does not apply: {told}"
+
+
+def test_weights_of_too_many_bits_for_factors_are_told(build: Build, tmp_path: Path) -> None:
+    folds, plan, plain = opened(build, tmp_path, LOUD)
+    left = with_scaling(folds, plan, plain, replace(FULL, compensated_bits=3)).left
+    assert left.endswith("is multiplied by weights of 3 bits or fewer")

@@ -84,7 +84,8 @@ def test_ranges_end_where_what_follows_is_flat(bench: Workbench, plan: Plan, mon
 def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:
     found = folds(bench, plan, 1, 1)
     basis, stored = Basis(Recipe(), found.trials.evidence), replace(plan, activations=())
-    assert with_ranges(found, stored, basis, FAST, (Percentile(90.0),)) is basis
+    left = with_ranges(found, stored, basis, FAST, (Percentile(90.0),))
+    assert (left.recipe, left.left) == (basis.recipe, basis.unfit("no range of data is found by samples").left)
     assert not found.trials.measured
 
 

@@ -48,6 +48,12 @@ def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
         assert after.before == before.after
     for gain in fast.encoding.gains:
         assert gain.kept or gain.after == gain.before
+    lefts = {gain.method: gain.left for gain in fast.encoding.gains}
+    assert lefts["scaling"].startswith("it does not apply: no float data")
+    assert lefts["compensation"] == (
+        "it does not apply: no weights of 4 bits or fewer are multiplied by data that can be seen"
+    )
+    assert lefts["bias"] in ("", "no less noise")
 
 
 def test_methods_that_are_kept_make_the_model_more_faithful(fast: Report) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from onnxq.accuracy import rounding
 from onnxq.accuracy.effort import FAST, FULL, Accuracy
-from onnxq.accuracy.folds import Basis, Finding, Folds
+from onnxq.accuracy.folds import LARGE, Basis, Finding, Folds
 from onnxq.accuracy.rounding import with_compensation
 from onnxq.budget import Budget
 from onnxq.data import Data
@@ -103,7 +103,8 @@ def test_weights_that_make_little_of_the_noise_are_not_looked_at(
 
     monkeypatch.setattr(Folds, "quietest", first)
     best, plain, _ = chosen(static, images("calib.npz", 4), FULL)
-    assert best is plain
+    assert best.recipe is plain.recipe
+    assert best.left == ("" if looked_at else "it does not apply: weights alone make hardly any of the noise")
     assert bool(asked) is looked_at
 
 
@@ -121,7 +122,16 @@ def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
 
 def test_weights_of_more_bits_are_left_out(bench: Workbench) -> None:
     best, plain, _ = chosen(bench, images("calib.npz", 4), replace(FAST, compensated_bits=3))
-    assert best is plain
+    assert (best.recipe, best.left) == (
+        plain.recipe,
+        plain.unfit("no weights of 3 bits or fewer are multiplied by data that can be seen").left,
+    )
+
+
+def test_large_models_get_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workbench, "is_large", True)
+    best, plain, _ = chosen(bench, images("calib.npz", 4))
+    assert (best.recipe, best.left) == (plain.recipe, plain.unfit(LARGE).left)
 
 
 def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
@@ -152,7 +162,10 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
     # The rows of images are 28 values long, what later layers multiply is 128.
     narrow, wide = 28 * 28 * 8, 128 * 128 * 8
     best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
-    assert best is plain
+    assert (best.recipe, best.left) == (
+        plain.recipe,
+        plain.unfit("Gram matrices of the data have no room in memory").left,
+    )
     assert not asked
     for memory, tensors in ((9 * (narrow + wide) - 1, 1), (9 * (narrow + 2 * wide) - 1, 2)):
         chosen(bench, images("calib.npz", 32), replace(FAST, memory=memory))
