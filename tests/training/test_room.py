@@ -46,7 +46,7 @@ def test_where_all_channels_use_all_codes_nothing_changes(build: Build, tmp_path
 
 
 def test_without_factors_nothing_is_tried(build: Build, tmp_path: Path) -> None:
-    samples = [{"x": np.ones((1, 16), np.float32)}]
+    samples = [{"x": np.linspace(-1, 1, 16, dtype=np.float32)[None]}]
     module, task = begun(build(LAYER, w=(16, 8)), samples, tmp_path / "m.onnx")
     assert not make_room(module, task)
 
