@@ -57,7 +57,7 @@ def heard(looked: Sequence[Sample]) -> Sequence[Sample]:
     Raises:
         DataError: there is nothing else to set ranges and to judge by, though there are inputs of several floats.
     """
-    if not looked or not all(_is_silent(sample) and not _varies(sample) for sample in looked):
+    if not looked or not all(map(_is_silent, looked)) or _differ_otherwise(looked):
         return looked
     raise DataError(
         f"{f'all {len(looked)} samples looked at hold' if len(looked) > 1 else 'the only sample holds'} a single value "
@@ -142,10 +142,11 @@ def _is_silent(sample: Sample) -> bool:
     return bool(arrays) and all(bool((array == array.flat[0]).all()) for array in arrays)
 
 
-def _varies(sample: Sample) -> bool:
-    """Return whether an input of no floats, such as tokens beside a mask, holds several values."""
-    others = (array for array in sample.values() if not is_floating(array.dtype) and array.size > 1)
-    return any(bool((array != array.flat[0]).any()) for array in others)
+def _differ_otherwise(looked: Sequence[Sample]) -> bool:
+    """Return whether inputs of no floats, such as tokens beside a mask, hold or have several values."""
+    others = [{name: one for name, one in sample.items() if not is_floating(one.dtype)} for sample in looked]
+    hold = any(one.size > 1 and bool((one != one.flat[0]).any()) for sample in others for one in sample.values())
+    return hold or len(set(map(sample_digest, others))) > 1
 
 
 def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:

@@ -74,7 +74,12 @@ FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [(FLAT, "all 4 samples looked at hold a single value"), (FLAT[:1], "the only sample holds a")]
+    ("given", "told"),
+    [
+        (FLAT, "all 4 samples looked at hold a single value"),
+        (FLAT[:1], "the only sample holds a"),
+        ([{**sample, "id": np.int64([7, 7])} for sample in FLAT], "all 4 samples looked at hold"),
+    ],
 )
 def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], told: str) -> None:
     with pytest.raises(DataError, match=f"^{told}.*; give some 50 of its real inputs$"):
@@ -90,6 +95,8 @@ def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.nd
         [{"ids": np.int64([0, 0, 0])}],
         # Tokens beside a mask of floats that masks nothing.
         [{"ids": np.int64([7, 8, 9]), "mask": np.ones(3, np.float32)}],
+        # Single tokens beside a state that begins with zeros.
+        [{"id": np.int64([token]), "state": np.zeros(3, np.float32)} for token in (7, 8)],
     ],
 )
 def test_samples_of_which_any_tells_something_are_heard(given: list[dict[str, np.ndarray]]) -> None:
