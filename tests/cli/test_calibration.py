@@ -46,9 +46,10 @@ def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tm
 def test_statistics_of_the_samples_that_judge_are_told(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
     options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax", "--stats", tmp_path / "s.npz")
-    told = " ".join(invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.split())
+    told = " ".join(invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.replace("│", "").split())
     assert "s.npz holds 6 samples besides these; it is used as it is" in told
-    assert "6 samples, which the plan had seen" in told
+    assert "of the samples given, counted from 0), which the plan had seen" in told
+    assert "on 6 samples that it had seen" in told
 
 
 def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     figures = json.loads(report.read_text())
     samples = figures["samples"]
     assert (samples["calibrated"], samples["judged"]["samples"], samples["judged"]["seen"]) == (6, 2, 0)
-    assert "2 samples, which the plan had not seen" in " ".join(result.stderr.split())
+    told = " ".join(result.stderr.replace("│", "").split())
+    assert "2 samples (0, 511 of the samples given, counted from 0), which the plan had not seen" in told
     assert figures["files"]["bytes"] == output.stat().st_size
     assert {one["node"] for one in figures["plan"]["decisions"]}
     assert all(one["reason"] for one in figures["plan"]["decisions"])
