@@ -41,8 +41,8 @@ _PROFILED = 1 / 4
 _NOISIEST, _HANDED_BACK = 8, 8
 # Another plan with more integers than this part of them all is nearly whole itself.
 _NEARLY = 0.9
-# A plan that is expected to take so many times as long as float is not tried.
-_HOPELESS = 1.5
+# A plan that is expected to take so many times as long as float is not tried; other work makes profiles slow.
+_HOPELESS = 2.0
 # Models that it takes at least to find out which stored weights are to be finer.
 _FINER = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
