@@ -83,6 +83,17 @@ def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float],
     return lambda predicted: height + steepness * (predicted - centre)
 
 
+def expected_at(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
+    """Return the SQNR in decibels that is expected of one of some assignments.
+
+    Args:
+        assigned: they, by their places.
+        trusted: what is expected of what is predicted, see `expectation`.
+        index: of the one.
+    """
+    return trusted(decibels(assigned(index).noise))
+
+
 def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
     """Whether an assignment is expected to be so much faster than a faithful one that it is seen."""
     return one.nanoseconds < _HARDLY_FASTER * faithful.nanoseconds

@@ -15,7 +15,7 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.progress import Progress
 from onnxq.scheme import Mode
 from onnxq.searching.alternatives import STATIC
-from onnxq.searching.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying
+from onnxq.searching.candidates import Candidate, distinct, expectation, expected_at, fastest, halfway, is_worth_trying
 from onnxq.searching.efforts import Effort
 from onnxq.searching.finer import FinerWeights
 from onnxq.searching.handing_back import handed_back
@@ -36,8 +36,7 @@ _SOLVED = 6
 _DOUBT = 1.0
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILED = 1 / 4
-# So many of the noisiest nodes are taken out of a plan that is integer throughout, and how often it is asked which of
-# them may be integers after all.
+# So many of the noisiest nodes are taken out of a plan of integers, and how often it is asked which of them may return.
 _NOISIEST, _HANDED_BACK = 8, 8
 # Another plan with more integers than this part of them all is nearly whole itself.
 _NEARLY = 0.9
@@ -46,8 +45,9 @@ _HOPELESS = 2.0
 # Models that it takes at least to find out which stored weights are to be finer.
 _FINER = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# A plan with integers has to be this many times as fast as float to be worth the bytes.
-_WORTH = 1.03
+# A plan with integers has to be this many times as fast as float to be worth the bytes of scales and zero points. One
+# that is expected to take most of its time has to be as fast as what only stores weights besides.
+_WORTH, _LITTLE = 1.03, 0.8
 
 
 def find_fastest(
@@ -120,11 +120,16 @@ class _Search:
             if fastest(timed) is not again:
                 break
             best = again
-        if 0 < (best.speed or 0.0) < _WORTH and self.laboratory.is_timed:
-            # Integers cost bytes of their own: scales, zero points and wider biases.
-            stored = self._stored(prices)
-            tried.append(stored)
-            best = stored if self._is_faithful(stored) else best
+        if best.speed and self.laboratory.is_timed:
+            gains = best.assignment.nanoseconds < _LITTLE * prices.costs.floats.total or len(timed) >= self.effort.timed
+            if not gains or best.speed < _WORTH:
+                stored = self._stored(prices)
+                will_do = self._is_faithful(stored)
+                if will_do and best.speed >= _WORTH:
+                    [stored] = self._timed([stored])
+                tried.append(stored)
+                if will_do:
+                    best = fastest([best, stored]) if stored.speed else stored
         return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
 
     @property
@@ -243,7 +248,7 @@ class _Search:
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
-            expected = partial(_expected, assigned, expectation(tried, self.goal))
+            expected = partial(expected_at, assigned, expectation(tried, self.goal))
             index = high - 1
             if guesses == _GUESSES:
                 index = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
@@ -293,7 +298,3 @@ class _Search:
             return None
         again = self._measured(again)
         return self._timed([again])[0] if self._is_faithful(again) else None
-
-
-def _expected(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
-    return trusted(decibels(assigned(index).noise))
