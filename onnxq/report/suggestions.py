@@ -72,8 +72,9 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         # A more faithful model would be of no more use.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
-    best = _best_measured(report)
-    if not coded and scores is None and best >= _WORTH_ASKING:
+    best, wanted = _best_measured(report), report.fidelity.wanted
+    # One that has what is wanted was not trusted with it on other samples: to ask for as much again would help nothing.
+    if not coded and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
         yield (
             f"--min-sqnr {math.floor(best)}",
             f"the most faithful plan with codes that was measured has {decibels(best)}",

@@ -73,6 +73,12 @@ def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None
     told = suggestions(FidelityError("nothing can be quantized", replace(searched, plan=plan)).report)
     assert [one.options for one in told] == ["--min-sqnr 39", "--accuracy full", "--search off --force"]
     assert "39.2 dB" in told[0].why
+    # A plan that has what is wanted was not trusted with it: to ask for that much again would be refused again.
+    trusted = changed(replace(searched, plan=plan), fidelity={"wanted": 30.0})
+    told = suggestions(FidelityError("nothing can be quantized", trusted).report)
+    assert [one.options for one in told] == ["--accuracy full", "--search off --force"]
+    above = changed(replace(searched, plan=plan), fidelity={"wanted": 40.0})
+    assert suggestions(FidelityError("nothing can be quantized", above).report)[0].options == "--min-sqnr 39"
 
 
 def test_a_model_of_no_use_is_only_forced() -> None:
