@@ -32,17 +32,13 @@ NO_CODES_BEHIND = "it vanishes only into a quantizer in front of integer kernels
 """Why a clamp stays whose neighbours behind stay in float."""
 
 
-def absorbed_clamps(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, Node]:
+def absorbed_clamps(obstacles: Mapping[Node, str]) -> dict[Node, Node]:
     """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it.
 
     Args:
-        graph: the graph, bodies included.
-        specs: the wanted activation spec of each node that may become an integer kernel.
-        target: the runtime.
+        obstacles: of each clamp, see `clamp_obstacles`.
     """
-    found = {
-        clamp: producer(clamp.inputs[0]) for clamp, why in clamp_obstacles(graph, specs, target).items() if not why
-    }
+    found = {clamp: producer(clamp.inputs[0]) for clamp, why in obstacles.items() if not why}
     return {clamp: maker for clamp, maker in found.items() if maker is not None}
 
 

@@ -63,7 +63,7 @@ def make_plan(
     _check_specs({wish.rule for wish in wishes.values()}, target)
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
-    clamps, absorbed = clamp_obstacles(graph, specs, target), absorbed_clamps(graph, specs, target)
+    absorbed = absorbed_clamps(clamps := clamp_obstacles(graph, specs, target))
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
     for scope, node in found:

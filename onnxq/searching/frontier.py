@@ -121,15 +121,13 @@ class _Search:
                 break
             best = again
         if best.speed and self.laboratory.is_timed:
-            gains = best.assignment.nanoseconds < _LITTLE * prices.costs.floats.total or len(timed) >= self.effort.timed
-            if not gains or best.speed < _WORTH:
+            little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
+            if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
                 stored = self._stored(prices)
-                will_do = self._is_faithful(stored)
-                if will_do and best.speed >= _WORTH:
-                    [stored] = self._timed([stored])
-                tried.append(stored)
-                if will_do:
+                if self._is_faithful(stored):
+                    [stored] = self._timed([stored]) if best.speed >= _WORTH else [stored]
                     best = fastest([best, stored]) if stored.speed else stored
+                tried.append(stored)
         return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
 
     @property
