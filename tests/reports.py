@@ -81,7 +81,10 @@ FULL = replace(
     ),
     encoding=Encoding(
         "MinMax()",
-        gains=(Gain("ranges", 30.0, 31.5, "percentile", 2.0), Gain("bias", 31.5, 31.5, "", 1.0, "no less noise")),
+        gains=(
+            Gain("ranges", 30.0, 31.5, "percentile", 2.0, where=("x", "y", "z")),
+            Gain("bias", 31.5, 31.5, "", 1.0, "no less noise"),
+        ),
         delivered=(Delivery(8, 2, 1, (("why", 1),)),),
         tensors=(TensorValues("x", -1.0, 3.0, (0.0, 1.0), 0.25, (1, 0, 5)),),
         weights=(WeightChannels("a", "w", 8, (0.1, 0.2, 0.3, 0.4, 0.5)),),

@@ -11,6 +11,7 @@ from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.deadline import NEVER, Deadline
 from onnxq.encoding.migration import NOTHING
+from onnxq.encoding.noting import tensors_seen
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.range_table import range_text
@@ -45,6 +46,8 @@ class Gain:
         kept: how much of it was kept, in words; empty where nothing was.
         seconds: that it took.
         left: why nothing, or not all, was kept; empty where it was.
+        where: names of the tensors whose ranges or factors were kept, those of data that rounded weights multiply, or
+            the nodes whose biases or tables were; empty where all are, or nothing was kept.
     """
 
     method: str
@@ -53,6 +56,7 @@ class Gain:
     kept: str
     seconds: float
     left: str = ""
+    where: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +83,15 @@ class Refined:
             decibels: SQNR of the worst output with it.
             reason: in words.
         """
-        kept = _kept("migration", recipe, replace(recipe, migration=NOTHING))
+        basis = replace(self.basis, recipe=recipe)
+        kept, where = _kept("migration", basis, replace(recipe, migration=NOTHING))
         gains = (
-            replace(one, after=decibels if kept else one.before, kept=kept, left=reason)
+            replace(one, after=decibels if kept else one.before, kept=kept, left=reason, where=where)
             if one.method == "migration"
             else one
             for one in self.gains
         )
-        return Refined(replace(self.basis, recipe=recipe), tuple(gains))
+        return Refined(basis, tuple(gains))
 
 
 def refine(
@@ -143,8 +148,8 @@ def refine(
         if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.
             basis, reached = before, were
-        kept, seconds = _kept(name, basis.recipe, before.recipe), time.monotonic() - start
-        gains.append(Gain(name, were, reached, kept, seconds, "" if kept else left))
+        (kept, where), seconds = _kept(name, basis, before.recipe), time.monotonic() - start
+        gains.append(Gain(name, were, reached, kept, seconds, "" if kept else left, where))
         _LOG.debug("%s: %.1f -> %.1f dB in %.1f s, kept: %s", name, were, reached, seconds, kept or "nothing")
         if name == "ranges":
             ranges = basis.recipe
@@ -166,16 +171,21 @@ def _decibels(folds: Folds, plan: Plan, basis: Basis) -> float:
     return decibels(pooled(replace(folds.trials, evidence=basis.evidence).noise(plan, basis.recipe)))
 
 
-def _kept(name: str, found: Recipe, before: Recipe) -> str:
-    """Return how much of a method was kept, or nothing."""
+def _kept(name: str, basis: Basis, before: Recipe) -> tuple[str, tuple[str, ...]]:
+    """Return how much of a method was kept, and where, or nothing."""
+    found = basis.recipe
     if found.key == before.key:
-        return ""
+        return "", ()
     own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
-    words = {
-        "ranges": f"{range_text(found.ranges) or found.ranges}{own}",
-        "migration": f"{len(found.migration.factors)} tensors",
-        "scaling": f"{len(found.scaling.factors)} tensors",
-        "compensation": f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
-        "bias": f"{len(found.biases)} biases",
+    places = {
+        "ranges": (f"{range_text(found.ranges) or found.ranges}{own}", found.own_ranges),
+        "migration": (f"{len(found.migration.factors)} tensors", found.migration.factors),
+        "scaling": (f"{len(found.scaling.factors)} tensors", found.scaling.factors),
+        "compensation": (
+            f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
+            tensors_seen(basis.evidence, "gram"),
+        ),
+        "bias": (f"{len(found.biases)} biases", found.biases),
     }
-    return words[name]
+    kept, where = places[name]
+    return kept, tuple(where)

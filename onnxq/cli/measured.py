@@ -11,6 +11,8 @@ from onnxq.report.figures import decibels, milliseconds, shortened
 from onnxq.scheme import Mode
 
 _SHOWN_NODES = 10
+# Names of places at which a method found something; a report file has them all.
+_NAMED = 2
 # Columns that figures take beside names, and those that names have at least.
 _FIGURES, _NAME = 42, 18
 
@@ -23,8 +25,8 @@ def measured(report: Report, columns: int) -> list[Table]:
         columns: of the terminal, which names are shortened for.
     """
     width = max(columns - _FIGURES, _NAME)
-    tables = (_worst(report, width), _gains(report), _regions(report, width), _plans(report), _noises(report, width))
-    return [table for table in tables if table.rows]
+    found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
+    return [table for table in (*found, plans, _noises(report, width)) if table.rows]
 
 
 def _table(title: str, *header: str) -> Table:
@@ -43,11 +45,13 @@ def _worst(report: Report, width: int) -> Table:
     return worst
 
 
-def _gains(report: Report) -> Table:
+def _gains(report: Report, width: int) -> Table:
     gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
     for gain in report.encoding.gains:
         told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
-        kept = "; ".join(filter(None, told))
+        named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
+        more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
+        kept = "; ".join(filter(None, (*told, f"{named}{more}")))
         gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
     return gains
 

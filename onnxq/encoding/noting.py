@@ -44,16 +44,16 @@ def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
         accuracy=recipe.accuracy,
         damping=_damping(recipe, evidence),
         scaling=tuple(Scaling(name, tuple(map(float, one.values))) for name, one in recipe.scaling.factors.items()),
-        observed=plan.observed or _tensors(evidence),
+        observed=plan.observed or tensors_seen(evidence),
     )
 
 
 def _damping(recipe: Recipe, evidence: Evidence) -> Damping | None:
     compensation = recipe.compensation
-    return Damping(compensation.damping, compensation.bits, _tensors(evidence, "gram")) if compensation else None
+    return Damping(compensation.damping, compensation.bits, tensors_seen(evidence, "gram")) if compensation else None
 
 
-def _tensors(evidence: Evidence, kind: str = "") -> tuple[str, ...]:
+def tensors_seen(evidence: Evidence, kind: str = "") -> tuple[str, ...]:
     """Return the tensors of which there is a kind of evidence; where none is named, any but that of weights."""
     requests = (one for one in evidence.statistics if (one.kind == kind if kind else one.kind != "gram"))
     return tuple(dict.fromkeys(one.tensor for one in requests))

@@ -43,12 +43,13 @@ def refitted(chooser: Chooser, full: Plan, refined: Refined, found: Chosen) -> t
     after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)
     reached, count = after.agreement.worst_sqnr, len(chooser.samples) + len(more)
     better = after.agreement.sound and not (math.isnan(reached) or reached < before)
-    gain = Gain("all samples", before, reached, f"{len(plan.calibrated)} ranges of {count} samples", 0.0)
+    told, where = f"{len(plan.calibrated)} ranges of {count} samples", tuple(plan.calibrated)
+    gain = Gain("all samples", before, reached, told, 0.0, where=where)
     if not better:
         chooser.bench.build(
             plan, chooser.evidence, found.recipe, chooser.files.staged, external_data=chooser.files.external_data
         )
-        gain = replace(gain, after=before, kept="", left="no less noise")
+        gain = replace(gain, after=before, kept="", left="no less noise", where=())
     gains = (*found.gains, replace(gain, seconds=time.monotonic() - start))
     if not better:
         return refined, replace(found, gains=gains)

@@ -81,7 +81,7 @@ def with_finer_tables(trials: Trials, plan: Plan, recipe: Recipe, aim: float) ->
             break
         taken[node] = finer[node]
     kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _MEGABYTE:.2f} MB more"
-    gain = Gain("tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start)
+    gain = Gain("tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start, where=tuple(taken))
     if not taken or gain.after <= gain.before:
         return plan, (Gain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
     return planned(taken), (gain,)

@@ -48,6 +48,9 @@ def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
         assert after.before == before.after
     for gain in fast.encoding.gains:
         assert gain.kept or gain.after == gain.before
+        assert gain.kept or not gain.where
+    wheres = {gain.method: gain.where for gain in fast.encoding.gains if gain.kept}
+    assert set(wheres["migration"]) == {one.tensor for one in fast.plan.activations if one.factors}
     lefts = {gain.method: gain.left for gain in fast.encoding.gains}
     assert lefts["scaling"].startswith("it does not apply: no float data")
     assert lefts["compensation"] == (
@@ -81,7 +84,8 @@ def test_what_costs_time_can_be_left_after_all() -> None:
     assert found.basis.recipe.key == before.recipe.key
     assert found.gains == (gains[0], Gain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
     fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
-    assert fewer.gains == (gains[0], Gain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow"))
+    left = Gain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
+    assert fewer.gains == (gains[0], left)
 
 
 @pytest.mark.parametrize(

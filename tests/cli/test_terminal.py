@@ -88,6 +88,7 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
         assert title not in short
         assert title in " ".join(whole.split())
     assert whole.count("(taken)") == 1
+    assert "percentile; x, y and 1 more" in " ".join(whole.replace("│", " ").split())
     for told in (short, whole):
         # Figures push the first line out of sight.
         words = " ".join(told.split())

@@ -72,6 +72,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "static: 1 node from a, 1.000 ms, noisiest alone 33.5 dB",
         "+1.5 dB",
         "not: no less noise",
+        "<summary>3 places</summary><bdi>x</bdi>, <bdi>y</bdi>, <bdi>z</bdi></details>",
         "onnxq quantize model.onnx --calib data",
         "cd34",
         "onnxq 0.2, python 3.11",
