@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import LARGE, Basis, Folds, Groups
 from onnxq.encoding.compensating import Compensation, within
-from onnxq.encoding.encoders import encode_weight
+from onnxq.encoding.encoders import encode_weight, weight_sums
 from onnxq.encoding.migration import Around, Factors, Migration
 from onnxq.encoding.scaling import Divisible, divisible
 from onnxq.evidence.evidence import Evidence
@@ -57,7 +57,7 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
     sizes: dict[Request, int] = {}
     possible = divisible(bench.graph, plan)
     for one in possible.values():
-        sums = [rows.sums(reader, _weight(reader, plan)) for reader in one.readers]
+        sums = [weight_sums(reader, _weight(reader, plan), rows) for reader in one.readers]
         if sums and all(sums):
             request = Request.of(one.tensor.name, "gram", -1, rows=rows.rows)
             asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)

@@ -12,6 +12,7 @@ from onnxq.accuracy.dividing import SCALING_WORTH, gram_workers
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import ALL, LARGE, Basis, Finding, Folds, Groups
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.encoders import weight_requests
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
@@ -41,7 +42,7 @@ def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy
     first = Compensation.of_samples(
         sum(map(len, folds.groups)), bits=accuracy.compensated_bits, memory=accuracy.gram_bytes
     )
-    requests = first.requests(plan, bench.graph)
+    requests = weight_requests(plan, bench.graph, first)
     if reason := _obstacle(folds, plan, basis, first, requests):
         return basis.unfit(reason)
 
@@ -81,7 +82,7 @@ def _obstacle(folds: Folds, plan: Plan, basis: Basis, first: Compensation, reque
     bench = folds.trials.bench
     if bench.is_large:
         return LARGE
-    if not requests and replace(first, memory=sys.maxsize).requests(plan, bench.graph):
+    if not requests and weight_requests(plan, bench.graph, replace(first, memory=sys.maxsize)):
         return "Gram matrices of the data have no room in memory"
     if not requests:
         return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
@@ -111,7 +112,7 @@ def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[st
         observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
     """
     bench, compensation = folds.trials.bench, basis.recipe.compensation
-    wanted = compensation.requests(plan, bench.graph) if compensation is not None else ()
+    wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
     # What had no room in memory then was rounded.
     requests = tuple(request for request in wanted if request.tensor in observed)
     grams = [collect(bench.prepared, folds.groups[group], requests, others=observed) for group in ALL if requests]

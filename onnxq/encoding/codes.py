@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.encoding.cache import CodesCache
-from onnxq.encoding.encoders import NOTHING_SEEN
 from onnxq.encoding.migration import Factors, divided_tensors, makers_of_divided, weighted_maker
 from onnxq.encoding.node_codes import Bias, Encoding
 from onnxq.encoding.parameters import activation_parameters, channel_means
@@ -23,6 +22,8 @@ from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.scheme import Mode
+
+NOTHING_SEEN = Evidence()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Which weights are rounded so that their errors cancel, and what has to be seen of data for that."""
+"""Which weights are rounded so that their errors cancel, what has to be seen of data for that, and what it tells."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from onnxq.evidence.gram import Gram
 from onnxq.evidence.requests import Option, Request
-from onnxq.graph import Graph, Node, Variable, is_fixed
+from onnxq.graph import Node, Variable
 from onnxq.numbers.compensation import DAMPING, Moments
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.matrices import Matrices
-from onnxq.planning.plan import Plan, Weight
-from onnxq.scheme import Mode
+from onnxq.numbers.spec import Spec
 
 ROWS: Final = 8192
 """Rows of data that Gram matrices are made of, from all samples together."""
@@ -77,38 +76,35 @@ class Compensation:
         """
         return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
 
-    def requests(self, plan: Plan, graph: Graph) -> tuple[Request, ...]:
-        """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
-        sizes: dict[Request, int] = {}
-        for node in graph.nodes:
-            decision = plan.by_node.get(node.name)
-            for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
-                if (sums := self.sums(node, weight)) is not None:
-                    sizes[sums.request] = sums.gram_bytes
-        return tuple(within(sizes, self.memory))
-
-    def sums(self, node: Node, weight: Weight) -> Sums | None:
-        """Return how a weight is multiplied, or None where it is rounded."""
-        source, spec = node.inputs[weight.index], weight.spec
-        if format_named(spec.format).bits > min(self.bits, _MOST_BITS) or spec.method.is_followed:
-            return None
-        # One that several nodes read is stored once, so it would need the data of all.
-        if not is_fixed(source) or len(source.outputs) != 1:
-            return None
-        return _sums(node, weight.index, tuple(source.shape), self.rows)
+    def covers(self, spec: Spec) -> bool:
+        """Whether weights of a Spec get it."""
+        return format_named(spec.format).bits <= min(self.bits, _MOST_BITS) and not spec.method.is_followed
 
 
-def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
-    """Yield the requests of the smallest sizes that have room in the memory together."""
-    for request, size in sorted(sizes.items(), key=lambda one: one[1]):
-        memory -= size
-        if memory < 0:
-            return
-        yield request
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What is known of the data that a weight multiplies.
+
+    Attributes:
+        moments: of the terms that the columns of its matrices are multiplied with.
+        matrices: how the weight is matrices that multiply it.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
+    """
+
+    moments: Moments
+    matrices: Matrices
+    damping: float = DAMPING
 
 
-def _sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
-    """Return how the node multiplies its input of that index and shape, where that is known."""
+def sums_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+    """Return how a node multiplies its input of that index and shape, where that is known.
+
+    Args:
+        node: of a prepared graph.
+        index: of the weight among its inputs.
+        shape: of the weight.
+        rows: most rows of data that each sample shows.
+    """
     if node.op in _CELLS:
         return _recurrent_sums(node, index, shape, rows)
     data: Any = node.inputs[0]
@@ -148,13 +144,23 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
     return Sums(Request.of(data.name, "gram", -1, rows=rows), Matrices.of_cell(shape))
 
 
-def moments_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, *, corrected: bool) -> Moments:
-    """Return what is known of the terms that the columns of a weight are multiplied with.
+def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
+    """Yield the requests of the smallest sizes that have room in the memory together."""
+    for request, size in sorted(sizes.items(), key=lambda one: one[1]):
+        memory -= size
+        if memory < 0:
+            return
+        yield request
+
+
+def terms_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool) -> Terms:
+    """Return what is known of the data that a weight multiplies.
 
     Args:
-        gram: what was seen of its data.
-        sums: how it is multiplied.
+        gram: what was seen of it.
+        sums: how the weight multiplies it.
         factors: what each of its terms is divided by, in the weight's shape; None where none is.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
         corrected: whether a bias makes up for what is lost in the mean.
     """
     products, means = gram.moments(np.float32), gram.means()
@@ -165,4 +171,4 @@ def moments_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, *, c
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products /= (each[:, :, None] * each[:, None]).astype(np.float32)
         means = means / each
-    return Moments(products, means if corrected else None)
+    return Terms(Moments(products, means if corrected else None), sums.matrices, damping)

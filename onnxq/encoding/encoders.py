@@ -1,4 +1,4 @@
-"""The table of encoders: how a weight becomes codes, by the method that its Spec names."""
+"""The table of encoders: how a weight becomes codes, and what has to be seen of data for that."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.encoding.compensating import Compensation, Sums, Terms, sums_of, within
 from onnxq.errors import ModelError
-from onnxq.evidence.evidence import Evidence
+from onnxq.evidence.requests import Request
+from onnxq.graph import Graph, Node, is_fixed
 from onnxq.numbers import burn, torch_observers
 from onnxq.numbers.blocks import block_shape
+from onnxq.numbers.compensation import compensated
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.numerics import Parameters, QTensor, quantize
 from onnxq.numbers.pairs import Pairs, fitted, scales_for_pairs
 from onnxq.numbers.scale_search import chosen_parameters
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Spec
-from onnxq.planning.plan import Weight
+from onnxq.planning.plan import Plan, Weight
+from onnxq.scheme import Mode
 
 Array = npt.NDArray[Any]
-Scales = npt.NDArray[np.float32]
-NOTHING_SEEN = Evidence()
 
 
 @dataclass(frozen=True)
@@ -33,38 +35,50 @@ class Encoder:
 
     Attributes:
         name: the method of a Spec that it is asked for by.
-        encode: takes the finite values, what is planned for them, what calibration saw, and the scales to be used in
-            place of its own where an accumulator asks for larger ones; returns codes of the values' shape, with scales
-            of their rank, one for each block along each axis.
+        encode: takes the finite values, what is planned for them, scales and zero points to be used in place of its own
+            where an accumulator asks for larger ones or another encoder has found them, and what is known of the data
+            that the weight multiplies; returns codes of the values' shape, with scales of their rank, one for each
+            block along each axis.
+        sums: takes a node, the index and shape of its weight, and how many rows of data each sample shows; returns how
+            the weight is multiplied, with what is to be seen of the data, or None where that is not known. Encoders
+            without it do not look at data.
     """
 
     name: Method
-    encode: Callable[[Array, Weight, Evidence, Scales | None], QTensor]
+    encode: Callable[[Array, Weight, Parameters | None, Terms | None], QTensor]
+    sums: Callable[[Node, int, tuple[int, ...], int], Sums | None] | None = None
 
 
-def _searched(values: Array, weight: Weight, _: Evidence, scale: Scales | None) -> QTensor:
+def _searched(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
     """Round to the nearest code, with the scales that a range, or a search from that, gives."""
-    format, block = format_named(weight.spec.format), _block(values, weight)
-    if scale is not None:
-        return quantize(values, Parameters(scale, None, block=block), format)
-    parameters = chosen_parameters(values, *block_range(values, block), weight.spec, block)
-    return quantize(values, parameters, format)
+    if parameters is None:
+        block = _block(values, weight)
+        parameters = chosen_parameters(values, *block_range(values, block), weight.spec, block)
+    return quantize(values, parameters, format_named(weight.spec.format))
 
 
-def _burn(values: Array, weight: Weight, _: Evidence, scale: Scales | None) -> QTensor:
+def _compensated(values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None) -> QTensor:
+    """Round so that errors cancel in the sums that data makes of the weight; where nothing is known, to the nearest."""
+    nearest = _searched(values, weight, parameters, None)
+    if terms is None:
+        return nearest
+    return compensated(values, nearest.parameters, nearest.format, terms.moments, terms.matrices, terms.damping)
+
+
+def _burn(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
     """Compute as Burn does, which has no integer kernel whose accumulator could ask for larger scales."""
-    assert scale is None, "what Burn quantizes is decoded, not multiplied"
+    assert parameters is None, "what Burn quantizes is decoded, not multiplied"
     return burn.encode(values, weight.spec)
 
 
-def _torch(values: Array, weight: Weight, evidence: Evidence, scale: Scales | None) -> QTensor:
+def _torch(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
     """Quantize as a MinMaxObserver and the kernel behind it do; channels may lie along any axis."""
-    if scale is not None:
-        return _searched(values, weight, evidence, scale)
+    if parameters is not None:
+        return _searched(values, weight, parameters, None)
     low, high = block_range(values, _block(values, weight))
     format = format_named(weight.spec.format)
-    parameters = torch_observers.Observer(format.name, weight.spec.symmetric).parameters(low, high)
-    return torch_observers.quantize(values, parameters, format)
+    observed = torch_observers.Observer(format.name, weight.spec.symmetric).parameters(low, high)
+    return torch_observers.quantize(values, observed, format)
 
 
 ENCODERS: Mapping[Method, Encoder] = MappingProxyType(
@@ -74,6 +88,7 @@ ENCODERS: Mapping[Method, Encoder] = MappingProxyType(
             Encoder(Method.MINMAX, _searched),
             Encoder(Method.MSE, _searched),
             Encoder(Method.HQQ, _searched),
+            Encoder(Method.COMPENSATED, _compensated, sums_of),
             Encoder(Method.BURN, _burn),
             Encoder(Method.TORCH, _torch),
         )
@@ -82,8 +97,34 @@ ENCODERS: Mapping[Method, Encoder] = MappingProxyType(
 """Every encoder by the method that asks for it."""
 
 
+def encoder_of(spec: Spec, compensation: Compensation | None) -> Encoder:
+    """Return what chooses the codes of weights of a Spec, or moves those that it has found to others."""
+    is_covered = compensation is not None and compensation.covers(spec)
+    return ENCODERS[Method.COMPENSATED if is_covered else spec.method]
+
+
+def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums | None:
+    """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
+    source, sums = node.inputs[weight.index], encoder_of(weight.spec, compensation).sums
+    # One that several nodes read is stored once, so it would need the data of all.
+    if sums is None or not is_fixed(source) or len(source.outputs) != 1:
+        return None
+    return sums(node, weight.index, tuple(source.shape), compensation.rows)
+
+
+def weight_requests(plan: Plan, graph: Graph, compensation: Compensation) -> tuple[Request, ...]:
+    """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
+    sizes: dict[Request, int] = {}
+    for node in graph.nodes:
+        decision = plan.by_node.get(node.name)
+        for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
+            if (sums := weight_sums(node, weight, compensation)) is not None:
+                sizes[sums.request] = sums.gram_bytes
+    return tuple(within(sizes, compensation.memory))
+
+
 def encode_weight(
-    values: Array, weight: Weight, evidence: Evidence = NOTHING_SEEN, scale: Scales | None = None
+    values: Array, weight: Weight, parameters: Parameters | None = None, terms: Terms | None = None
 ) -> QTensor:
     """Choose the codes of a weight as its Spec says, after a look for values that have none.
 
@@ -93,8 +134,9 @@ def encode_weight(
     Args:
         values: of a float type and any rank.
         weight: its Spec, and the axes that this speaks of.
-        evidence: what calibration saw, for encoders that look at data.
-        scale: float32 scales to be used in place of the encoder's own.
+        parameters: scales and zero points to be used in place of the encoder's own.
+        terms: what is known of the data that the weight multiplies, by which errors are made to cancel whatever found
+            its scales.
 
     Returns:
         Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
@@ -106,12 +148,13 @@ def encode_weight(
     if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
         name = f"weight {weight.tensor}" if weight.tensor else "the weight"
         raise ModelError(f"{name} holds NaN or infinity, which have no code; leave its node in float")
-    encode = ENCODERS[weight.spec.method].encode
-    found = encode(values, weight, evidence, scale)
-    if scale is None and weight.pairs is not Pairs.NONE:
-        larger = scales_for_pairs(values, found.parameters.scale, weight.pairs, weight.axis, weight.reduction_axis)
-        if not np.array_equal(larger, found.parameters.scale):
-            found = encode(values, weight, evidence, larger)
+    encode = ENCODERS[weight.spec.method if terms is None else Method.COMPENSATED].encode
+    found = encode(values, weight, parameters, terms)
+    if parameters is None and weight.pairs is not Pairs.NONE:
+        scale = found.parameters.scale
+        larger = scales_for_pairs(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
+        if not np.array_equal(larger, scale):
+            found = encode(values, weight, Parameters(larger, None, block=_block(values, weight)), terms)
     return paired(found, weight)
 
 

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
-from onnxq.encoding.compensating import Sums, moments_of
-from onnxq.encoding.encoders import encode_weight, paired
+from onnxq.encoding.compensating import Sums, terms_of
+from onnxq.encoding.encoders import encode_weight, weight_sums
 from onnxq.encoding.migration import Around, Factors, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.gram import Gram
 from onnxq.graph import Node, optional
-from onnxq.numbers.compensation import compensated
 from onnxq.numbers.numerics import Parameters, QTensor
 from onnxq.numbers.weights import quantize_bias, scale_with_room
 from onnxq.planning.corrections import bias_of
@@ -100,7 +99,7 @@ class Encoding:
         def values() -> Array:
             return around.weight(node, weight.index, source.values)
 
-        found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence))
+        found = self.cache.codes(key, lambda: encode_weight(values(), weight))
         if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
             found, key = self._compensated(node, decision, weight, found, key)
             corrected = self._corrected(node, decision, weight, found, key)
@@ -108,8 +107,8 @@ class Encoding:
         bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
         raised = scale_with_room(found.parameters.scale, bias, scale)
         if not np.array_equal(raised, found.parameters.scale):
-            key = (*key, raised.tobytes())
-            found = self.cache.codes(key, lambda: encode_weight(values(), weight, self.evidence, raised))
+            key, larger = (*key, raised.tobytes()), replace(found.parameters, scale=raised)
+            found = self.cache.codes(key, lambda: encode_weight(values(), weight, larger))
         found, key = self._compensated(node, decision, weight, found, key)
         corrected = self._corrected(node, decision, weight, found, key)
         # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
@@ -134,18 +133,16 @@ class Encoding:
 
         def made() -> QTensor:
             gram, sums = shown
-            moments = moments_of(gram, sums, divided, corrected=corrected)
-            found = compensated(
-                values, nearest.parameters, nearest.format, moments, sums.matrices, compensation.damping
-            )
-            return paired(found, weight)
+            terms = terms_of(gram, sums, divided, compensation.damping, corrected=corrected)
+            return encode_weight(values, weight, nearest.parameters, terms)
 
         key = (*key, self._digest(node, weight), corrected)
         return self.cache.codes(key, made), key
 
     def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
         """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
-        sums = self.recipe.compensation.sums(node, weight) if self.recipe.compensation is not None else None
+        compensation = self.recipe.compensation
+        sums = weight_sums(node, weight, compensation) if compensation is not None else None
         gram = self.evidence.statistics.get(sums.request) if sums is not None else None
         return (gram, sums) if sums is not None and isinstance(gram, Gram) and gram.count else None
 

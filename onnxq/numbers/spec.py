@@ -15,6 +15,7 @@ _MOST_AXES = 5
 _TWO_LEVEL = ("float16", "ue4m3")
 _WORD_FIELDS = (2, 4, 8)
 _TORCH_BITS = 8
+_COMPENSATED_BITS = 8
 
 
 class Granularity(StrEnum):
@@ -44,6 +45,8 @@ class Method(StrEnum):
     """The clipping that makes the squared error of each scale's values smallest."""
     HQQ = "hqq"
     """The scale and zero point that make small the errors of most values; the few large ones hardly count."""
+    COMPENSATED = "compensated"
+    """From the smallest and largest value, and codes whose errors cancel in the sums that a product makes with data."""
     BURN = "burn"
     """What Burn's Quantizer computes, which takes every float initializer, biases and norms too."""
     TORCH = "torch"
@@ -124,7 +127,7 @@ def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
         'scale_rounding = "floor" gives powers of two for symmetric codes; say scale = "e8m0" and symmetric = true',
     )
     yield (
-        spec.scale_rounding is Rounding.FLOOR and spec.method is not Method.MINMAX,
+        spec.scale_rounding is Rounding.FLOOR and spec.method not in (Method.MINMAX, Method.COMPENSATED),
         f'scale_rounding = "floor" decides the scale, so method = "{spec.method}" has nothing to choose; '
         'say scale_rounding = "nearest"',
     )
@@ -139,6 +142,11 @@ def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
     yield (
         spec.method is Method.HQQ and spec.symmetric,
         'method = "hqq" chooses zero points and symmetric codes have none; say symmetric = false or method = "mse"',
+    )
+    yield (
+        spec.method is Method.COMPENSATED and format.bits > _COMPENSATED_BITS,
+        f'method = "compensated" takes formats of {_COMPENSATED_BITS} bits or fewer and {name} has {format.bits}; '
+        'say format = "int8" or leave method out, as errors of so fine codes are small',
     )
     plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.per, Granularity)
     yield (

@@ -33,7 +33,7 @@ _STATIC_OPSET = 13
 
 # What stands between quantizers of data, and how its scales are found: what else a spec may say, kernels do not read.
 _INTEGERS: Final = ("int8", "int4")
-_METHODS: Final = (Method.MINMAX, Method.MSE, Method.TORCH)
+_METHODS: Final = (Method.MINMAX, Method.MSE, Method.COMPENSATED, Method.TORCH)
 _BYTE = 8
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.

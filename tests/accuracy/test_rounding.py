@@ -16,6 +16,7 @@ from onnxq.accuracy.rounding import with_compensation
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.encoders import weight_requests
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
@@ -72,7 +73,7 @@ def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, 
 def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> None:
     best, _, plan = chosen(bench, images("calib.npz", 32))
     assert best.recipe.compensation is not None
-    requests = best.recipe.compensation.requests(plan, bench.graph)
+    requests = weight_requests(plan, bench.graph, best.recipe.compensation)
     grams = [best.evidence.statistics[request] for request in requests]
     assert grams
     # Each image has 28 rows of pixels, and one vector for each in front of the last layer.
@@ -180,7 +181,7 @@ def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:
     evidence = bench.calibrate(plan, samples, silent)
     folds = Folds(Trials.of(bench, bench.prepared, evenly(samples, 16), evidence), samples)
     compensation = Compensation.of_samples(32)
-    (first, *others) = dict.fromkeys(request.tensor for request in compensation.requests(plan, bench.graph))
+    (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
     assert others
     basis = rounding.with_seen_rows(folds, plan, Basis(Recipe(compensation=compensation), evidence), [first])
     assert {request.tensor for request in basis.evidence.statistics if request.kind == "gram"} == {first}

@@ -13,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.codes import encode_with
 from onnxq.encoding.compensating import Compensation
+from onnxq.encoding.encoders import weight_requests
 from onnxq.encoding.migration import Around, Factors, Migration
 from onnxq.encoding.recipe import USUAL, Recipe
 from onnxq.evidence.evidence import Evidence
@@ -88,7 +89,7 @@ def data_of(graph: Graph, seed: int) -> np.ndarray:
 def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Compensation = ALL) -> Evidence:
     x, names = data_of(graph, 1), [output.name for output in graph.outputs]
     arrays = {"x": x, **dict(zip(names, run(open_session(model), {"x": x}, names), strict=True))}
-    return observe(arrays, compensation.requests(plan, graph), "0" * 32)
+    return observe(arrays, weight_requests(plan, graph, compensation), "0" * 32)
 
 
 def noise(text: str, model: ModelProto, graph: Graph, codes: dict[tuple[str, int], QTensor], build: Build) -> float:
@@ -172,7 +173,7 @@ def test_data_whose_products_are_beyond_float32_leaves_the_nearest_codes(
     graph = as_graph(build(text, **weights))
     plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": Parameters(np.array(0.05, np.float32), None)}
     plan = replace(plan, activations=(Activation("x", Spec("int8"), "x"),))
-    evidence = observe({"x": np.float32(scale) * data_of(graph, 1)}, ALL.requests(plan, graph), "0" * 32)
+    evidence = observe({"x": np.float32(scale) * data_of(graph, 1)}, weight_requests(plan, graph, ALL), "0" * 32)
     migration = Migration({"x": Factors(1, np.full(48, factor))})
     recipes = [replace(one, migration=migration) for one in (USUAL, COMPENSATED)]
     with warnings.catch_warnings(action="error"):
@@ -202,18 +203,18 @@ def test_codes_without_evidence_are_the_nearest(build: Build) -> None:
 def test_some_weights_ask_for_nothing(spec: Spec, compensation: Compensation, build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
-    assert ALL.requests(plan_for(graph), graph)
-    assert compensation.requests(plan_for(graph, spec=spec), graph) == ()
+    assert weight_requests(plan_for(graph), graph, ALL)
+    assert weight_requests(plan_for(graph, spec=spec), graph, compensation) == ()
 
 
 def test_nothing_is_asked_for_nodes_that_stay_float_or_share_a_weight(build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
-    assert ALL.requests(plan_for(graph, Mode.FLOAT), graph) == ()
+    assert weight_requests(plan_for(graph, Mode.FLOAT), graph, ALL) == ()
     shared = as_graph(
         build("(float[9,48] x) => (float[9,24] y, float[9,24] z) { [n] y = MatMul(x, w) z = MatMul(x, w) }", **weights)
     )
-    assert ALL.requests(plan_for(shared), shared) == ()
+    assert weight_requests(plan_for(shared), shared, ALL) == ()
 
 
 def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) -> None:
@@ -222,7 +223,7 @@ def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) 
     graph = as_graph(model)
     plan, cache = plan_for(graph), CodesCache()
     evidence = seen(model, graph, plan)
-    request = ALL.requests(plan, graph)
+    request = weight_requests(plan, graph, ALL)
     other = observe({"x": data_of(graph, 3)}, request, "1" * 32)
     first, again, second = (
         encode_with(plan, graph, {}, {}, one, cache, COMPENSATED).weights["n", 1] for one in (evidence, evidence, other)

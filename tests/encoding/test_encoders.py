@@ -244,10 +244,10 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
     values = np.random.default_rng(0).standard_normal((12, 5, 3, 3)).astype(np.float32)
     plain = Weight(1, "w", Spec("int8-narrow", per, method=method), 0, values.size, 1)
     weight = replace(plain, pairs=Pairs.ROW)
-    scale = encode_weight(values, plain).parameters.scale if given else None
-    found = encode_weight(values, weight, scale=scale)
+    parameters = encode_weight(values, plain).parameters if given else None
+    found = encode_weight(values, weight, parameters)
     assert np.array_equal(fitted(found.codes, Pairs.ROW, 0, 1), found.codes)
-    assert scale is None or np.array_equal(found.parameters.scale, scale)
+    assert parameters is None or np.array_equal(found.parameters.scale, parameters.scale)
     if not given:
         lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
         assert lost < 1.5 * least
