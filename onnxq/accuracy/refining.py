@@ -16,6 +16,7 @@ from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.range_table import range_text
 from onnxq.numbers.ratios import decibels
+from onnxq.numbers.spec import Method
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 
@@ -92,6 +93,24 @@ class Refined:
             for one in self.gains
         )
         return Refined(basis, tuple(gains))
+
+
+def asked_for(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return what codes are chosen by where weights of a plan ask for data by their Spec; the same where none does.
+
+    Args:
+        folds: the samples.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: what the Gram matrices of data may take.
+    """
+    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
+    asked = any(spec.method is Method.COMPENSATED for spec in weights)
+    if not asked or basis.recipe.compensation is not None or folds.trials.bench.is_large:
+        return basis
+    from onnxq.accuracy.rounding import with_asked_rows
+
+    return with_asked_rows(folds, plan, basis, accuracy)
 
 
 def refine(

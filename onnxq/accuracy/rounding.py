@@ -102,6 +102,22 @@ def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:
     return pooled(noise) >= _SHARE * pooled(trials.noise(plan, basis.recipe))
 
 
+def with_asked_rows(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return a basis by which the errors of those weights cancel whose Spec asks for that, without judging it.
+
+    Args:
+        folds: the samples.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: what the Gram matrices may take.
+    """
+    samples = sum(map(len, folds.groups))
+    asked = Compensation.of_samples(samples, _LIKELIEST, bits=0, memory=accuracy.gram_bytes)
+    observed = {request.tensor for request in weight_requests(plan, folds.trials.bench.graph, asked)}
+    compensated = replace(basis, recipe=replace(basis.recipe, compensation=asked))
+    return with_seen_rows(folds, plan, compensated, sorted(observed))
+
+
 def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:
     """Return a basis whose weights are compensated with the Gram matrices for that, summed up as they once were.
 
@@ -115,7 +131,8 @@ def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[st
     wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
     # What had no room in memory then was rounded.
     requests = tuple(request for request in wanted if request.tensor in observed)
-    grams = [collect(bench.prepared, folds.groups[group], requests, others=observed) for group in ALL if requests]
+    groups = [folds.groups[group] for group in ALL if requests and len(folds.groups[group])]
+    grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
     return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
-from onnxq.accuracy.refining import Gain, Refined, refine
+from onnxq.accuracy.refining import Gain, Refined, asked_for, refine
 from onnxq.deadline import NEVER
 from onnxq.encoding.codes import Codes
 from onnxq.encoding.recipe import Recipe
@@ -139,11 +139,12 @@ class Chooser:
             accuracy: what is tried.
             enough: decibels that are not improved on, unless with all effort.
         """
-        basis = Basis(recipe, self.evidence)
+        folds = Folds(self.trials, self.samples)
+        basis = asked_for(folds, plan, Basis(recipe, self.evidence), accuracy)
         if not accuracy.methods or not self.has_time(0):
             return Refined(basis)
         until = self.judge.deadline.part(_REFINING, self._reserved)
-        return refine(Folds(self.trials, self.samples), plan, basis, accuracy, self.progress, until, enough)
+        return refine(folds, plan, basis, accuracy, self.progress, until, enough)
 
     def affordable(self, plan: Plan, refined: Refined, goal: Goal) -> Refined:
         """Return what was refined with the factors of channels that cost no time or that fidelity needs.

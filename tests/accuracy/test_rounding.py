@@ -27,12 +27,14 @@ from onnxq.execution.workers import Threads
 from onnxq.judging.agreement import compare_files
 from onnxq.judging.goal import Goal
 from onnxq.modelfile import load
+from onnxq.numbers.spec import Method, Spec
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
 from onnxq.presets import preset_named
 from onnxq.progress import silent
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample
+from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.switchboard import Switchboard
 from onnxq.targets import DEFAULT_TARGET, target_named
 from onnxq.trials import Trials
@@ -173,6 +175,23 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
         assert {len(names) for names, _ in asked} == {tensors}
         assert all(isinstance(workers, Threads) for _, workers in asked)
         asked.clear()
+
+
+@pytest.mark.parametrize("count", [1, 32])
+def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: int, tmp_path: Path) -> None:
+    spec = Spec("int4", (32,), method=Method.COMPENSATED)
+    samples, judges = images("calib.npz", count), images("test.npz", 50)
+    budget, found = Budget(search="off", latency=0, accuracy="off"), {}
+    for wanted in (spec, replace(spec, method=Method.MINMAX)):
+        scheme, output = Scheme((Rule(Mode.WEIGHT_ONLY, weight=wanted),)), tmp_path / f"{wanted.method}.onnx"
+        data = Data(samples, judges)
+        found[wanted.method] = quantize(MODELS / "gru.onnx", data, output, scheme=scheme, budget=budget).report
+    assert found[Method.COMPENSATED].agreement.worst_sqnr > found[Method.MINMAX].agreement.worst_sqnr + 1
+    plan = found[Method.COMPENSATED].plan
+    assert plan.accuracy == ("compensation",)
+    again = tmp_path / "again.onnx"
+    quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency=0))
+    assert again.read_bytes() == (tmp_path / "compensated.onnx").read_bytes()
 
 
 def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:

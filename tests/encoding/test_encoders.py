@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.encoding.encoders import ENCODERS, encode_array, encode_weight
+from onnxq.encoding.compensating import Compensation, Terms
+from onnxq.encoding.encoders import ENCODERS, encode_array, encode_weight, encoder_of
 from onnxq.errors import ModelError
 from onnxq.numbers import burn
+from onnxq.numbers.compensation import Moments
 from onnxq.numbers.formats import FORMATS, Format
+from onnxq.numbers.matrices import Matrices
 from onnxq.numbers.numerics import QTensor
 from onnxq.numbers.pairs import Pairs, fitted
 from onnxq.numbers.scale_formats import SCALE_FORMATS
@@ -69,6 +72,33 @@ def test_weights_of_any_magnitude_keep_their_codes(magnitude: float) -> None:
 def test_every_method_has_its_encoder() -> None:
     assert set(ENCODERS) == set(Method)
     assert all(encoder.name is method for method, encoder in ENCODERS.items())
+
+
+def test_errors_cancel_where_data_is_known_whatever_found_the_scales() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(64, 8)).astype(np.float32)
+    data = (rng.normal(size=(500, 4)) @ rng.normal(size=(4, 64)) + rng.normal(size=(500, 64)) / 10).astype(np.float64)
+    matrices = Matrices.of_product((64, 8))
+    terms = Terms(Moments((data.T @ data)[None]), matrices)
+    for method in (Method.MINMAX, Method.MSE, Method.COMPENSATED):
+        weight = Weight(1, "w", Spec("int4", (32,), method=method), 1, values.size, 0)
+        nearest, moved = encode_weight(values, weight), encode_weight(values, weight, terms=terms)
+        np.testing.assert_array_equal(moved.parameters.scale, nearest.parameters.scale)
+        lost, kept = (np.square(data @ (one.dequantize() - values)).sum() for one in (nearest, moved))
+        assert kept < lost / 3
+    # Where nothing is known, codes are the nearest ones.
+    np.testing.assert_array_equal(
+        nearest.codes, encode_array(values, Spec("int4", (32,)), channel_axis=1, reduction_axis=0).codes
+    )
+
+
+def test_encoders_that_look_at_data_say_what_is_to_be_seen() -> None:
+    assert [method for method, encoder in ENCODERS.items() if encoder.sums] == [Method.COMPENSATED]
+    spec = Spec("int4", (32,), method=Method.MSE)
+    assert encoder_of(spec, None).name is Method.MSE
+    assert encoder_of(spec, Compensation(1, bits=4)).name is Method.COMPENSATED
+    assert encoder_of(spec, Compensation(1, bits=0)).name is Method.MSE
+    assert encoder_of(replace(spec, method=Method.COMPENSATED), Compensation(1, bits=0)).name is Method.COMPENSATED
 
 
 # --- as a Spec says -------------------------------------------------------------------------------------------------

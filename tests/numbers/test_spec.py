@@ -44,6 +44,7 @@ def test_every_format_has_a_spec(name: str) -> None:
         ({"format": "int8", "scale": "float16", "two_level": True}, "two_level multiplies several scales by one"),
         ({"format": "int8", "per": (32,), "two_level": True}, "two_level serves scales of a small range"),
         ({"format": "int8", "per": (32,), "scale": "e8m0", "two_level": True}, "two_level serves scales of a small"),
+        ({"format": "int16", "method": Method.COMPENSATED}, 'method = "compensated" takes formats of 8 bits or fewer'),
         ({"format": "int4", "method": Method.HQQ}, 'method = "hqq" chooses zero points and symmetric codes have none'),
         ({"format": "float6e2m3", "storage": Storage.WORDS}, 'storage = "words" holds codes of 2, 4 or 8 bits'),
         ({"format": "int16", "storage": Storage.WORDS}, 'storage = "words" holds codes of 2, 4 or 8 bits'),
