@@ -22,8 +22,9 @@ _SUFFIX = "_kernel_time"
 # The time of these holds the time of the nodes in their bodies, which have events of their own.
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
 _LOOPS = frozenset({"Loop", "Scan"})
-# It takes about 50 microseconds to read an event of a profile, and onnxruntime drops what comes after a million.
-_MOST_EVENTS = 100_000
+# It takes about 15 microseconds to read an event of a profile, and as many to write it. More than enough tell no
+# better, but for the fewest runs; what makes more than the most of a run takes too long.
+_ENOUGH_EVENTS, _FEWEST_RUNS, _MOST_EVENTS = 40_000, 3, 100_000
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def profile_kernels(
         session = open_session(model, threads=threads, optimized_copy=optimized, profile=Path(scratch) / "profile")
         try:
             graph = onnx.load(optimized, load_external_data=False).graph
-            runs_affordable = _MOST_EVENTS // max(_events_of_a_run(graph, model, samples[0], Path(scratch)), 1)
+            runs_affordable = _affordable(_events_of_a_run(graph, model, samples[0], Path(scratch)))
             repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
             samples = samples[: runs_affordable - 1] if runs_affordable > 1 else ()
             for sample in samples[:1]:
@@ -135,6 +136,16 @@ def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
                 name=name, op_type=event["args"]["op_name"], input=like.input, output=like.output
             )
     return onnx.GraphProto(node=ran.values())
+
+
+def _affordable(events: int) -> int:
+    """Return how many runs are read that make so many events each.
+
+    >>> _affordable(100), _affordable(11_000), _affordable(45_000), _affordable(70_000)
+    (400, 3, 2, 1)
+    """
+    most = _MOST_EVENTS // max(events, 1)
+    return max(_ENOUGH_EVENTS // max(events, 1), min(most, _FEWEST_RUNS))
 
 
 def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:

@@ -41,7 +41,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=60.0),
+        "fast": Effort(noise=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=40.0),
         "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )

@@ -15,12 +15,13 @@ from onnxq.engines.kernels import _kernels, _runs, loaded_kernels, profile_kerne
 from onnxq.errors import ModelError
 
 
-@pytest.mark.parametrize(("turns", "runs"), [(3, 5), (300, 3), (450, 2), (3_000, 0)])
+@pytest.mark.parametrize(("turns", "runs"), [(3, 5), (100, 3), (300, 3), (450, 2), (3_000, 0)])
 def test_a_long_loop_is_run_less_often_or_not_at_all(
     looping: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, runs: int
 ) -> None:
     profiled = []
     monkeypatch.setattr(kernels_module, "_MOST_EVENTS", 4_000)
+    monkeypatch.setattr(kernels_module, "_ENOUGH_EVENTS", 1_600)
     monkeypatch.setattr(kernels_module, "_runs", lambda events: profiled.extend(found := _runs(events)) or found)
     onnx.save(looping, tmp_path / "m.onnx")
     samples = [{"x": np.ones((1, 8), np.float32), "n": np.array(turns)}] * 2
