@@ -93,6 +93,9 @@ class Rule:
         )
 
 
+_NO_RULE = Rule(Mode.FLOAT)
+
+
 @dataclass(frozen=True)
 class Scheme:
     """An ordered list of rules; the first that selects a node decides.
@@ -137,7 +140,7 @@ class Scheme:
     ) -> Rule:
         """Return the first rule that selects the node; a node that no rule selects stays in float."""
         names = tuple(tensors)
-        return next((rule for rule in self.rules if rule.selects(op_type, node, names, origins)), Rule(Mode.FLOAT))
+        return next((rule for rule in self.rules if rule.selects(op_type, node, names, origins)), _NO_RULE)
 
     def check_used(self, op_types: set[str], nodes: set[str], tensors: set[str]) -> None:
         """Check that every pattern of every rule matches something in a model.

@@ -41,9 +41,11 @@ def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Tar
     looks = {use: _look(*use) for use in own if _size(*use) in both}
     shared = {looks[use]: own[use] for use in looks if own[use] is not Pairs.NONE}
     for node, decision in found:
-        uses = ((node, one) for one in decision.weights)
-        weights = tuple(replace(use[1], pairs=shared.get(looks.get(use), own[use])) for use in uses)
-        yield replace(decision, weights=weights) if weights else decision
+        pairs = [shared.get(looks.get((node, one)), own[node, one]) for one in decision.weights]
+        if any(one is not Pairs.NONE for one in pairs):
+            weights = (replace(one, pairs=kind) for one, kind in zip(decision.weights, pairs, strict=True))
+            decision = replace(decision, weights=tuple(weights))
+        yield decision
 
 
 def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pairs:

@@ -190,7 +190,7 @@ def _decide(
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:
     """Return a decision with the figures that it rests on, and why its codes are finer than the scheme asks for."""
     if not (wish.finer and decision.weights):
-        return replace(decision, figures=wish.figures)
+        return replace(decision, figures=wish.figures) if wish.figures else decision
     # What is only stored names the wish's own reason.
     used = decision.mode is Mode.WEIGHT_ONLY
     reason = f"{decision.reason}: {wish.finer}" if used else decision.reason
