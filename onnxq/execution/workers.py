@@ -15,7 +15,7 @@ from concurrent.futures import (
 )
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxq.cores import available_cores
 from onnxq.errors import DataError, SchemeError, check_type
@@ -34,9 +34,11 @@ _MOST_THREADS = 8
 _SECONDS = 2.0
 """How long a thread or process keeps the statistics of its samples to itself; an interruption costs as much."""
 _FRUITLESS = 3
-# Seconds without a result after which one looks whether all processes are alive.
-_PATIENCE = 2.0
 """How often workers may die without a shard having been finished in between."""
+_PATIENCE = 2.0
+"""Seconds without a result after which one looks whether all processes are alive."""
+_ENDING = 2.0
+"""Seconds for which the thread that manages processes is waited for once these are dead; it takes some thousandths."""
 
 Workers: TypeAlias = "Threads | Processes | Cluster"
 """Where samples run; statistics are the same bits wherever that is."""
@@ -148,6 +150,7 @@ class Processes:
             starter.shutdown(wait=True, cancel_futures=True)
             # A process that died while it sent something leaves the reader of the other end waiting for the rest.
             answers = executor._result_queue
+            manager: Any = executor._executor_manager_thread
             # Told first, the executor does not wonder who killed its processes; it may be at its end already.
             with suppress(OSError):
                 executor.shutdown(wait=False, cancel_futures=True)
@@ -158,6 +161,9 @@ class Processes:
                 process.join(1)
             with suppress(OSError):
                 answers._writer.close()  # type: ignore[attr-defined]
+            # A Python that ends wakes it by a pipe which it closes just then, and prints that this failed.
+            if manager is not None:
+                manager.join(_ENDING)
             raise
         finally:
             starter.shutdown(wait=False)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, process
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,24 @@ def test_nobody_waits_for_the_rest_of_what_a_dead_process_was_sending(monkeypatc
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
         assert not thread.is_alive()
+
+
+def test_an_error_comes_back_when_the_threads_of_the_processes_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python's own end, a moment later after Ctrl-C, would write to a pipe that such a thread closes.
+    ends = process._ExecutorManagerThread.join_executor_internals  # type: ignore[attr-defined]
+
+    def slowly(thread: threading.Thread) -> None:
+        time.sleep(0.3)
+        ends(thread)
+
+    def interrupt() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(process._ExecutorManagerThread, "join_executor_internals", slowly)  # type: ignore[attr-defined]
+    before = set(threading.enumerate())
+    with pytest.raises(InterruptedError):
+        collect(MODEL, Slowly(25, interrupt), TAPS, workers=Processes(2))
+    assert set(threading.enumerate()) <= before
 
 
 class Mortal:
