@@ -14,8 +14,9 @@ from onnxq.evidence.storage import load_statistics
 from onnxq.samples.images import ImageOptions, images_named
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
+from onnxq.samples.stretches import RandomAccess, is_random_access
 
-SamplesLike: TypeAlias = str | Path | Iterable[Any]
+SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
 """Samples: a file or folder, dictionaries from input name to array, or what a source takes; see `open_samples`."""
 
 
@@ -119,7 +120,8 @@ def _check_source(source: object) -> None:
         return
     if isinstance(source, Mapping):
         raise DataError("the samples are one dictionary, expected a list of them, one for each sample; write [sample]")
-    if not isinstance(source, str | Path | Iterable) or isinstance(source, bytes):
+    known = isinstance(source, str | Path | Iterable) or is_random_access(source)
+    if not known or isinstance(source, bytes):
         raise DataError(
             f"the samples are of type {type(source).__name__}, expected a path or dictionaries of arrays by input name"
         )

@@ -17,11 +17,12 @@ from onnxq.samples.files import Part, files_below, is_read, suffixes, walk
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs
 from onnxq.samples.origins import Origin
+from onnxq.samples.rows import is_sample
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
-from onnxq.samples.spool import Named, from_files, from_rows, from_source, is_sample, spool
+from onnxq.samples.spool import Named, from_files, from_rows, from_source, item_parts, rows_of, spool
 from onnxq.samples.stores import Location, check_there, location
-from onnxq.samples.stretches import Stretch, even_places, picked
+from onnxq.samples.stretches import Stretch, even_places, is_random_access, picked
 
 __all__ = ["ImageOptions", "Input", "Sample", "Samples", "evenly", "model_inputs", "open_samples"]
 
@@ -138,8 +139,10 @@ def open_samples(
     - else a folder of what one of the sources reads, such as ``.parquet``; see `onnxq.samples.sources`.
 
     An iterable yields one sample per dict, or rows as `onnxq.samples.rows.samples_of` takes them, such as those of a
-    DataLoader. A list or tuple of dicts of arrays stays as it is; anything else, which may shuffle, draw at random or
-    end after one pass, and what sources read, is iterated once, into a temporary folder that is removed with the
+    DataLoader. A list or tuple of dicts of arrays stays as it is. An object with a length whose rows are asked for by
+    place, and that cannot be iterated or is given by a source, is asked for each row when it is first needed, where
+    rows are single samples and stay the same. Anything else, which may shuffle, draw at random or end after one pass,
+    and what sources read, is iterated once. All that was read is kept in a temporary folder that is removed with the
     returned object.
 
     Args:
@@ -169,6 +172,9 @@ def open_samples(
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
             return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
+        def asked(rows: object, *, as_given: bool = False) -> list[Part]:
+            return item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
+
         where = "The iterable of samples"
         if isinstance(given, str | Path):
             place, where = location(given), str(given)
@@ -178,7 +184,10 @@ def open_samples(
                 source_of = named or _source_below(place, inputs)
                 parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
         elif taken := named or source_for(given):
-            parts = spooled(from_source(taken, given, inputs, images, share, "samples"))
+            rows = rows_of(taken, given, inputs, images, "samples")
+            parts = asked(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
+        elif is_random_access(given):
+            parts = asked(given, as_given=True) or spooled(from_rows(given, inputs, share, "samples", as_given=True))
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):
             raise DataError(
                 f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "

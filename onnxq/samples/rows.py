@@ -43,6 +43,11 @@ def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sam
         yield {name: as_sample(array[index], wanted[name]) for name, array in arrays.items()}
 
 
+def is_sample(row: object) -> bool:
+    """Whether a row is a sample already, which is then checked as it is."""
+    return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
+
+
 def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, object]:
     """Return what a row holds for each input."""
     if isinstance(row, Mapping):

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from onnxq.errors import DataError
 from onnxq.extensions import blamed
 from onnxq.samples.files import Part, files_below, spooled_part
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, check_sample
-from onnxq.samples.rows import samples_of
+from onnxq.samples.items import Items, Kept, write_sample
+from onnxq.samples.rows import is_sample, samples_of
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import does_take
 from onnxq.samples.stores import Location
-from onnxq.samples.stretches import even_places, picked
+from onnxq.samples.stretches import RandomAccess, even_places, is_random_access, picked
 
 Named = tuple[str, Mapping[str, Any]]
 """What a sample continues, and the sample."""
@@ -46,17 +44,18 @@ def spool(
         where = f"{sequence}, sample {index}"
         check_sample(sample, inputs, where)
         path = folder / f"{index}.npz"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, value in sample.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    plain = value.astype(str) if value.dtype.hasobject else value
-                    np.lib.format.write_array(stream, np.asarray(plain), allow_pickle=False)
+        write_sample(path, sample)
         parts.append(spooled_part(path, where, sequence, inputs, sequence if of_files else ""))
     return parts
 
 
 def from_rows(
-    rows: Iterable[Any], inputs: Sequence[Input], share: int | None, where: str, *, as_given: bool = False
+    rows: Iterable[Any] | RandomAccess,
+    inputs: Sequence[Input],
+    share: int | None,
+    where: str,
+    *,
+    as_given: bool = False,
 ) -> Iterator[Named]:
     """Yield the samples of rows, and where their number is known, of some from all over.
 
@@ -67,26 +66,69 @@ def from_rows(
         where: what errors call them, and what the samples continue.
         as_given: whether dictionaries of arrays are samples as they are, to which nothing is added or left out.
     """
-    chosen, each = rows, None
+    chosen: Any = rows
+    each = None
+    if is_random_access(rows):
+        # It may never say that it has come to its end.
+        chosen = map(rows.__getitem__, range(len(rows)))
     if share is not None and isinstance(rows, Sized) and len(rows):
         places = even_places(len(rows), share)
         each = math.ceil(share / len(places))
-        chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(rows, places)
+        chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(chosen, places)
     for number, row in enumerate(chosen):
         found = iter([row]) if as_given and is_sample(row) else samples_of(row, inputs, f"{where}, row {number}")
         yield from ((where, sample) for sample in islice(found, each))
 
 
-def from_source(
-    source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, share: int | None, where: str
-) -> Iterator[Named]:
-    """Yield the samples of a file or object that a source takes, see `from_rows`.
+def item_parts(
+    rows: object, inputs: Sequence[Input], share: int | None, folder: Path, *, as_given: bool = False
+) -> list[Part]:
+    """Return the rows of an object with random access as a part, each read when it is needed; see `from_rows`.
+
+    None where rows hold several samples or differ each time they are read, as those of a data set that augments do.
+
+    Args:
+        rows: the object.
+        inputs: see `from_rows`, as for the others.
+        share: see there.
+        folder: an empty one, where what is read is kept.
+        as_given: see there.
+
+    Raises:
+        DataError: a row cannot be read or does not fit.
+        OutputError: there is no room in the folder.
+    """
+    if not isinstance(rows, RandomAccess) or not len(rows):
+        return []
+    places = range(len(rows)) if share is None else even_places(len(rows), share)
+    kept = Kept(Items(rows, places, tuple(inputs), "samples", as_given), folder)
+    if not kept.stays():
+        return []
+    return [Part("samples", "samples", len(places), kept, stored=False)]
+
+
+def rows_of(
+    source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, where: str
+) -> Iterable[object]:
+    """Return the rows of a file or object that a source takes.
 
     Raises:
         DataError: it cannot be read, or the source, which may be a user's, fails.
     """
     with blamed(f"{where}: source {type(source).__name__}", DataError):
-        yield from from_rows(source.rows(given, inputs, images), inputs, share, where)
+        return source.rows(given, inputs, images)
+
+
+def from_source(
+    source: Source, rows: Iterable[object], inputs: Sequence[Input], share: int | None, where: str
+) -> Iterator[Named]:
+    """Yield the samples of the rows that a source gives, see `from_rows`.
+
+    Raises:
+        DataError: they cannot be read, or the source, which may be a user's, fails.
+    """
+    with blamed(f"{where}: source {type(source).__name__}", DataError):
+        yield from from_rows(rows, inputs, share, where)
 
 
 def from_files(
@@ -105,9 +147,5 @@ def from_files(
         files = [files[index] for index in even_places(len(files), share)]
         each = math.ceil(share / len(files))
     for file in files:
-        yield from islice(from_source(source, file, inputs, images, each, str(file)), each)
-
-
-def is_sample(row: object) -> bool:
-    """Whether a row is a sample already, which is then checked as it is."""
-    return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
+        rows = rows_of(source, file, inputs, images, str(file))
+        yield from islice(from_source(source, rows, inputs, each, str(file)), each)

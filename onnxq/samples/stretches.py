@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,19 @@ class Stretch:
 
 
 @runtime_checkable
+class RandomAccess(Protocol):
+    """What can be asked for the item at any place, such as a map-style data set."""
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+        ...
+
+    def __getitem__(self, place: int) -> Any:
+        """Read one item."""
+        ...
+
+
+@runtime_checkable
 class IndexedSamples(Protocol):
     """Samples that can be asked for by index, of which nothing else is then read."""
 
@@ -102,6 +115,15 @@ def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[Stretch]
         yield held([index], [sample])
 
 
+def is_random_access(given: object) -> TypeGuard[RandomAccess]:
+    """Return whether items are asked for by place, and in no other way: what can be iterated may then give others.
+
+    >>> is_random_access([]), is_random_access(type("Items", (), {"__len__": len, "__getitem__": dict.get})())
+    (False, True)
+    """
+    return isinstance(given, RandomAccess) and not isinstance(given, type) and not hasattr(given, "__iter__")
+
+
 def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
     """Yield the items with these indices, which rise; where it can be asked for them, nothing else is read.
 
@@ -115,7 +137,7 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
         for stretch in items.stretches(indices):
             yield from stretch
     # A subclass may iterate as it likes.
-    elif isinstance(items, Sequence) and type(items) in (list, tuple, range):
+    elif (isinstance(items, Sequence) and type(items) in (list, tuple, range)) or is_random_access(items):
         yield from (items[index] for index in indices)
     else:
         last = -1
