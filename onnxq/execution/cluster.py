@@ -22,8 +22,9 @@ from onnxq.stored_tensors import external_files
 class Cluster:
     """The workers of a Dask cluster, which need onnxq but no shared disk; they may join and leave at any time.
 
-    Workers read samples themselves where they see the files, else they are sent. What a lost worker had not handed
-    over is run again. Security is what Dask's configuration, or the client, says.
+    Workers read samples themselves where they see the files, or were sent the object whose items these are, see
+    `onnxq.execution.parcels`, else they are sent. What a lost worker had not handed over is run again. Security is what
+    Dask's configuration, or the client, says.
 
     Args:
         address: Of the scheduler, such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`.

@@ -14,6 +14,7 @@ from onnxq.errors import DataError, OnnxqError
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.provenance import sample_digest
 from onnxq.execution.answers import fits
+from onnxq.execution.parcels import Parcel, Parcels, unpacked
 from onnxq.execution.shards import TAPS_BYTES, Tapped, observe_shard
 from onnxq.execution.work import Pace, Shard, Work
 
@@ -81,6 +82,7 @@ class Job:
         self._travelling = tapped
         self._tapped: Any = None
         self._work = work
+        self._parcels = Parcels(client)
         self._seconds = seconds
         self._seen = time.monotonic()
         self._pace = Pace(seconds / _SHARDS)
@@ -116,6 +118,7 @@ class Job:
         """Forget what runs; the model's sessions end on the workers with the last reference to it."""
         with suppress(OSError):
             self._client.cancel([*self._leases, *self._merging], force=True)
+        self._parcels.forget()
         self._tapped = None
 
     def _check_there(self, workers: Mapping[str, int]) -> None:
@@ -137,12 +140,14 @@ class Job:
     def _begin(self, lease: _Lease, workers: int, *, carried: bool = False) -> None:
         """Give a worker a shard, which goes on with what its lease has so far."""
         carried = carried or lease.worker in self._blind
-        shard = self._work.take(self._pace.size(self._work.left, workers), carried=carried, nbytes=_SENT_BYTES)
-        lease.shard, lease.since, lease.sent = shard, time.monotonic(), carried or not shard.stored
+        most, reads = self._pace.size(self._work.left, workers), self._parcels.reads
+        shard = self._work.take(most, carried=carried, nbytes=_SENT_BYTES, reads=reads)
+        lease.shard, lease.since, lease.sent = shard, time.monotonic(), carried or not all(map(reads, shard.stretches))
         try:
-            given = self._client.scatter(shard, workers=[lease.worker], hash=False) if lease.sent else shard
             proof = None if lease.sent or lease.worker in self._proven else self._proof(shard)
-            future = self._submit(_run_shard, self._model(), given, lease.head, proof, worker=lease.worker)
+            given = self._parcels.handed(shard, lease.worker if lease.sent else None)
+            needed = self._model(), given, lease.head, proof, self._parcels.futures()
+            future = self._submit(_run_shard, *needed, worker=lease.worker)
         except (OSError, KeyError):
             # The worker has left meanwhile.
             self._work.give_back([*shard.indices, *lease.finished])
@@ -150,11 +155,11 @@ class Job:
             self._leases[future] = lease
 
     def _proof(self, shard: Shard) -> tuple[Shard, str]:
-        """Return a sample as it is read here, which a worker that sees the same files reads alike."""
+        """Return a sample as it is read here, which a worker that sees the same files, or items, reads alike."""
         if self._first is None:
             one = Shard((shard.stretches[0].split(1)[0],))
             (sample,) = one.stretches[0]
-            self._first = one, sample_digest(sample)
+            self._first = self._parcels.labelled(one), sample_digest(sample)
         return self._first
 
     def _model(self) -> Any:
@@ -264,7 +269,9 @@ class Job:
             ) from error
 
 
-def _run_shard(tapped: Tapped, shard: Shard, before: Evidence | None, proof: tuple[Shard, str] | None) -> Evidence:
+def _run_shard(
+    tapped: Tapped, shard: Shard, before: Evidence | None, proof: tuple[Shard, str] | None, parcels: Sequence[Parcel]
+) -> Evidence:
     """Run a shard with all threads of this worker, and add it to what the worker has run before.
 
     Raises:
@@ -274,16 +281,15 @@ def _run_shard(tapped: Tapped, shard: Shard, before: Evidence | None, proof: tup
     """
     from distributed import get_worker
 
-    if proof and [sample_digest(sample) for stretch in proof[0].stretches for sample in stretch] != [proof[1]]:
+    if proof and [sample_digest(one) for part in unpacked(proof[0], parcels).stretches for one in part] != [proof[1]]:
         raise DataError(
             f"{proof[0].stretches[0].where} is another file on this worker, expected the one of the client; share it"
         )
-
     worker = get_worker()
     threads = worker.state.nthreads
     limit = worker.memory_manager.memory_limit
     room = int(limit * _TAPS_SHARE) if limit else threads * TAPS_BYTES
-    found = observe_shard(tapped, shard, threads=threads, room=room)
+    found = observe_shard(tapped, unpacked(shard, parcels), threads=threads, room=room)
     if not fits(found, tapped, len(shard)):
         # In the sum with what was run before, nobody could tell any longer.
         raise ValueError("what came out are no statistics of the samples")

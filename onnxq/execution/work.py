@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 from onnxq.samples.inputs import SampleSource, sample_bytes
 from onnxq.samples.stretches import Stretch, held, stretches
@@ -53,13 +54,21 @@ class Work:
         self._ahead = stretches(source, indices)
         self.left = len(indices)
 
-    def take(self, most: int, *, carried: bool = False, nbytes: int = SHARD_BYTES) -> Shard:
+    def take(
+        self,
+        most: int,
+        *,
+        carried: bool = False,
+        nbytes: int = SHARD_BYTES,
+        reads: Callable[[Stretch], bool] = attrgetter("stored"),
+    ) -> Shard:
         """Return at most so many of the samples that are left.
 
         Args:
             most: How many samples, at least 1.
             carried: Whether to read them now, for a worker that cannot.
             nbytes: When those that are in memory take so much, no more are added.
+            reads: Which stretches whoever runs them reads, unless they are carried.
 
         Raises:
             DataError: A sample that is read here cannot be read or does not fit.
@@ -70,7 +79,7 @@ class Work:
             head, rest = stretch.split(most)
             if rest:
                 self._ahead = chain([rest], self._ahead)
-            if carried or not head.stored:
+            if carried or not reads(head):
                 head, more = _read(head, nbytes - size)
                 if more:
                     self._ahead = chain([more], self._ahead)

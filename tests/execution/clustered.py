@@ -16,6 +16,20 @@ SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.paren
 TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
+class Items:
+    """The same samples as a map-style data set, which notes what is read of it in this process."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __getitem__(self, place: int) -> Sample:
+        self.read.append(place)
+        return SAMPLES[place]
+
+
 def ledger() -> Ledger:
     return Ledger("model", Evidence(), lambda total: None)
 
