@@ -22,8 +22,8 @@ def scale_with_room(
     the products, or the products are so small, that their coarser codes do not matter.
 
     Args:
-        scale: of the weight, one or one for each value of the bias, in any shape.
-        bias: one value for each channel.
+        scale: of the weight, one or one for each channel, in any shape.
+        bias: one value for each channel, or for each of every group in turn, which share a weight's scales.
         input_scale: scale of the data that the weight multiplies.
 
     Returns:
@@ -33,9 +33,9 @@ def scale_with_room(
     array([0.5, 2. ], dtype=float32)
     """
     flat = scale.reshape(-1).astype(np.float64)
-    wanted = np.abs(bias.reshape(-1).astype(np.float64)) / (input_scale * _LARGEST_BIAS)
+    wanted = np.abs(bias.reshape(-1, flat.size).astype(np.float64)).max(0, initial=0.0) / (input_scale * _LARGEST_BIAS)
     # The product of the two scales has to be a normal number as well.
-    least = np.maximum(wanted if flat.size == wanted.size else wanted.max(initial=0.0), SMALLEST_SCALE / input_scale)
+    least = np.maximum(wanted, SMALLEST_SCALE / input_scale)
     return np.clip(flat, least, LARGEST_SCALE).astype(np.float32).reshape(scale.shape)
 
 
@@ -43,17 +43,20 @@ def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: 
     """Quantize the bias of a quantized weight to int32 with scale ``input_scale * weight scale`` and zero point 0.
 
     Args:
-        bias: one value for each channel of the weight, which are within half of the int32 range or clipped to it.
-        weight: has one scale, or one for each channel.
+        bias: one value for each channel of the weight, or for each of every group in turn, which are within half of the
+            int32 range or clipped to it.
+        weight: has one scale, or one for each channel of a group.
         input_scale: scale of the data that the weight multiplies.
 
     Returns:
-        Codes of shape (channels,); the scale is per channel when the weight's is, else a scalar.
+        Codes of shape (channels,) of all groups; so is the scale when the weight has several, else it is a scalar.
     """
     # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
     weight_scale = weight.parameters.scale
     weight_scale = weight_scale.reshape(-1 if weight_scale.size > 1 else ())
     scale = np.maximum(np.float32(input_scale) * weight_scale, np.float32(SMALLEST_SCALE))
     flat = bias.reshape(-1).astype(np.float64)
+    if scale.ndim:
+        scale = np.tile(scale, flat.size // scale.size)
     codes = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
     return QTensor(codes, Parameters(np.asarray(scale), None), FORMATS["int32"])

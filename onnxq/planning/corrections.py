@@ -63,9 +63,6 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
         return None
     if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
         return None
-    if node.op == "ConvTranspose" and node.attrs.get("group", 1) != 1:
-        # Channels of several groups share a scale.
-        return None
     # A matrix product has none of its own.
     added = _added(node) if operator.bias is None and len(weight.shape) == 2 else None
     place = added if operator.bias is None else (node, operator.bias)
@@ -75,6 +72,9 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     if not is_fixed(bias) or onnx_dtype(bias) not in _FLOATS:
         return None
     channels = weight.shape[operator.weights[_WEIGHT].channels(node)]
+    if node.op == "ConvTranspose":
+        # Its weight holds those of one group, as many as each other group has.
+        channels *= node.attrs.get("group", 1)
     return place if bias.shape and bias.shape[-1] == channels == volume(bias.shape) else None
 
 

@@ -32,7 +32,6 @@ from onnxq.runtime import open_session, run
 from onnxq.scheme import Granularity, Method, Mode, Spec
 
 Array = NDArray[Any]
-RANDOM = np.random.default_rng(7)
 # Few bits make errors that no rounding of float32 hides.
 COARSE = Spec("int4-narrow", per=Granularity.CHANNEL)
 SEARCHED = Spec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
@@ -54,6 +53,15 @@ CONVOLUTIONS = {
     "transposed": ("y = ConvTranspose <strides=[2, 2]>(x, w, b)", (1, 6, 5, 5), (6, 8, 2, 2), (8,), 1),
     "without bias": ("y = Conv(x, w)", (1, 6, 5, 5), (8, 6, 1, 1), (8,), 1),
     "transposed without bias": ("y = ConvTranspose(x, w)", (1, 6, 5, 5), (6, 8, 1, 1), (8,), 1),
+    "grouped transposed": (
+        "y = ConvTranspose <group=3, strides=[2, 1]>(x, w, b)",
+        (1, 6, 5, 5),
+        (6, 4, 2, 1),
+        (12,),
+        1,
+    ),
+    "grouped transposed without bias": ("y = ConvTranspose <group=2>(x, w)", (1, 6, 5, 5), (6, 4, 1, 1), (8,), 1),
+    "depthwise transposed without bias": ("y = ConvTranspose <group=6>(x, w)", (1, 6, 3, 3), (6, 1, 1, 1), (6,), 1),
     "depthwise": ("y = Conv <group=6>(x, w, b)", (1, 6, 3, 3), (6, 1, 3, 3), (6,), 1),
 }
 MATRICES = {
@@ -86,10 +94,11 @@ def output_of(made: ModelProto, data: Array) -> Array:
 def product(kind: str) -> tuple[ModelProto, Array, int]:
     """Return a model of one product, data with means far from zero, and the axis of its channels."""
     text, data, weight, bias, axis = PRODUCTS[kind]
+    random = np.random.default_rng(7)
     made = model(
         f"(float{list(data)} x) => (float[{', '.join('N' * len(data))}] y) {{ {text} }}",
-        w=RANDOM.normal(0, 1, weight).astype(np.float32),
-        b=RANDOM.normal(0, 1, bias).astype(np.float32),
+        w=random.normal(0, 1, weight).astype(np.float32),
+        b=random.normal(0, 1, bias).astype(np.float32),
     )
     # Multiples of the scale that the range of all data gives; where a kernel covers several places, all hold the mean.
     means = np.array([255, 100, 130, 201, 90, 222]) * (3 / 255)
@@ -169,12 +178,35 @@ def test_a_scale_that_a_large_bias_raises_is_the_one_whose_errors_count(kind: st
     assert errors({"x": channel_means(data, axis)}).max() < 0.007
 
 
+@pytest.mark.parametrize("bias", ["", ", b"])
+@pytest.mark.parametrize("group", [1, 2, 3, 6])
+def test_inside_overlapping_kernels_the_mean_of_transposed_groups_stays(group: int, bias: str) -> None:
+    text = f"y = ConvTranspose <group={group}, strides=[2, 3], pads=[1, 0, 1, 2]>(x, w{bias})"
+    random = np.random.default_rng(group)
+    made = model(
+        f"(float[1,6,12,12] x) => (float[1,N,H,W] y) {{ {text} }}",
+        w=random.normal(0, 1, (6, 5, 5, 4)).astype(np.float32),
+        b=random.normal(0, 1, 5 * group).astype(np.float32),
+    )
+    means = random.uniform(1, 3, 6).astype(np.float32)
+    data = np.broadcast_to(means[:, None, None], (1, 6, 12, 12)).astype(np.float32)
+    # A whole number of strides, to each of which all taps give.
+    inside = (slice(None), slice(None), slice(6, 16), slice(6, 18))
+    expected = channel_means(output_of(made, data)[inside], 1)
+    plain, corrected = (
+        np.abs(channel_means(output_of(encoded(made, "storage", known), data)[inside], 1) - expected).max()
+        for known in ({}, {"x": channel_means(data, 1)})
+    )
+    assert plain > 0.05
+    assert corrected < 2e-5
+
+
 SHARED = "(float[3,4] x) => (float[3,4] y) { h = Gemm(x, w, b)  y = Gemm(h, w, b) }"
 
 
 @pytest.mark.parametrize("how", ["static", "storage", "weight-only"])
 def test_a_bias_that_two_nodes_share_becomes_one_for_each_and_is_corrected_once(how: str) -> None:
-    made = model(SHARED, w=RANDOM.normal(0, 1, (4, 4)).astype(np.float32), b=np.ones(4, np.float32))
+    made = model(SHARED, w=np.random.default_rng(7).normal(0, 1, (4, 4)).astype(np.float32), b=np.ones(4, np.float32))
     mode, _, step_of = PASSES[how]
     graph = named_graph(made)
     plan = plan_of(graph, mode)
@@ -210,7 +242,7 @@ def test_a_weight_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float16_biases_stay_float16() -> None:
     made = model(
         "(float16[3,4] x) => (float16[3,4] y) { y = Gemm(x, w, b) }",
-        w=RANDOM.normal(0, 1, (4, 4)).astype(np.float16),
+        w=np.random.default_rng(7).normal(0, 1, (4, 4)).astype(np.float16),
         b=np.ones(4, np.float16),
     )
     graph = named_graph(made)

@@ -122,3 +122,13 @@ def test_a_huge_bias_raises_the_only_scale() -> None:
     codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
     assert codes.parameters.scale > np.float32(1 / 127)
     np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
+
+
+def test_groups_share_the_scales_of_a_weight() -> None:
+    weight = np.ones((2, 3), np.float32)
+    bias = np.array([0.1, 0.2, -0.3, 1e9], np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=True)
+    scales = codes.parameters.scale.reshape(-1)
+    assert scales[0] == np.float32(1 / 127) < scales[1]
+    np.testing.assert_array_equal(bias_codes.parameters.scale, np.float32(1e-3) * scales[[0, 1, 0, 1]])
+    np.testing.assert_allclose(bias_codes.dequantize()[[0, 2, 3]], bias[[0, 2, 3]], rtol=1e-4)

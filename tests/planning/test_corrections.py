@@ -24,7 +24,9 @@ def mean_of(plan: Plan) -> Mean | None:
         ("(float[1,32,8,8] x, float[32] c) => (float[1,32,8,8] y) { y = Conv(x, k, c) }", None),
         ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = ConvTranspose(x, k, b) }", Mean("x", 1)),
         ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = ConvTranspose(x, k) }", Mean("x", 1)),
-        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k) }", None),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k, twice) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k, b) }", None),
         ("(float[4,32] x) => (float[4,32] y) { y = Gemm(x, w) }", None),
         ("(float[4,32] x) => (float[4,32] y) { y = Gemm(x, w, b) }", Mean("x", -1)),
         ("(float[4,32] x) => (float[4,32] y) { y = Gemm <alpha=2.0>(x, w, b) }", Mean("x", -1)),
@@ -37,5 +39,5 @@ def mean_of(plan: Plan) -> Mean | None:
     ],
 )
 def test_a_constant_bias_of_each_channel_is_corrected(build, plan_of, text: str, mean: Mean | None) -> None:
-    made = build(text, w=WEIGHT, k=KERNEL, b=BIAS, one=np.ones(1, np.float32))
+    made = build(text, w=WEIGHT, k=KERNEL, b=BIAS, one=np.ones(1, np.float32), twice=np.ones(64, np.float32))
     assert mean_of(plan_of(made)) == mean
