@@ -15,17 +15,16 @@ from onnxq.data import Data, SamplesLike
 from onnxq.engines.engine import Engine
 from onnxq.errors import DataError, check_path
 from onnxq.execution.chain import samples_of
-from onnxq.judging.bounds import RISK, Energies, lower_bound, spread_of_parts
+from onnxq.judging.bounds import RISK
 from onnxq.judging.joined import Part
 from onnxq.judging.labels import decibels_of_labels
-from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.reference import FloatView, run_beside
+from onnxq.judging.tally import Tally
 from onnxq.judging.views import EngineView, View, Views
-from onnxq.judging.worst_places import Place, WorstPlace, furthest, traced, worst_places
+from onnxq.judging.worst_places import WorstPlace, traced, worst_places
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.publish import staging
 from onnxq.records import plain
-from onnxq.runtime import Array
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.stretches import even_places, picked
 
@@ -191,7 +190,7 @@ def agreement_of(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
 ) -> Agreement:
     """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
-    tallies = [_Tally(name, parts.get(name, ())) for name in names]
+    tallies = [Tally(parts.get(name, ())) for name in names]
     count = 0
     for expected, found in pairs:
         count += 1
@@ -199,102 +198,19 @@ def agreement_of(
             tally.add_sample(one, other)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
-    return Agreement(count, tuple(tally.result(risk) for tally in tallies))
+    return Agreement(count, tuple(_told(name, tally, risk) for name, tally in zip(names, tallies, strict=True)))
 
 
-class _Tally:
-    """Running energies and counts of one output."""
-
-    def __init__(self, name: str, parts: Sequence[Part] = ()) -> None:
-        self.name = name
-        self.parts = dict.fromkeys(parts, (0.0, 0.0))
-        self.signal = self.noise = self.largest = 0.0
-        self.rows = self.equal = self.compared = 0
-        self.is_float = self.halves = False
-        self.same_shapes = self.finite = True
-        self.energies: list[Energies] = []
-        self.spreads: list[float | None] = []
-        self.places: list[list[Place]] = []
-        self.unsure: list[tuple[Array, Array]] = []
-
-    def add_sample(self, expected: Any, found: Any) -> None:
-        signal, noise = self.signal, self.noise
-        self.signal = self.noise = 0.0
-        self.places.append([])
-        self.add(expected, found)
-        self.energies.append((self.signal, self.noise))
-        self.signal += signal
-        self.noise += noise
-
-    def add(self, expected: Any, found: Any, within: tuple[int, ...] = ()) -> None:
-        if isinstance(expected, list) and isinstance(found, list):
-            self.same_shapes &= len(expected) == len(found)
-            for place, (one, other) in enumerate(zip(expected, found, strict=False)):
-                self.add(one, other, (*within, place))
-            return
-        if isinstance(expected, dict) and isinstance(found, dict):
-            self.same_shapes &= expected.keys() == found.keys()
-            both = [key for key in expected if key in found]
-            self.add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]), within)
-            return
-        if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-            # Optionals: that one holds nothing where the other does is as wrong as another shape.
-            self.compared += 1
-            self.equal += expected is found
-            self.same_shapes &= (expected is None) == (found is None)
-            return
-        if expected.shape != found.shape:
-            self.same_shapes = False
-            return
-        if expected.dtype.kind in "fV" or expected.dtype.name == "bfloat16":
-            self.halves |= expected.dtype.itemsize < np.dtype(np.float32).itemsize
-            self._add_floats(expected.astype(np.float64), found.astype(np.float64), within)
-        else:
-            self.compared += expected.size
-            self.equal += int(np.count_nonzero(expected == found))
-
-    def _add_floats(self, expected: Array, found: Array, within: tuple[int, ...]) -> None:
-        self.is_float = True
-        if (place := furthest(expected, found, within)) is not None:
-            self.places[-1].append(place)
-        for part, (signal, noise) in self.parts.items():
-            among = [slice(None)] * part.axis + [slice(part.start, part.stop)]
-            one, other = expected[tuple(among)], found[tuple(among)]
-            self.parts[part] = signal + float(np.square(one).sum()), noise + float(np.square(other - one).sum())
-        usable = np.isfinite(expected)
-        self.finite &= bool(np.isfinite(found[usable]).all())
-        usable &= np.isfinite(found)
-        difference = found[usable] - expected[usable]
-        self.signal += float(np.square(expected[usable]).sum())
-        self.noise += float(np.square(difference).sum())
-        self.spreads.append(spread_of_parts(expected, found))
-        self.largest = max(self.largest, float(np.abs(difference).max(initial=0.0)))
-        if are_probabilities(expected):
-            self.rows += expected.size // expected.shape[-1]
-            self.unsure.append(least_sure(expected, found))
-        if expected.ndim in (2, 3) and expected.shape[-1] > 1 and expected.size:
-            same = expected.argmax(axis=-1) == found.argmax(axis=-1)
-            self.equal += int(np.count_nonzero(same))
-            self.compared += same.size
-
-    def result(self, risk: float) -> OutputAgreement:
-        return OutputAgreement(
-            name=self.name,
-            sqnr=signal_to_noise(self.signal, self.noise) if self.is_float else None,
-            agreement=self.equal / self.compared if self.compared else None,
-            largest_error=self.largest,
-            same_shapes=self.same_shapes,
-            finite=self.finite,
-            compared=self.compared,
-            bound=self._bound(risk) if self.is_float else None,
-            worst=worst_places(self.energies, self.places),
-            parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in self.parts.items()),
-        )
-
-    def _bound(self, risk: float) -> float:
-        if not (self.finite and math.isfinite(self.signal + self.noise)):
-            return -math.inf
-        # Where some samples are no probabilities, others are so by chance.
-        told = len(self.unsure) == len(self.energies)
-        unseen = unseen_noise(self.unsure, self.rows, halves=self.halves) if told else 0.0
-        return lower_bound([(signal, noise + unseen) for signal, noise in self.energies], risk, self.spreads)
+def _told(name: str, tally: Tally, risk: float) -> OutputAgreement:
+    return OutputAgreement(
+        name=name,
+        sqnr=signal_to_noise(tally.signal, tally.noise) if tally.is_float else None,
+        agreement=tally.equal / tally.compared if tally.compared else None,
+        largest_error=tally.largest,
+        same_shapes=tally.same_shapes,
+        finite=tally.finite,
+        compared=tally.compared,
+        bound=tally.bound(risk) if tally.is_float else None,
+        worst=worst_places(tally.energies, tally.places),
+        parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
+    )
