@@ -71,7 +71,7 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
             load(path), preset_named("int8"), target_named("onnxruntime-cpu"), Path(folder), Emit.QDQ
         )
         full = bench.plan({})
-        trials = Trials.of(bench, path, evenly(samples, SAMPLES), bench.calibrate(full, samples, silent))
+        trials = Trials.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
         board = Switchboard.of(trials, full, USUAL)
         runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.evidence)

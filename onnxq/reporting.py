@@ -28,7 +28,9 @@ from onnxq.report import Report
 from onnxq.report.machine import Machine, Stopwatch
 from onnxq.report.observed import tensor_values, weight_channels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.samples.apart import counting_as_one, shared_files
 from onnxq.samples.origins import origin_of, ranges_of
+from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places, picked
 from onnxq.searching.choosing import Chosen
 from onnxq.searching.kernel_times import kernels_by_node
@@ -141,7 +143,8 @@ def _judged(model: Prepared, seen: Evidenced, goal: Goal, found: Chosen) -> Judg
     places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
     judged = Judged.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
     given = ranges_of(origin_of(seen.judged, place).place for place in places)
-    return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None)
+    files = len(counting_as_one(shared_files(Selection(seen.judged, places))))
+    return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
 
 
 def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:

@@ -85,7 +85,7 @@ class Switchboard:
             Both float64 of shape (samples, outputs).
         """
         [pairs] = self._pairs([self.sources], range(len(self.trials.answered.samples)))
-        return noise_by_sample(pairs), influence_by_sample(pairs)
+        return noise_by_sample(pairs), influence_by_sample(pairs, self.trials.answered.files)
 
     def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         """Yield what the float model and the one with some sets of codes gave for samples."""

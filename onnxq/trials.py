@@ -25,8 +25,8 @@ from onnxq.planning.plan import Plan
 from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
 from onnxq.samples.apart import halves
-from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.stretches import picked
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
 from onnxq.scheme import Mode
 from onnxq.workbench import Workbench
 
@@ -54,6 +54,16 @@ class _ThisEvidence:
 
 
 @dataclass(frozen=True)
+class _Trusted:
+    """Judges a candidate by samples of these files, see `trust`."""
+
+    files: tuple[str, ...]
+
+    def __call__(self, pairs: Sequence[Pair]) -> Trust:
+        return trust(pairs, self.files)
+
+
+@dataclass(frozen=True)
 class _OfLast:
     """Tells the SQNR of the worst output over the last samples."""
 
@@ -72,15 +82,17 @@ class Hard:
         names: of the outputs that are compared.
         count: how many they are.
         shift: decibels by which the aim of plans is above the SQNR that is enough on these samples.
+        files: of all samples, see `trust`.
     """
 
     names: tuple[str, ...]
     count: int
     shift: float
+    files: tuple[str, ...] = ()
 
     def __call__(self, pairs: Sequence[Pair]) -> Trust:
         """Judge a candidate: what it is trusted with, and no more than what it has on these samples, shifted."""
-        found = trust(pairs)
+        found = trust(pairs, self.files)
         return replace(found, sqnr=min(found.sqnr, _OfLast(self.names, self.count)(pairs) + self.shift))
 
 
@@ -112,7 +124,7 @@ class Panel:
 
     def _answered(self, count: int) -> Answered:
         places = sorted(chain.from_iterable(halves(self.samples, count)))
-        return Answered.of(self.reference, self.prepared, picked(self.samples, places))
+        return Answered.of(self.reference, self.prepared, Selection(self.samples, places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +159,7 @@ class Trials:
         return _STARTUP + len(self.answered.samples) * run
 
     @classmethod
-    def of(cls, bench: Workbench, reference: Path, samples: Iterable[Sample], evidence: Evidence) -> Trials:
+    def of(cls, bench: Workbench, reference: Path, samples: SampleSource, evidence: Evidence) -> Trials:
         """Run the float model once on a few samples, so that plans can be tried against it; see `Answered.of`."""
         return cls(bench, evidence, Answered.of(reference, bench.prepared, samples))
 
@@ -155,7 +167,7 @@ class Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={}, hard=None)
 
-    def joined(self, reference: Path, samples: Iterable[Sample]) -> Trials:
+    def joined(self, reference: Path, samples: SampleSource) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
         joined = self.answered.joined(Answered.of(reference, self.bench.prepared, samples))
         return replace(self, answered=joined, measured={}, earlier=self.count, hard=None)
@@ -173,7 +185,7 @@ class Trials:
 
         It is trusted with less where it is not faithful enough to the hard samples.
         """
-        return self._judged(trust if self.hard is None else self.hard, plan, recipe)
+        return self._judged(_Trusted(self.answered.files) if self.hard is None else self.hard, plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
         """Return what each sample adds to the noise at each output, see `noise_by_sample`."""

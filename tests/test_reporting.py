@@ -92,3 +92,18 @@ def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
     told = " ".join(capsys.readouterr().err.replace("│", "").split())
     assert ("(0-39 of those given to judge by, counted from 0)" if apart else "0, 4, 9, 13, 17, 22 and 4 more") in told
     assert "35, all.npz" in told
+
+
+def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callable[..., ModelProto]) -> None:
+    (tmp_path / "stacks").mkdir()
+    random = np.random.default_rng(0)
+    for file in range(32):
+        np.savez(tmp_path / "stacks" / f"{file}.npz", x=random.uniform(-1, 1, (3, 64)).astype(np.float32))
+    model = build("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    budget = Budget(search="off", accuracy="off", latency=0)
+    report = quantize(model, tmp_path / "stacks", goal=Goal(force=True), budget=budget).report
+    assert (report.samples.judged.samples, report.samples.judged.files, report.agreement.files) == (24, 8, 8)
+    assert report.verdict.endswith("on 24 samples of 8 files it had not seen")
+    assert report.agreement.outputs[0].bound < report.agreement.outputs[0].sqnr
+    report.save(tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report

@@ -15,7 +15,7 @@ from onnxq.judging.latency_comparison import Bench
 from onnxq.judging.layers import Layers
 from onnxq.judging.portability import Port
 from onnxq.planning.plan import Activation
-from onnxq.report.figures import decibels, duration, milliseconds, threads
+from onnxq.report.figures import counted, decibels, duration, milliseconds, threads
 from onnxq.report.observed import TensorValues
 from onnxq.scheme import Granularity, Spec
 from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
@@ -33,7 +33,9 @@ def print_agreement(agreement: Agreement) -> None:
         )
         for output in agreement.outputs
     )
-    terminal.print_rows(f"{agreement.samples} samples", ("output", "SQNR", "agreement", "largest error"), rows)
+    terminal.print_rows(
+        counted(agreement.samples, agreement.files), ("output", "SQNR", "agreement", "largest error"), rows
+    )
 
 
 def print_bench(bench: Bench) -> None:

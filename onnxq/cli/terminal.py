@@ -19,7 +19,7 @@ from onnxq.passes.prepare.fix_initializers import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.report import Report
-from onnxq.report.figures import decibels, duration, shortened, size, threads
+from onnxq.report.figures import counted, decibels, duration, shortened, size, threads
 from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed, which
 from onnxq.rewriting import Rewritten
@@ -279,4 +279,4 @@ def _judged(judged: Judged) -> str:
     tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
     rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
     numbers = f" ({told})" if (told := which(judged)) else ""
-    return f"{_counted(judged.samples, 'sample')}{numbers}, {seen}{tried}{rounds}"
+    return f"{counted(judged.samples, judged.files)}{numbers}, {seen}{tried}{rounds}"

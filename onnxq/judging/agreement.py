@@ -25,7 +25,9 @@ from onnxq.judging.worst_places import WorstPlace, traced, worst_places
 from onnxq.numbers.numerics import signal_to_noise
 from onnxq.publish import staging
 from onnxq.records import plain
+from onnxq.samples.apart import counting_as_one, shared_files
 from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places, picked
 
 
@@ -49,6 +51,8 @@ class OutputAgreement:
             what may turn over, see `unseen_noise`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
         parts: that the output is joined of, each with its own SQNR.
+        telling: as how many independent ones those count that differ, where samples share files, see
+            `onnxq.judging.labels.telling`; None where each is one, and for floats.
     """
 
     name: str
@@ -62,6 +66,7 @@ class OutputAgreement:
     bound: float | None = None
     worst: tuple[WorstPlace, ...] = ()
     parts: tuple[Part, ...] = ()
+    telling: float | None = None
 
     @property
     def label(self) -> str:
@@ -82,7 +87,7 @@ class OutputAgreement:
         See `decibels_of_labels`: a classifier that gives labels and probabilities is judged by both, and hardly more
         strictly than one that gives probabilities alone.
         """
-        return self.sqnr if self.sqnr is not None else decibels_of_labels(self.differing, self.compared)
+        return self.sqnr if self.sqnr is not None else decibels_of_labels(self.differing, self.compared, self.telling)
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,12 @@ class Agreement:
     Attributes:
         samples: how many samples were run.
         outputs: one entry for each output.
+        files: how many files they are of, where those of one file count as one; 0 where each counts by itself.
     """
 
     samples: int
     outputs: tuple[OutputAgreement, ...]
+    files: int = 0
 
     @property
     def worst_sqnr(self) -> float:
@@ -119,7 +126,7 @@ class Agreement:
         for output in outputs:
             output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
             output |= {name: plain(output[name]) for name in ("worst", "parts")}
-        return {"samples": self.samples, "outputs": outputs}
+        return {"samples": self.samples, "files": self.files, "outputs": outputs}
 
     @property
     def sound(self) -> bool:
@@ -146,7 +153,8 @@ def compare(
         DataError: there is no sample, or a run fails.
     """
     stand_ins, places = one.views.stand_ins, even_places(len(samples), most or len(samples))
-    found = agreement_of(one.views.names, run_beside(one, other, picked(samples, places)), risk, one.views.parts)
+    files, pairs = shared_files(Selection(samples, places)), run_beside(one, other, picked(samples, places))
+    found = agreement_of(one.views.names, pairs, risk, one.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
         for output in found.outputs
@@ -188,8 +196,17 @@ def agreement_of(
     pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]],
     risk: float = RISK,
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    files: Sequence[str] = (),
 ) -> Agreement:
-    """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's."""
+    """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's.
+
+    Args:
+        names: of the outputs.
+        pairs: one for each sample.
+        risk: how often a bound may be wrong; see `risk_of_look`.
+        parts: that outputs are joined of.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
+    """
     tallies = [Tally(parts.get(name, ())) for name in names]
     count = 0
     for expected, found in pairs:
@@ -198,10 +215,11 @@ def agreement_of(
             tally.add_sample(one, other)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
-    return Agreement(count, tuple(_told(name, tally, risk) for name, tally in zip(names, tallies, strict=True)))
+    outputs = (_told(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))
+    return Agreement(count, tuple(outputs), len(counting_as_one(files)))
 
 
-def _told(name: str, tally: Tally, risk: float) -> OutputAgreement:
+def _told(name: str, tally: Tally, risk: float, files: Sequence[str]) -> OutputAgreement:
     return OutputAgreement(
         name=name,
         sqnr=signal_to_noise(tally.signal, tally.noise) if tally.is_float else None,
@@ -210,7 +228,8 @@ def _told(name: str, tally: Tally, risk: float) -> OutputAgreement:
         same_shapes=tally.same_shapes,
         finite=tally.finite,
         compared=tally.compared,
-        bound=tally.bound(risk) if tally.is_float else None,
+        bound=tally.bound(risk, files) if tally.is_float else None,
         worst=worst_places(tally.energies, tally.places),
         parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
+        telling=None if tally.is_float else tally.telling(files),
     )

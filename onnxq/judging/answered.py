@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
-from onnxq.samples.data import evenly
-from onnxq.samples.inputs import Sample
+from onnxq.samples.apart import shared_files
+from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.selection import Selection
+from onnxq.samples.stretches import even_places
 
 # Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
 _HELD = 1 << 29
@@ -30,6 +32,7 @@ class Answered:
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
         numbers: of the samples, which no others have.
+        files: that samples share, for each sample, see `shared_files`; nothing where each counts by itself.
     """
 
     samples: tuple[Sample, ...]
@@ -37,9 +40,10 @@ class Answered:
     expected: tuple[tuple[Any, ...], ...]
     seconds: float
     numbers: tuple[int, ...]
+    files: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, reference: Path, prepared: Path, samples: Iterable[Sample]) -> Answered:
+    def of(cls, reference: Path, prepared: Path, samples: SampleSource) -> Answered:
         """Run the float model once on a few samples, and keep its outputs.
 
         Where outputs are so large that those of all samples had better not be in memory, it runs on fewer.
@@ -53,11 +57,13 @@ class Answered:
         views = Views.of(reference, prepared)
         model = Reference(reference, views)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
-        kept = tuple(evenly(kept, max(_HELD // max(held, 1), _FEWEST_SAMPLES)))
+        places = even_places(len(kept), max(_HELD // max(held, 1), _FEWEST_SAMPLES))
+        kept = tuple(kept[place] for place in places)
         answers = list(model.answer_each(kept))
         expected = tuple(tuple(answer.outputs) for answer in answers)
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
-        return cls(kept, views, expected, seconds, tuple(itertools.islice(_NUMBERS, len(kept))))
+        numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
+        return cls(kept, views, expected, seconds, numbers, shared_files(Selection(samples, places)))
 
     def part(self, places: Sequence[int]) -> Answered:
         """Return some of the samples, for which the float model does not run again."""
@@ -66,6 +72,7 @@ class Answered:
             samples=tuple(self.samples[place] for place in places),
             expected=tuple(self.expected[place] for place in places),
             numbers=tuple(self.numbers[place] for place in places),
+            files=tuple(self.files[place] for place in places) if self.files else (),
         )
 
     def joined(self, more: Answered) -> Answered:
@@ -75,4 +82,9 @@ class Answered:
             samples=self.samples + more.samples,
             expected=self.expected + more.expected,
             numbers=self.numbers + more.numbers,
+            files=self._own_files + more._own_files if self.files or more.files else (),
         )
+
+    @property
+    def _own_files(self) -> tuple[str, ...]:
+        return self.files or ("",) * len(self.samples)

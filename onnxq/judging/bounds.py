@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.samples.apart import counting_as_one
+
 RISK = 0.05
 """How often a bound may be wrong."""
 
@@ -78,6 +80,28 @@ def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None
     return spread if math.isfinite(spread) else None
 
 
+def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energies]:
+    """Return the energies of files, each of which counts as one sample.
+
+    Rows of a stack and windows of a recording are alike, so as many of them tell less than as many files do, and how
+    files differ tells how far a ratio over all can be trusted (ratio to size of clusters; Cochran, Sampling Techniques,
+    1977, chapter 9A).
+
+    Args:
+        energies: of signal and noise for each sample.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
+
+    >>> of_files([(1.0, 0.25), (2.0, 0.0), (1.0, 0.5)], ["a", "b", "a"])
+    [(2.0, 0.75), (2.0, 0.0)]
+    """
+    if not files:
+        return list(energies)
+    return [
+        (math.fsum(energies[place][0] for place in one), math.fsum(energies[place][1] for place in one))
+        for one in counting_as_one(files)
+    ]
+
+
 def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Sequence[float | None] = ()) -> float:
     """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from the energies of a few.
 
@@ -91,7 +115,8 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     samples and more hold in 92 to 99 %; a single one without parts is trusted with a fifth of what it shows.
 
     Args:
-        energies: of signal and noise for each sample, finite; what depends on each other has to be one sample.
+        energies: of signal and noise for each sample, finite; what depends on each other has to be one sample, see
+            `of_files`.
         risk: how often it may be wrong; see `risk_of_look`.
         spreads: of each sample how its parts differ, see `spread_of_parts`.
 
@@ -123,7 +148,9 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     return -10 * highest / math.log(10)
 
 
-def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = ()) -> NDArray[np.float64]:
+def influences(
+    energies: Sequence[Energies], spreads: Sequence[float | None] = (), files: Sequence[str] = ()
+) -> NDArray[np.float64]:
     """Return by how much the bound of the noise-to-signal ratio grows for each part that a sample adds to that ratio.
 
     Where all samples are as noisy, that is alike for each, 1 or, of few samples, more; where one is far noisier than
@@ -133,6 +160,7 @@ def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = (
     Args:
         energies: as for `lower_bound`.
         spreads: as for `lower_bound`.
+        files: of each sample, see `of_files`.
 
     Returns:
         float64 of shape (samples,); ones where there is no bound that is a number. They are negative where more noise
@@ -141,6 +169,12 @@ def influences(energies: Sequence[Energies], spreads: Sequence[float | None] = (
     >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round().tolist()
     [-46.0, -46.0, 30.0]
     """
+    if files:
+        found = np.ones(len(files))
+        alone = influences(of_files(energies, files), spreads)
+        for one, influence in zip(counting_as_one(files), alone, strict=True):
+            found[one] = influence
+        return found
     signal, noise = np.array(energies, np.float64).T
     change = _CHANGE * noise.mean()
 

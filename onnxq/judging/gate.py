@@ -24,6 +24,7 @@ class Judged:
         rounds: how often a plan was searched until one passed, or nothing was left to try.
         places: which of the given samples they are: the first and the last of each run of them, counted from 0.
         apart: whether they are counted among samples that were given to judge by alone.
+        files: how many files they are of, where those of one count as one; 0 where each counts by itself.
     """
 
     samples: int
@@ -32,6 +33,7 @@ class Judged:
     rounds: int = 1
     places: tuple[tuple[int, int], ...] = ()
     apart: bool = False
+    files: int = 0
 
     @classmethod
     def of(cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:

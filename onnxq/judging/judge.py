@@ -13,8 +13,10 @@ from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric, of_first_samples
 from onnxq.judging.scoring import Scorer, Scores
 from onnxq.judging.verify import COMPARED_SAMPLES, Timer, Verification, verify
-from onnxq.samples.data import evenly, leaves_out
-from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.data import leaves_out
+from onnxq.samples.inputs import SampleSource
+from onnxq.samples.selection import Selection
+from onnxq.samples.stretches import even_places
 
 # A look at a model's speed, and two of twice the time where it is slower, take half of the time that is left.
 _LOOKING = 1 / 10
@@ -74,7 +76,7 @@ class Judge:
         """How many runs of a model the metric takes; 0 where there is none."""
         return len(self.scorer.samples) if self.scorer is not None else 0
 
-    def hardest(self, candidate: Path, most: int) -> list[Sample]:
+    def hardest(self, candidate: Path, most: int) -> SampleSource:
         """Return the samples that a model is least faithful to, at most so many."""
-        judging = list(evenly(self.samples, COMPARED_SAMPLES))
-        return [judging[place] for place in hardest(self.reference, candidate, judging, most)]
+        judging = Selection(self.samples, even_places(len(self.samples), COMPARED_SAMPLES))
+        return Selection(judging, hardest(self.reference, candidate, judging, most))

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.judging.bounds import Energies, lower_bound, spread_of_parts
+from onnxq.judging.bounds import Energies, lower_bound, of_files, spread_of_parts
 from onnxq.judging.joined import Part
+from onnxq.judging.labels import telling
 from onnxq.judging.probabilities import are_probabilities, least_sure, unseen_noise
 from onnxq.judging.worst_places import Place, furthest
 from onnxq.runtime import Array
@@ -30,6 +31,7 @@ class Tally:
         self.is_float = self.halves = False
         self.same_shapes = self.finite = True
         self.energies: list[Energies] = []
+        self.counts: list[tuple[int, int]] = []
         self.spreads: list[float | None] = []
         self.places: list[list[Place]] = []
         self.unsure: list[tuple[Array, Array]] = []
@@ -37,10 +39,12 @@ class Tally:
     def add_sample(self, expected: Any, found: Any) -> None:
         """Add what both models gave for a sample."""
         signal, noise = self.signal, self.noise
+        equal, compared = self.equal, self.compared
         self.signal = self.noise = 0.0
         self.places.append([])
         self._add(expected, found)
         self.energies.append((self.signal, self.noise))
+        self.counts.append((self.compared - compared - (self.equal - equal), self.compared - compared))
         self.signal += signal
         self.noise += noise
 
@@ -95,11 +99,17 @@ class Tally:
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
 
-    def bound(self, risk: float) -> float:
-        """Return the lower confidence bound of the SQNR over all other samples, see `lower_bound`."""
+    def telling(self, files: Sequence[str]) -> float | None:
+        """Return as how many independent ones those count that differ, see `telling`; None where each counts."""
+        differing, compared = zip(*self.counts, strict=True)
+        return telling(differing, compared, files) if files else None
+
+    def bound(self, risk: float, files: Sequence[str] = ()) -> float:
+        """Return the lower confidence bound of the SQNR over all other samples, see `lower_bound` and `of_files`."""
         if not (self.finite and math.isfinite(self.signal + self.noise)):
             return -math.inf
         # Where some samples are no probabilities, others are so by chance.
         told = len(self.unsure) == len(self.energies)
         unseen = unseen_noise(self.unsure, self.rows, halves=self.halves) if told else 0.0
-        return lower_bound([(signal, noise + unseen) for signal, noise in self.energies], risk, self.spreads)
+        expected = [(signal, noise + unseen) for signal, noise in self.energies]
+        return lower_bound(of_files(expected, files), risk, self.spreads)

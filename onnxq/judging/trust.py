@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.judging.agreement import agreement_of
-from onnxq.judging.bounds import Energies, influences, lower_bound, spread_of_parts
+from onnxq.judging.bounds import Energies, influences, lower_bound, of_files, spread_of_parts
 from onnxq.judging.probabilities import (
     are_probabilities,
     energies_of_logarithms,
@@ -45,20 +45,22 @@ class Trust:
     noise: float
 
 
-def trust(pairs: Sequence[Pair]) -> Trust:
+def trust(pairs: Sequence[Pair], files: Sequence[str] = ()) -> Trust:
     """Judge a candidate by what it and the reference gave for a few samples.
 
     What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples. Of probabilities,
     what the errors of the logarithms would have done to rows that are as sure, and to one less sure than all, stands
-    for what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once.
+    for what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once, and so
+    do the samples of one file, see `of_files`.
 
     Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
     is worst in truth (intersection-union test; Berger, Technometrics 1982).
 
     Args:
         pairs: for each sample, the outputs of both models.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
-    outputs = [_trust([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    outputs = [_trust([(one[place], other[place]) for one, other in pairs], files) for place in range(len(pairs[0][0]))]
     return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
 
 
@@ -79,24 +81,26 @@ def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
 
 
-def influence_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
+def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDArray[np.float64]:
     """Return how much what can be trusted depends on the noise of each sample at each output; see `influences`.
 
     Args:
         pairs: for each sample, the outputs of both models.
+        files: of each sample, see `trust`.
 
     Returns:
         float64 of shape (samples, outputs); ones for what labels or sequences tell.
     """
-    columns = [_influences([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    outputs = ([(one[place], other[place]) for one, other in pairs] for place in range(len(pairs[0][0])))
+    columns = [_influences(output, files) for output in outputs]
     return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
 
 
-def _influences(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
+def _influences(pairs: Sequence[tuple[Any, Any]], files: Sequence[str]) -> NDArray[np.float64]:
     wide = _floats(pairs)
     if wide is None:
         return np.ones(len(pairs))
-    return influences(_compared(wide), [spread_of_parts(*pair) for pair in wide])
+    return influences(_compared(wide), [spread_of_parts(*pair) for pair in wide], files)
 
 
 def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
@@ -116,11 +120,11 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     return np.asarray(noises / signal)
 
 
-def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
+def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> Trust:
     wide = _floats(pairs)
     if wide is None:
         # A single label is right or wrong, so labels and sequences are judged all together.
-        agreement = agreement_of(["output"], [((one,), (other,)) for one, other in pairs])
+        agreement = agreement_of(["output"], [((one,), (other,)) for one, other in pairs], files=files)
         sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
         return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
     seen = _in_range(wide)
@@ -133,7 +137,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]]) -> Trust:
     if not math.isfinite(sum(_total(expected))):
         return Trust(-math.inf, math.inf)
     spreads = [spread_of_parts(*pair) for pair in wide]
-    bound = lower_bound([(signal, noise + unseen) for signal, noise in expected], spreads=spreads)
+    bound = lower_bound(of_files([(signal, noise + unseen) for signal, noise in expected], files), spreads=spreads)
     return Trust(bound, 10 ** (-signal_to_noise(*_total(expected)) / 10))
 
 

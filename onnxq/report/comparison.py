@@ -12,7 +12,7 @@ from onnxq.judging.agreement import Agreement
 from onnxq.judging.layers import Layers
 from onnxq.modelfile.replacing import write_text
 from onnxq.report.charts import layer_chart
-from onnxq.report.figures import decibels
+from onnxq.report.figures import counted, decibels
 from onnxq.report.page import environment, resource
 from onnxq.report.verdict import told_equal
 
@@ -39,8 +39,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """How well they agree in one sentence."""
-        count = self.agreement.samples
-        samples = f"{count} sample" if count == 1 else f"{count} samples"
+        samples = counted(self.agreement.samples, self.agreement.files)
         if not self.agreement.sound:
             return f"Outputs differ in shape or are not finite, on {samples}"
         worst = self.agreement.worst_sqnr

@@ -26,6 +26,16 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
 
 
+def counted(samples: int, files: int = 0) -> str:
+    """Return a number of samples as text, and of how many files they are where those of one count as one.
+
+    >>> counted(1), counted(400, 8)
+    ('1 sample', '400 samples of 8 files')
+    """
+    told = f"{samples} sample" if samples == 1 else f"{samples} samples"
+    return f"{told} of {files} {'file' if files == 1 else 'files'}" if files else told
+
+
 def shortened(name: str, width: int) -> str:
     """Return a name that is too long without its middle.
 

@@ -8,7 +8,7 @@ from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged, worst_output
 from onnxq.judging.goal import Goal
 from onnxq.judging.latency import Latency
-from onnxq.report.figures import places
+from onnxq.report.figures import counted, places
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
 # Labels of which any differs are told as no more, as rounding might make them all equal.
@@ -31,13 +31,14 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
     """Say by how many samples a model was judged, and how many of these had a part in making it."""
     judged = samples.judged
     if judged is None:
-        return _counted(fidelity.agreement.samples)
+        return counted(fidelity.agreement.samples, fidelity.agreement.files)
+    by_these = counted(judged.samples, judged.files)
     if not judged.seen:
         later = f", before its ranges became those of all {samples.refitted}" if samples.refitted else ""
-        return f"{_counted(judged.samples)} it had not seen{later}"
+        return f"{by_these} it had not seen{later}"
     if judged.seen == judged.samples:
-        return f"{_counted(judged.samples)} that it had seen"
-    return f"{_counted(judged.samples)}, {judged.seen} of which it had seen"
+        return f"{by_these} that it had seen"
+    return f"{by_these}, {judged.seen} of which it had seen"
 
 
 def which(judged: Judged) -> str:
@@ -75,7 +76,3 @@ def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     else:
         what = f"{worst:.0f} dB"
     return f"{what} on {judges(samples, fidelity)}"
-
-
-def _counted(count: int) -> str:
-    return f"{count} sample" if count == 1 else f"{count} samples"

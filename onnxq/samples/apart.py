@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
+from typing import Protocol, runtime_checkable
 
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.origins import origin_of
@@ -10,6 +12,16 @@ from onnxq.samples.stretches import even_places
 
 # Of fewer files, or where one holds so large a part, hardly any can be spared for judging alone.
 _FEWEST, _LARGEST = 8, 1 / 4
+
+
+@runtime_checkable
+class SelectedSamples(Protocol):
+    """Samples that are some of others."""
+
+    @property
+    def samples(self) -> SampleSource:
+        """All of them."""
+        ...
 
 
 def by_file(samples: SampleSource) -> list[list[int]]:
@@ -21,11 +33,46 @@ def by_file(samples: SampleSource) -> list[list[int]]:
     >>> by_file([{"x": 0}, {"x": 1}])
     [[0], [1]]
     """
-    found: dict[object, list[int]] = {}
-    for place in range(len(samples)):
-        found.setdefault(origin_of(samples, place).file or place, []).append(place)
-    if len(found) < _FEWEST or max(map(len, found.values())) > _LARGEST * len(samples):
+    found = _together(origin_of(samples, place).file or place for place in range(len(samples)))
+    if len(found) < _FEWEST or max(map(len, found)) > _LARGEST * len(samples):
         return [[place] for place in range(len(samples))]
+    return found
+
+
+def shared_files(samples: SampleSource) -> tuple[str, ...]:
+    """Return for each sample the file that it shares with others of these, or an empty text where it shares none.
+
+    Samples of one file are alike and count as one in what is told of all others, where files can be told apart so, see
+    `by_file`: of selected samples, among all that they were selected from.
+
+    Returns:
+        Nothing where each sample counts by itself.
+
+    >>> shared_files([{"x": 0}, {"x": 1}])
+    ()
+    """
+    files = [origin_of(samples, place).file for place in range(len(samples))]
+    shared = {files[one[0]] for one in counting_as_one(files) if len(one) > 1}
+    while isinstance(samples, SelectedSamples):
+        samples = samples.samples
+    if not shared or len(by_file(samples)) == len(samples):
+        return ()
+    return tuple(file if file in shared else "" for file in files)
+
+
+def counting_as_one(files: Sequence[str]) -> list[list[int]]:
+    """Return the places of samples, those of one file together; where it is empty, a sample stands for itself.
+
+    >>> counting_as_one(["a", "", "a", ""])
+    [[0, 2], [1], [3]]
+    """
+    return _together(file or place for place, file in enumerate(files))
+
+
+def _together(keys: Iterable[Hashable]) -> list[list[int]]:
+    found: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
     return list(found.values())
 
 

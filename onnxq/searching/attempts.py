@@ -133,7 +133,7 @@ class _Choice:
             return trials
         enough = trials.sqnr_of_last(found.outcome.plan, found.recipe, count) + lacking
         shift = aim - enough if math.isfinite(enough) else 0.0
-        hard = Hard(tuple(trials.answered.views.names), count, shift)
+        hard = Hard(tuple(trials.answered.views.names), count, shift, trials.answered.files)
         return replace(trials, hard=hard, measured={}, earlier=trials.count)
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:

@@ -20,6 +20,7 @@ from onnxq.data import Data
 from onnxq.engines.engine import LoadedModel
 from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
+from onnxq.execution.chain import samples_of
 from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.judging.views import Views
 
@@ -216,6 +217,25 @@ def test_files_are_compared_on_samples_from_disk(perceptron: ModelProto, samples
         np.savez(tmp_path / f"{index}.npz", **sample)
     agreement = compare_files(tmp_path / "model.onnx", tmp_path / "model.onnx", Data(tmp_path, limit=2))
     assert (agreement.samples, agreement.worst_sqnr) == (2, math.inf)
+
+
+@pytest.mark.parametrize(("rows", "files"), [(2, 8), (1, 0)])
+def test_what_counts_as_one_is_told(rows: int, files: int, build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    for name, factor in (("one", 1.0), ("other", 1.1)):
+        text = "(float[N,4] x) => (float[N,4] y) { y = Mul(x, factor) }"
+        onnx.save(build(text, factor=np.array([factor], np.float32)), tmp_path / f"{name}.onnx")
+    (tmp_path / "data").mkdir()
+    generator = np.random.default_rng(0)
+    for file in range(8):
+        np.savez(tmp_path / "data" / f"{file}.npz", x=generator.normal(0, 1 + file, (rows, 4)).astype(np.float32))
+    agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", tmp_path / "data")
+    assert (agreement.samples, agreement.files) == (8 * rows, files)
+    assert agreement.to_dict()["files"] == files
+    one, other = (Views.of(tmp_path / "one.onnx", tmp_path / "other.onnx") for _ in range(2))
+    samples = list(samples_of(tmp_path / "one.onnx", tmp_path / "data"))
+    by_itself = compare(one.open(tmp_path / "one.onnx"), other.open(tmp_path / "other.onnx"), samples)
+    assert by_itself.files == 0
+    assert (by_itself.outputs[0].bound == agreement.outputs[0].bound) == (files == 0)
 
 
 class Doubling(OnnxRuntime):

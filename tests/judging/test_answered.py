@@ -1,11 +1,14 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxq.judging import answered as answered_module
 from onnxq.judging.answered import Answered
 from onnxq.runtime import open_session
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 IMAGES = np.load(MODEL.parent / "data" / "calib.npz")["image"]
@@ -26,6 +29,19 @@ def test_samples_keep_their_answers_and_numbers_in_parts_and_with_more() -> None
     assert joined.samples == tuple(SAMPLES)
     assert joined.expected == whole.expected + more.expected
     assert len(set(joined.numbers)) == len(SAMPLES)
+
+
+def test_samples_keep_the_files_that_they_share(tmp_path: Path) -> None:
+    for file in range(8):
+        np.savez(tmp_path / f"{file}.npz", image=IMAGES[2 * file : 2 * file + 2])
+    samples = open_samples(tmp_path, model_inputs(onnx.load(MODEL)))
+    whole = Answered.of(MODEL, MODEL, samples)
+    assert whole.files == tuple(str(tmp_path / f"{place // 2}.npz") for place in range(16))
+    assert whole.part((0, 1, 5)).files == (*whole.files[:2], whole.files[5])
+    alone = Answered.of(MODEL, MODEL, SAMPLES[:2])
+    assert alone.files == ()
+    assert whole.joined(alone).files == (*whole.files, "", "")
+    assert alone.joined(whole).files == ("", "", *whole.files)
 
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.judging.bounds import highest_mean, influences, lower_bound, risk_of_look, spread_of_parts
+from onnxq.judging.bounds import highest_mean, influences, lower_bound, of_files, risk_of_look, spread_of_parts
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
@@ -151,6 +151,44 @@ def test_parts_of_few_samples_tell_how_samples_differ(count: int) -> None:
     assert np.mean(np.array(told) <= true) >= 0.92
     # A single sample is trusted with more than without parts, and few that are alike by chance with less.
     assert (np.median(told) > np.median(untold)) == (count == 1)
+
+
+def alike_within_files(
+    generator: np.random.Generator, files: int, between: float, within: float
+) -> tuple[list[tuple[float, float]], list[str]]:
+    """Draw the energies of 4 to 32 rows of each file, whose noise differs between files and within them."""
+    rows = generator.integers(4, 33, files)
+    names = np.repeat(np.arange(files), rows)
+    signal = generator.lognormal(0, 0.3, len(names))
+    noise = signal * generator.lognormal(0, between, files)[names] * generator.lognormal(0, within, len(names))
+    return list(zip(signal.tolist(), noise.tolist(), strict=True)), names.astype(str).tolist()
+
+
+@pytest.mark.parametrize("files", [8, 16, 32])
+@pytest.mark.parametrize(("between", "within"), [(1.0, 0.5), (1.0, 1.0), (0.7, 0.2), (0.5, 0.5)])
+def test_bounds_of_files_hold_and_those_of_their_rows_do_not(files: int, between: float, within: float) -> None:
+    generator = np.random.default_rng(files)
+    true = -10 * math.log10(math.exp((between**2 + within**2) / 2))
+    of_rows, found = [], []
+    for _ in range(DRAWN):
+        energies, names = alike_within_files(generator, files, between, within)
+        of_rows.append(lower_bound(energies) <= true)
+        found.append(lower_bound(of_files(energies, names)) <= true)
+    # Of so few draws a share of 92 % is told to 2 %.
+    assert 0.90 <= np.mean(found) <= 0.99
+    assert np.mean(of_rows) < 0.85
+
+
+def test_a_file_of_one_sample_counts_as_that() -> None:
+    energies = [(1.0, noise) for noise in (0.1, 0.25, 0.3)]
+    assert of_files(energies, ()) == of_files(energies, ["", "", ""]) == of_files(energies, ["a", "b", "c"]) == energies
+
+
+def test_the_bound_depends_on_a_sample_as_on_its_file() -> None:
+    energies, files = [(1.0, 0.01)] * 6 + [(1.0, 0.2)] * 2, ["a", "a", "b", "b", "c", "c", "d", "d"]
+    found = influences(energies, files=files)
+    assert found.reshape(4, 2).tolist() == [[one, one] for one in influences(of_files(energies, files))]
+    assert found[-1] > 1 > found[0]
 
 
 def test_parts_are_told_of_outputs_with_rows_enough_that_are_finite_and_noisy() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.judging.bounds import RISK, lower_bound
+from onnxq.judging.bounds import RISK, lower_bound, of_files
 from onnxq.judging.tally import Tally
 
 
@@ -20,6 +20,15 @@ def test_energies_are_kept_by_sample_and_summed_over_all() -> None:
     assert tally.energies == [(25.0, 0.25), (1.0, 0.0)]
     assert (tally.signal, tally.noise, tally.largest) == (26.0, 0.25, 0.5)
     assert tally.bound(RISK) == lower_bound(tally.energies)
+
+
+def test_samples_of_one_file_count_as_one() -> None:
+    generator = np.random.default_rng(0)
+    pairs = [(one := generator.normal(0, 1, 4), one + generator.normal(0, 0.1, 4)) for _ in range(6)]
+    tally, files = tally_of(*pairs), ["a", "a", "b", "b", "c", "c"]
+    assert tally.bound(RISK, files) == lower_bound(of_files(tally.energies, files))
+    labels = tally_of(*((np.array([0, 0]), np.array([one, one])) for one in (1, 1, 0, 0, 0, 0)))
+    assert (labels.telling(()), labels.telling(files)) == (None, 1.0)
 
 
 def test_what_is_no_float_is_counted() -> None:

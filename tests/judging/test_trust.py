@@ -42,6 +42,21 @@ def test_errors_of_probabilities_are_pooled_over_samples_and_signs(count: int) -
     assert -10 * math.log10(np.mean([one.noise for one in found])) == pytest.approx(true, abs=1.5)
 
 
+def test_samples_of_one_file_are_trusted_as_one() -> None:
+    generator = np.random.default_rng(0)
+    files = [str(place // 4) for place in range(32)]
+    noise = np.repeat(generator.lognormal(0, 1, 8), 4)[:, None] * generator.normal(0, 0.01, (32, 10))
+    floats = [((one,), (one + error,)) for one, error in zip(generator.normal(0, 1, (32, 10)), noise, strict=True)]
+    logits = generator.normal(0, 3, (32, 1, 10))
+    labels = [((np.zeros(9, int),), (np.full(9, int(place < 4)),)) for place in range(32)]
+    for pairs in (floats, noisy(logits, noise[:, None] * 30), labels):
+        by_itself, together = trust(pairs), trust(pairs, files)
+        assert (by_itself.sqnr, by_itself.noise) == tuple(vars(trust(pairs, [""] * 32)).values()) or pairs is labels
+        assert together.sqnr != by_itself.sqnr
+        assert together.sqnr < by_itself.sqnr or pairs is labels
+    assert influence_by_sample(floats, files)[:4].tolist() == [influence_by_sample(floats, files)[0].tolist()] * 4
+
+
 def test_samples_of_other_lengths_lend_their_errors() -> None:
     generator = np.random.default_rng(0)
     logits = [generator.normal(0, 1, (1, length, 4)) for length in (2, 7, 5)]

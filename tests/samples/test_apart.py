@@ -11,7 +11,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.samples.apart import by_file, halves
+from onnxq.samples.apart import by_file, halves, shared_files
 from onnxq.samples.data import Samples, open_samples
 from onnxq.samples.inputs import Input, Sample
 from onnxq.samples.origins import Origin
@@ -49,6 +49,20 @@ def test_rows_of_a_stack_share_their_file_wherever_some_are_selected(tmp_path: P
 @pytest.mark.parametrize("counts", [[24], [12] * 7, [1] * 24, [30, *[3] * 20]])
 def test_samples_stand_for_themselves_where_files_tell_no_parts_apart(tmp_path: Path, counts: list[int]) -> None:
     assert by_file(stacks(tmp_path, counts)) == [[place] for place in range(sum(counts))]
+
+
+def test_samples_share_files_where_these_can_be_told_apart_among_all_there_are(tmp_path: Path) -> None:
+    samples = stacks(tmp_path, [3] * 8)
+    assert [Path(file).stem for file in shared_files(samples)] == [f"{file}" for file in range(8) for _ in range(3)]
+    # The few that judge are of few files, but not of too few.
+    few = shared_files(Selection(Selection(samples, range(6, 12)), [0, 1, 2, 4]))
+    assert [file and Path(file).stem for file in few] == ["2", "2", "2", ""]
+    assert shared_files(Selection(samples, range(0, 24, 3))) == ()
+
+
+@pytest.mark.parametrize("counts", [[12] * 7, [1] * 24, [30, *[3] * 20]])
+def test_samples_count_by_themselves_where_files_tell_no_parts_apart(tmp_path: Path, counts: list[int]) -> None:
+    assert shared_files(stacks(tmp_path, counts)) == ()
 
 
 def test_single_files_of_one_folder_share_nothing(tmp_path: Path) -> None:
