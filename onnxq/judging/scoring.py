@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from onnxq.errors import DataError
 from onnxq.judging.bounds import RISK, highest_mean
 from onnxq.judging.metrics import Metric, Named, Top1, score
 from onnxq.judging.views import Views
-from onnxq.samples.inputs import Sample
+from onnxq.samples.apart import counting_as_one, shared_files
+from onnxq.samples.inputs import Sample, SampleSource
 
 # A function is called without each of so many groups of samples in turn.
 _GROUPS = 16
@@ -67,6 +69,7 @@ class Scorer:
         samples: in the order of the data.
         outputs: the float model's, for each sample.
         score: of the float model.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
 
     metric: Metric
@@ -74,9 +77,10 @@ class Scorer:
     samples: tuple[Sample, ...]
     outputs: tuple[Named, ...]
     score: float
+    files: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metric: Metric, reference: Path, samples: Iterable[Sample]) -> Scorer:
+    def of(cls, metric: Metric, reference: Path, samples: SampleSource) -> Scorer:
         """Run the float model on samples, all outputs of which are held.
 
         Raises:
@@ -84,15 +88,16 @@ class Scorer:
         """
         views, given = Views.whole(reference), tuple(samples)
         outputs = _answers(views, reference, given)
-        return cls(metric, views, given, outputs, score(metric, outputs, given))
+        return cls(metric, views, given, outputs, score(metric, outputs, given), shared_files(samples))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of what it has lost.
 
         The bound leaves out parts of the samples, in both models alike, and asks for the drop of the rest (jackknife;
         Efron, Annals of Statistics 1979): single samples for top-1 accuracy, one of 16 interleaved groups for a
-        function, which is called with what is left. Student's t distribution tells how far the drop can be trusted. As
-        for bounds of the SQNR, a sample that was not seen is counted besides that loses more than the worst that was.
+        function, which is called with what is left. The samples of one file, which are alike, are left out together.
+        Student's t distribution tells how far the drop can be trusted. As for bounds of the SQNR, a sample that was not
+        seen is counted besides that loses more than the worst that was.
 
         Args:
             candidate: file of the model.
@@ -108,10 +113,15 @@ class Scorer:
             return found
         groups = len(self._without)
         lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
-        # Where no sample differs, one that loses all it can is what may come; a group dilutes it.
-        worst = self._most_of_a_sample * groups / len(self.samples)
+        # Where no sample differs, one that loses all it can is what may come, and so may a file; a group dilutes it.
+        worst = self._most_of_a_sample * groups / len(self._apart)
         most, least = (highest_mean(one, worst, risk) for one in (lost, np.zeros(groups)))
         return replace(found, most_lost=most, least_shown=least)
+
+    @cached_property
+    def _apart(self) -> list[list[int]]:
+        """The places of samples, those together that count as one."""
+        return counting_as_one(self.files or ("",) * len(self.samples))
 
     @property
     def _most_of_a_sample(self) -> float:
@@ -152,10 +162,14 @@ class Scorer:
         """Return the score of a model without each part of the samples in turn."""
         if isinstance(self.metric.function, Top1):
             counted = self.metric.function.by_sample(outputs)
+            counted = np.array([counted[one].sum(0) for one in self._apart])
             right, answers = (counted.sum(0) - counted).T
             return np.asarray(right / np.maximum(answers, 1))
-        count = min(_GROUPS, len(self.samples))
-        left = [[place for place in range(len(self.samples)) if place % count != group] for group in range(count)]
+        count = min(_GROUPS, len(self._apart))
+        left = [
+            sorted(chain.from_iterable(one for number, one in enumerate(self._apart) if number % count != group))
+            for group in range(count)
+        ]
         found = [
             score(self.metric, [outputs[place] for place in places], [self.samples[place] for place in places])
             for places in left

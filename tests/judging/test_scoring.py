@@ -15,6 +15,7 @@ from onnxq.errors import DataError
 from onnxq.judging.bounds import risk_of_look
 from onnxq.judging.metrics import Metric, Top1
 from onnxq.judging.scoring import Scorer, Scores
+from onnxq.samples.origins import Origin
 
 Files = tuple[Path, Path]
 LABELS = np.arange(40) % 4
@@ -73,6 +74,23 @@ def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_no
 )
 def test_a_drop_is_trusted_by_its_bound_where_that_can_be_told(scores: Scores, allowed: float, trusted: bool) -> None:
     assert scores.is_trusted(allowed) is trusted
+
+
+class OfFiles(list):
+    """Samples of eight files, all of one class in each."""
+
+    def origin(self, index: int) -> Origin:
+        return Origin(index, f"file{index % 4 + 4 * (index >= 20)}")
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_samples_of_one_file_are_left_out_together(metric: Metric, files: Files) -> None:
+    scorer = Scorer.of(metric, files[0], OfFiles(CLASSES))
+    scores, by_itself = scorer.scores(files[1]), Scorer.of(metric, files[0], CLASSES).scores(files[1])
+    assert (scores.reference, scores.candidate, scores.doubt) == (1.0, 0.75, "")
+    # Two of eight files lose all they can.
+    assert scores.most_lost > by_itself.most_lost + 0.2
+    assert scores.least_shown == pytest.approx(0.32, abs=0.01)
 
 
 def test_one_sample_tells_no_bound(files: Files) -> None:
