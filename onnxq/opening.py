@@ -13,13 +13,16 @@ from onnxq.data import Data
 from onnxq.errors import OutputError, check_type
 from onnxq.execution.resume import Notice
 from onnxq.graph import Graph
+from onnxq.judging.doubts import LOOKED_AT, distinct, heard
 from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.named_passes import Step, as_passes
 from onnxq.preparation import check_float_model
 from onnxq.publish import check_output, data_file
 from onnxq.rewriting import apply_to_float
-from onnxq.samples.inputs import SampleSource
+from onnxq.samples.data import evenly
+from onnxq.samples.inputs import Sample, SampleSource
+from onnxq.samples.selection import split
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
@@ -61,6 +64,22 @@ def opened_samples(bench: Workbench, data: Data, goal: Goal, notice: Notice) -> 
     if data.validation is None:
         return whole, None
     return whole, bench.samples(data.validation, data, notice, in_order=in_order)
+
+
+def parted(given: Opened, looked: Sequence[Sample], goal: Goal) -> tuple[SampleSource, SampleSource]:
+    """Return the samples by which ranges and plans are chosen, and those by which models are judged.
+
+    Args:
+        given: all to calibrate by, and those to judge by where others were given.
+        looked: some of the former.
+        goal: of a metric each sample counts, as it may have a label for each, equal ones too. Of a metric that knows
+            samples by themselves all that are kept apart judge, and of a function of the user's all there are.
+    """
+    whole, others = given
+    if (metric := goal.judged_by) is None:
+        whole = distinct(whole, looked)
+        return split(whole) if others is None else (whole, distinct(others, heard(list(evenly(others, LOOKED_AT)))))
+    return split(whole, len(whole)) if others is None and metric.knows_samples else (whole, others or whole)
 
 
 def checked_output(output: str | Path | None, model: Model, budget: Budget, data: Data) -> Path | None:

@@ -76,7 +76,7 @@ def reported(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            judged=_judged(model, seen, goal, found),
+            judged=_judged(model, seen, goal, budget, found),
             doubts=(*seen.doubts, *settled.doubts, *joined),
             refitted=found.refitted,
         ),
@@ -137,11 +137,15 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judged(model: Prepared, seen: Evidenced, goal: Goal, found: Chosen) -> Judged:
-    """Tell which samples the model was judged by: a metric looks at all of them."""
+def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: Chosen) -> Judged:
+    """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
     places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
     judged = Judged.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
+    searched = budget.effort is not None and model.replay is None
+    if goal.metric is not None and searched and seen.judged is seen.samples:
+        # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
+        judged = replace(judged, seen=judged.samples)
     given = ranges_of(origin_of(seen.judged, place).place for place in places)
     files = len(counting_as_one(shared_files(Selection(seen.judged, places))))
     return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)

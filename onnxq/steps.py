@@ -27,7 +27,7 @@ from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
-from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, distinct, doubts, heard, masked, unseen
+from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, unseen
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
 from onnxq.judging.units import units
@@ -37,7 +37,7 @@ from onnxq.lowering import Emit
 from onnxq.modelfile import as_graph, load, read_model
 from onnxq.modelfile.intake import refuse_overwriting
 from onnxq.named_passes import as_passes
-from onnxq.opening import Model, Opened, opened, opened_samples
+from onnxq.opening import Model, Opened, opened, opened_samples, parted
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
@@ -45,7 +45,6 @@ from onnxq.publish import data_file, publish
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.selection import split
 from onnxq.searching.choosing import Chooser, Chosen, Files
 from onnxq.searching.cost_cache import CostCache
 from onnxq.searching.unsearched import unsearched
@@ -179,15 +178,9 @@ def evidenced(
     bench = model.bench
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    whole, others = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
+    whole, _ = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
     looked = heard(list(evenly(whole, LOOKED_AT)))
-    if goal.metric is not None:
-        # It may have a label for each, equal ones too.
-        samples, judged = whole, others or whole
-    elif others is None:
-        samples, judged = split(distinct(whole, looked))
-    else:
-        samples, judged = distinct(whole, looked), distinct(others, heard(list(evenly(others, LOOKED_AT))))
+    samples, judged = parted(known, looked, goal)
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
         bench.check(given, plan, methods)

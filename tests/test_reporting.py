@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq import Budget, Data, quantize
+from onnxq import Budget, Data, calibrate, quantize
 from onnxq.cli import terminal
 from onnxq.judging.goal import Goal
+from onnxq.judging.metrics import Metric, Top1
 from onnxq.report import load_report
 from onnxq.samples.origins import ranges_of
 from onnxq.samples.stretches import even_places
@@ -105,5 +106,28 @@ def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callab
     assert (report.samples.judged.samples, report.samples.judged.files, report.agreement.files) == (24, 8, 8)
     assert report.verdict.endswith("on 24 samples of 8 files it had not seen")
     assert report.agreement.outputs[0].bound < report.agreement.outputs[0].sqnr
+    report.save(tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report
+
+
+@pytest.mark.parametrize("by_labels", [True, False])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_metric_is_of_samples_that_chose_nothing_where_it_knows_them_and_else_tells_that_they_did(
+    by_labels: bool, statistics: bool, tmp_path: Path, build: Callable[..., ModelProto]
+) -> None:
+    random = np.random.default_rng(0)
+    values, others = random.uniform(-1, 1, (2, 40, 1, 64)).astype(np.float32)
+    model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    samples, known = [{"x": one} for one in values], None
+    if statistics:
+        known = calibrate(model, [{"x": one} for one in others])
+    top1 = Metric("top1", Top1(np.zeros(40, np.int64)))
+    metric = top1 if by_labels else Metric("same", lambda outputs, samples: float(len(outputs) > 0))
+    data, goal = Data(samples, statistics=known), Goal(metric=metric, max_drop=0.1)
+    report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency=0)).report
+    judged = report.samples.judged
+    assert (judged.samples, judged.seen) == ((10, 0) if by_labels else (40, 40))
+    assert (judged.places == ranges_of(even_places(40, 10))) == by_labels
+    assert (report.fidelity.scores.chosen_by is not None) == by_labels
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report

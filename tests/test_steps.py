@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnxq.accuracy.effort import FULL
@@ -15,7 +16,7 @@ from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import MinMax
 from onnxq.execution.resume import Collection
 from onnxq.judging.goal import Goal
-from onnxq.judging.metrics import Metric
+from onnxq.judging.metrics import Metric, Top1
 from onnxq.pipeline import plan
 from onnxq.presets import PRESETS
 from onnxq.steps import Prepared, chooser_of, evidenced, first_recipe, methods_tried, prepared, tried
@@ -70,6 +71,17 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
     )
     assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
     assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
+
+
+@pytest.mark.parametrize(("given", "parts"), [(9, (7, 2)), (400, (300, 100)), (7, (7, 7))])
+def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
+    given: int, parts: tuple[int, int], residual, samples_for, tmp_path: Path
+) -> None:
+    metric, samples = Metric("top1", Top1(np.zeros(given, np.int64))), samples_for(residual, 3) * 134
+    for others in (None, samples[:5]):
+        data = Data(samples[:given], others)
+        seen = evidenced(ready(residual, tmp_path), data, FIRST_RANGES, Goal(metric=metric), Budget())
+        assert (len(seen.samples), len(seen.judged)) == (parts if others is None else (given, 5))
 
 
 def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Path) -> None:

@@ -48,12 +48,24 @@ class Judge:
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
         """Ask the metric about the float model first, so that whatever is wrong with it is told before a search.
 
+        Args:
+            reference: file of the float model.
+            samples: those that models are judged by; where the others that they were selected from choose, the metric
+                knows all of them, in whose order its labels are.
+            seconds: time to spend on comparing latency.
+            metric: tells instead of decibels.
+
         Raises:
             DataError: a run fails, or the metric does.
         """
-        if metric is not None and leaves_out(samples):
-            metric = of_first_samples(metric)
-        return cls(reference, samples, seconds, Scorer.of(metric, reference, samples) if metric is not None else None)
+        if metric is None:
+            return cls(reference, samples, seconds)
+        whole: SampleSource = samples
+        judging: tuple[int, ...] = ()
+        if metric.knows_samples and isinstance(samples, Selection):
+            whole, judging = samples.samples, tuple(samples.places)
+        metric = of_first_samples(metric) if leaves_out(whole) else metric
+        return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, judging))
 
     def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:
         """Run a model beside the float model; see `verify`.

@@ -35,6 +35,11 @@ class Metric:
     name: str
     function: Callable[[Sequence[Named], Sequence[Named]], Any]
 
+    @property
+    def knows_samples(self) -> bool:
+        """Whether it scores any of the samples alone; a function may hold what counts on the order of all."""
+        return isinstance(self.function, Top1)
+
 
 @dataclass(frozen=True, eq=False)
 class Top1:
@@ -52,6 +57,17 @@ class Top1:
         """Return the share; an output of several rows answers as many labels."""
         right, count = np.sum(self.by_sample(outputs), axis=0).tolist()
         return float(right / count)
+
+    def of_places(self, outputs: Sequence[Named], places: Sequence[int]) -> Top1:
+        """Return what scores the samples at some places alone.
+
+        Args:
+            outputs: of a model, for each of all samples: how many answers it gives tells whose the labels are.
+            places: rising indices.
+        """
+        ends = np.cumsum(self.by_sample(outputs)[:, 1]).astype(np.int64)
+        labels = np.split(self.labels[: ends[-1]], ends[:-1])
+        return Top1(np.concatenate([labels[place] for place in places]))
 
     def by_sample(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
         """Return for each sample how many answers are right, and how many there are.

@@ -36,6 +36,7 @@ class Scores:
         most_lost: upper 95 % confidence bound of the drop over all samples; infinite where it cannot be told.
         least_shown: the least bound that so many samples can show, when the models differ on none.
         doubt: why the bound cannot be told, in a sentence; empty where it can.
+        chosen_by: what it says on the samples by which plans are chosen, where others judge; else None.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Scores:
     most_lost: float = math.inf
     least_shown: float = math.inf
     doubt: str = ""
+    chosen_by: Scores | None = None
 
     @property
     def drop(self) -> float:
@@ -55,7 +57,12 @@ class Scores:
         return self.drop <= most + _ROUNDING
 
     def is_trusted(self, allowed: float) -> bool:
-        """Whether the drop is at most what is allowed: its bound, unless so few samples could never show that."""
+        """Whether the drop is at most what is allowed: its bound, unless so few samples could never show that.
+
+        Where plans are chosen by other samples than those that judge, it has to be on both.
+        """
+        if self.chosen_by is not None and not self.chosen_by.is_trusted(allowed):
+            return False
         return self.allowed_by(allowed) if self.least_shown > allowed else self.most_lost <= allowed + _ROUNDING
 
 
@@ -70,6 +77,7 @@ class Scorer:
         outputs: the float model's, for each sample.
         score: of the float model.
         files: of each sample, see `shared_files`; nothing where each counts by itself.
+        judging: places of the samples by which models are judged, where plans are chosen by the others; else none.
     """
 
     metric: Metric
@@ -78,17 +86,25 @@ class Scorer:
     outputs: tuple[Named, ...]
     score: float
     files: tuple[str, ...] = ()
+    judging: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, metric: Metric, reference: Path, samples: SampleSource) -> Scorer:
+    def of(cls, metric: Metric, reference: Path, samples: SampleSource, judging: Sequence[int] = ()) -> Scorer:
         """Run the float model on samples, all outputs of which are held.
+
+        Args:
+            metric: higher is better.
+            reference: file of the float model.
+            samples: in the order of the data.
+            judging: places of those that judge, where plans are chosen by the others; of a metric that knows samples.
 
         Raises:
             DataError: there is no sample, a run fails, or the metric does.
         """
         views, given = Views.whole(reference), tuple(samples)
         outputs = _answers(views, reference, given)
-        return cls(metric, views, given, outputs, score(metric, outputs, given), shared_files(samples))
+        reached = score(metric, outputs, given)
+        return cls(metric, views, given, outputs, reached, shared_files(samples), tuple(judging))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of what it has lost.
@@ -107,6 +123,28 @@ class Scorer:
             DataError: a run fails, or the metric does.
         """
         outputs = _answers(self.views, candidate, self.samples)
+        if not self.judging:
+            return self._scored(outputs, risk)
+        chosen, judged = (
+            part._scored([outputs[place] for place in places], risk) for places, part in self._parts.items()
+        )
+        return replace(judged, chosen_by=chosen)
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], Scorer]:
+        """What scores the samples that choose and those that judge, by their places."""
+        choosing = tuple(sorted(set(range(len(self.samples))).difference(self.judging)))
+        return {places: self._part(places) for places in (choosing, self.judging)}
+
+    def _part(self, places: Sequence[int]) -> Scorer:
+        function = self.metric.function
+        assert isinstance(function, Top1), "no other metric tells what some of the samples score"
+        metric = replace(self.metric, function=function.of_places(self.outputs, places))
+        samples, outputs = tuple(self.samples[one] for one in places), tuple(self.outputs[one] for one in places)
+        files = tuple(self.files[place] for place in places) if self.files else ()
+        return Scorer(metric, self.views, samples, outputs, score(metric, outputs, samples), files)
+
+    def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
         drop = self.score - score(self.metric, outputs, self.samples)
         found = Scores(self.metric.name, self.score, self.score - drop, doubt=self._doubt)
         if self._doubt:

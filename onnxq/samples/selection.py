@@ -51,12 +51,16 @@ class Selection:
             first += len(own)
 
 
-def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
+def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSource, SampleSource]:
     """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
 
-    Every fourth judges, 64 at most; of fewer than 8 samples, none can be spared, and all are for both. Samples that
-    share a file with one that judges, as far as files can be told apart so (see `by_file`), are for neither or judge
-    as well.
+    Every fourth judges, 64 at most unless more are wanted; of fewer than 8 samples, none can be spared, and all are for
+    both. Samples that share a file with one that judges, as far as files can be told apart so (see `by_file`), are for
+    neither or judge as well.
+
+    Args:
+        samples: all of them.
+        most: how many may judge.
 
     >>> select, gate = split([{"x": place} for place in range(8)])
     >>> [sample["x"] for sample in select], [sample["x"] for sample in gate]
@@ -66,9 +70,9 @@ def split(samples: SampleSource) -> tuple[SampleSource, SampleSource]:
     if count < _FEWEST:
         return samples, samples
     files = by_file(samples)
-    most = max(_MOST_JUDGING * len(files) // count, _FILES)
-    apart = {place for one in even_places(len(files), min(len(files) // _EACH, most)) for place in files[one]}
+    many = min(len(files) // _EACH, max(most * len(files) // count, _FILES))
+    apart = {place for one in even_places(len(files), many) for place in files[one]}
     near = sorted(apart)
-    judging = [near[place] for place in even_places(len(near), _MOST_JUDGING)]
+    judging = [near[place] for place in even_places(len(near), most)]
     others = [place for place in range(count) if place not in apart]
     return Selection(samples, others), Selection(samples, judging)

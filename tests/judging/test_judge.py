@@ -20,6 +20,7 @@ from onnxq.judging.latency import Latency
 from onnxq.judging.metrics import Metric, Top1
 from onnxq.samples.data import open_samples
 from onnxq.samples.inputs import Input
+from onnxq.samples.selection import Selection
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
 
@@ -60,6 +61,19 @@ def test_labels_of_more_samples_are_for_a_limit_that_leaves_some_out(
     refused = pytest.raises(DataError, match=f"8 answers for 8 samples and there are {labels} labels, expected one")
     with nullcontext() if fits else refused:
         Judge.of(files[0], samples, 0.0, metric)
+
+
+def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tuple[Path, Path]) -> None:
+    samples = open_samples(SAMPLES, [Input("x", np.dtype(np.float32), (1, 4))], limit=6, in_order=True)
+    labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
+    labels[3] += 1
+    for places, score in (([0, 3], 0.5), ([0, 5], 1.0)):
+        judge = Judge.of(files[0], Selection(samples, places), 0.0, Metric("top1", Top1(labels)))
+        scores = judge.scores(files[1], 1)
+        assert scores is not None
+        assert scores.chosen_by is not None
+        assert (scores.reference, scores.chosen_by.reference) == (score, 1.0 if score < 1 else 0.75)
+        assert judge.scored == 6
 
 
 def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,14 @@ def test_top1_of_the_first_samples_leaves_the_other_labels() -> None:
     assert of_first_samples(Metric("m", max)).function is max
 
 
+def test_top1_of_some_samples_has_their_labels() -> None:
+    whole = Top1(np.array([0, 1, 1, 0, 7, 7]), of_more=True)
+    outputs = [{"y": np.array(one)} for one in ([1, 1], [1], [0])]
+    some = whole.of_places(outputs, [0, 2])
+    assert some.labels.tolist() == [0, 1, 0]
+    assert some([outputs[0], outputs[2]], []) == pytest.approx(2 / 3)
+
+
 @pytest.mark.parametrize("output", [np.float32(1), np.zeros((3, 0)), [1.0]])
 def test_top1_needs_scores(output: object) -> None:
     with pytest.raises(DataError, match="holds no scores or numbers of classes"):

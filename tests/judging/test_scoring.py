@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,27 @@ def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_no
 )
 def test_a_drop_is_trusted_by_its_bound_where_that_can_be_told(scores: Scores, allowed: float, trusted: bool) -> None:
     assert scores.is_trusted(allowed) is trusted
+
+
+def test_those_that_judge_are_scored_by_themselves(files: Files) -> None:
+    judging, metric = [0, 1, *range(20, 28), 37], METRICS["top1"]
+    found = Scorer.of(metric, files[0], CLASSES, judging).scores(files[1])
+    others = sorted(set(range(40)).difference(judging))
+    alone, chosen = (
+        Scorer.of(Metric("top1", Top1(LABELS[places])), files[0], [CLASSES[place] for place in places]).scores(files[1])
+        for places in (judging, others)
+    )
+    assert found == replace(alone, chosen_by=chosen)
+    assert alone.candidate != chosen.candidate
+
+
+def test_a_plan_is_trusted_where_the_samples_that_chose_it_are_content_too() -> None:
+    content, lost = Scores("m", 1.0, 1.0, 0.01, 0.01), Scores("m", 1.0, 0.9, 0.2, 0.01)
+    for judged, chosen in ((content, content), (content, lost), (lost, content)):
+        both = replace(judged, chosen_by=chosen)
+        assert both.is_trusted(0.03) == (lost not in (judged, chosen))
+        # The model that is written is judged by those that judge.
+        assert both.allowed_by(0.03) == judged.allowed_by(0.03)
 
 
 class OfFiles(list):
