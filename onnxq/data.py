@@ -27,7 +27,7 @@ class Data:
     Attributes:
         calibration: samples that set the ranges, and by which plans are chosen.
         validation: samples by which the result is judged, which nothing was chosen by; None keeps every fourth of the
-            former for that where there are 8 or more and no metric counts on their order, else judges by the same.
+            former for that where there are 8 or more and no function is the metric, else judges by the same.
         limit: most samples to use of each, from all over; None uses all.
         images: how image files become arrays, or the name of a preset such as ``imagenet``.
         chain: inputs by the output that they take from the sample before, for stateful models, or as a text such as

@@ -148,7 +148,7 @@ def data_options(command: Command) -> Command:
             type=FILE,
             **ONCE,
             help="Samples of their own by which the result is judged.  [default: every fourth of --calib, which "
-            "nothing else uses then; all of fewer than 8, or for a metric]",
+            "nothing else uses then; all of fewer than 8, or for a function as metric]",
         ),
         most_samples("Use at most this many samples, from all over; the first ones for --chain and --metric."),
         source_option,
