@@ -34,7 +34,7 @@ def folds(tmp_path_factory: pytest.TempPathFactory) -> Folds:
     folder = tmp_path_factory.mktemp("bench")
     bench = open_workbench(load(MODELS / "resnet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], folder)
     evidence = bench.calibrate(bench.plan({}), SAMPLES, silent)
-    return Folds(Trials.of(bench, MODELS / "resnet.onnx", evenly(SAMPLES, 7), evidence), SAMPLES)
+    return Folds(Trials.of(bench, MODELS / "resnet.onnx", list(evenly(SAMPLES, 7)), evidence), SAMPLES)
 
 
 @pytest.fixture(scope="module")

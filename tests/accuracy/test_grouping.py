@@ -62,7 +62,7 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
             observe_groups(bench, plan, samples, accuracy, FIRST_RANGES, silent)
             monkeypatch.setattr(workers, "observe_shard", None)
         evidence = bench.calibrate(plan, samples, silent)
-        trials = Trials.of(bench, bench.prepared, evenly(samples, accuracy.judges(count)), evidence)
+        trials = Trials.of(bench, bench.prepared, list(evenly(samples, accuracy.judges(count))), evidence)
         folds = Folds(trials, samples)
         held_out = folds.held_out(plan).evidence
         migrated = with_migration(folds, plan, Basis(USUAL, evidence), accuracy)

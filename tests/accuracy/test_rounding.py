@@ -58,7 +58,7 @@ def chosen(bench: Workbench, samples: Sequence[Sample], effort: Accuracy = FAST)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
     plain = Basis(Recipe(), evidence)
-    folds = Folds(Trials.of(bench, bench.prepared, evenly(samples, 16), evidence), samples)
+    folds = Folds(Trials.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
     return with_compensation(folds, plan, plain, effort), plain, plan
 
 
@@ -198,7 +198,7 @@ def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:
     samples = images("calib.npz", 32)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
-    folds = Folds(Trials.of(bench, bench.prepared, evenly(samples, 16), evidence), samples)
+    folds = Folds(Trials.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
     compensation = Compensation.of_samples(32)
     (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
     assert others
