@@ -24,7 +24,7 @@ from onnxq.placing import coded_tensors
 from onnxq.planning.plan import Plan
 from onnxq.publish import stored_bytes
 from onnxq.runtime import return_memory
-from onnxq.samples.apart import halves
+from onnxq.samples.apart import counting_as_one, halves
 from onnxq.samples.inputs import SampleSource
 from onnxq.samples.selection import Selection
 from onnxq.scheme import Mode
@@ -188,8 +188,13 @@ class Trials:
         return self._judged(_Trusted(self.answered.files) if self.hard is None else self.hard, plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
-        """Return what each sample adds to the noise at each output, see `noise_by_sample`."""
-        return self._judged(noise_by_sample, plan, recipe)
+        """Return what each sample adds to the noise at each output, those of one file together; see `noise_by_sample`.
+
+        Whether noise became less by more than chance is told by how these differ, and samples of one file are alike.
+        """
+        found = self._judged(noise_by_sample, plan, recipe)
+        together = counting_as_one(self.answered.files)
+        return np.stack([found[one].sum(0) for one in together]) if together else found
 
     def begin(self, plan: Plan, recipe: Recipe) -> None:
         """Build a model that is going to be asked about, and run it in the background, where it is not too large."""

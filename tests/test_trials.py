@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxq.candidates import Candidates
@@ -17,6 +18,8 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
+from onnxq.samples.data import open_samples
+from onnxq.samples.inputs import model_inputs
 from onnxq.scheme import Mode
 from onnxq.targets import TARGETS
 from onnxq.trials import Hard, Trials, noises
@@ -119,3 +122,23 @@ def test_codes_that_no_kernel_convolves_are_decoded_ahead(
     monkeypatch.setattr(Views, "open_decoded", counted)
     assert 20 < trials.sqnr(plan, Recipe()) < 60
     assert bool(opened) == decoded
+
+
+def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
+    images = np.load(MODELS / "data" / "calib.npz")["image"]
+    (tmp_path / "stacks").mkdir()
+    for file in range(8):
+        np.savez(tmp_path / "stacks" / f"{file}.npz", image=images[2 * file : 2 * file + 2])
+    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
+    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    stacks = open_samples(tmp_path / "stacks", model_inputs(onnx.load(MODELS / "resnet.onnx")))
+    plan = bench.plan({})
+    together = Trials.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
+    by_itself = Trials.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
+    noise = by_itself.noise(plan, Recipe())
+    assert together.noise(plan, Recipe()) == pytest.approx(noise[::2] + noise[1::2])
+    assert together.trust(plan, Recipe()).noise == by_itself.trust(plan, Recipe()).noise
+    assert together.sqnr(plan, Recipe()) != by_itself.sqnr(plan, Recipe())
+    # A part of one sample of each file is none of files.
+    some = together.part(range(0, 16, 2))
+    assert some.sqnr(plan, Recipe()) == by_itself.part(range(0, 16, 2)).sqnr(plan, Recipe())

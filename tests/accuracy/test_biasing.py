@@ -46,7 +46,7 @@ def folds_of(bench: Workbench, plan: Plan) -> Callable[[int, int], Folds]:
     evidence = bench.calibrate(plan, SAMPLES, silent)
 
     def folds(judged: int, most: int) -> Folds:
-        spread = evenly(SAMPLES[:most], judged)
+        spread = list(evenly(SAMPLES[:most], judged))
         return Folds(Trials.of(bench, MODELS / "mobilenet.onnx", spread, evidence), SAMPLES[:most])
 
     return folds

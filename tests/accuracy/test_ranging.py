@@ -46,7 +46,7 @@ def plan(bench: Workbench) -> Plan:
 
 def folds(bench: Workbench, plan: Plan, judged: int, most: int) -> Folds:
     statistics = bench.calibrate(plan, SAMPLES[:most], silent)
-    spread = evenly(SAMPLES[:most], judged)
+    spread = list(evenly(SAMPLES[:most], judged))
     return Folds(Trials.of(bench, MODELS / "mobilenet.onnx", spread, statistics), SAMPLES[:most])
 
 
