@@ -154,7 +154,8 @@ class Scorer:
         # Where no sample differs, one that loses all it can is what may come, and so may a file; a group dilutes it.
         worst = self._most_of_a_sample * groups / len(self._apart)
         most, least = (highest_mean(one, worst, risk) for one in (lost, np.zeros(groups)))
-        return replace(found, most_lost=most, least_shown=least)
+        # Few answers that differ in one file are no sign that none loses all it can.
+        return replace(found, most_lost=max(most, least) if self.files else most, least_shown=least)
 
     @cached_property
     def _apart(self) -> list[list[int]]:
