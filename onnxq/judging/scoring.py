@@ -153,7 +153,9 @@ class Scorer:
         lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
         # Where no sample differs, one that loses all it can is what may come, and so may a file; a group dilutes it.
         worst = self._most_of_a_sample * groups / len(self._apart)
-        most, least = (highest_mean(one, worst, risk) for one in (lost, np.zeros(groups)))
+        # No more than all answers that are right can be wrong.
+        all_of_it = self.score if isinstance(self.metric.function, Top1) else math.inf
+        most, least = (min(highest_mean(one, worst, risk), all_of_it) for one in (lost, np.zeros(groups)))
         # Few answers that differ in one file are no sign that none loses all it can.
         return replace(found, most_lost=max(most, least) if self.files else most, least_shown=least)
 

@@ -140,6 +140,11 @@ def test_bounds_of_answers_that_turn_over_together_hold(
     assert np.mean(held[False]) < 0.85
 
 
+def test_no_more_answers_are_lost_than_are_right(files: Files) -> None:
+    scores = Scorer.of(Metric("top1", Top1(LABELS[:2])), files[0], CLASSES[:2]).scores(files[0])
+    assert (scores.reference, scores.most_lost, scores.least_shown) == (1.0, 1.0, 1.0)
+
+
 def test_one_sample_tells_no_bound(files: Files) -> None:
     scores = Scorer.of(Metric("top1", Top1(LABELS[:1])), files[0], CLASSES[:1]).scores(files[1])
     assert scores.most_lost == math.inf
