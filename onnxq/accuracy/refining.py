@@ -183,7 +183,7 @@ def _is_free(plan: Plan) -> bool:
     """Whether anything becomes codes, and all of it as we choose."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     specs = [*weights, *(activation.spec for activation in plan.activations)]
-    return bool(specs) and not any(spec.method.is_followed for spec in specs)
+    return bool(specs) and not any(spec.is_followed for spec in specs)
 
 
 def _decibels(folds: Folds, plan: Plan, basis: Basis) -> float:

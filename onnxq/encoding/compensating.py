@@ -78,7 +78,7 @@ class Compensation:
 
     def covers(self, spec: Spec) -> bool:
         """Whether weights of a Spec get it."""
-        return format_named(spec.format).bits <= min(self.bits, _MOST_BITS) and not spec.method.is_followed
+        return format_named(spec.format).bits <= min(self.bits, _MOST_BITS) and not spec.is_followed
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,8 +135,8 @@ def encode_weight(
         values: of a float type and any rank.
         weight: its Spec, and the axes that this speaks of.
         parameters: scales and zero points to be used in place of the encoder's own.
-        terms: what is known of the data that the weight multiplies, by which errors are made to cancel whatever found
-            its scales.
+        terms: what is known of the data that the weight multiplies, which an encoder that looks at data gets; the
+            codes of others are then those whose errors cancel.
 
     Returns:
         Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
@@ -148,7 +148,8 @@ def encode_weight(
     if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
         name = f"weight {weight.tensor}" if weight.tensor else "the weight"
         raise ModelError(f"{name} holds NaN or infinity, which have no code; leave its node in float")
-    encode = ENCODERS[weight.spec.method if terms is None else Method.COMPENSATED].encode
+    own = ENCODERS[weight.spec.method]
+    encode = (own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]).encode
     found = encode(values, weight, parameters, terms)
     if parameters is None and weight.pairs is not Pairs.NONE:
         scale = found.parameters.scale

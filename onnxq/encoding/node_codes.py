@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
-from onnxq.encoding.compensating import Sums, terms_of
-from onnxq.encoding.encoders import encode_weight, weight_sums
+from onnxq.encoding.compensating import Sums, Terms, terms_of
+from onnxq.encoding.encoders import ENCODERS, encode_weight, weight_sums
 from onnxq.encoding.migration import Around, Factors, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
@@ -46,6 +46,19 @@ class Bias:
 
     values: Array | None = None
     codes: QTensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of the data of a weight.
+
+    Attributes:
+        key: what tells it from all else.
+        terms: makes what encoders are given, which is as large as the Gram matrix.
+    """
+
+    key: Hashable
+    terms: Callable[[], Terms]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +108,31 @@ class Encoding:
         self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
     ) -> tuple[QTensor, Bias | None]:
         source, around = node.inputs[weight.index], self._around(node, decision)
+        known = self._known(node, decision, weight)
+        # An encoder that looks at data finds its scales by it as well; what another has found is only moved.
+        at_once, later = (known, None) if ENCODERS[weight.spec.method].sums is not None else (None, known)
 
-        def values() -> Array:
-            return around.weight(node, weight.index, source.values)
+        def encoded(key: Hashable, parameters: Parameters | None, seen: Known | None) -> QTensor:
+            def made() -> QTensor:
+                values = around.weight(node, weight.index, source.values)
+                return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
 
-        found = self.cache.codes(key, lambda: encode_weight(values(), weight))
-        if decision.mode is not Mode.STATIC or decision.bias is None or weight.index != _WEIGHT:
-            found, key = self._compensated(node, decision, weight, found, key)
-            corrected = self._corrected(node, decision, weight, found, key)
-            return found, None if corrected is None else self._added(node, decision, found, corrected)
-        bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
-        raised = scale_with_room(found.parameters.scale, bias, scale)
-        if not np.array_equal(raised, found.parameters.scale):
-            key, larger = (*key, raised.tobytes()), replace(found.parameters, scale=raised)
-            found = self.cache.codes(key, lambda: encode_weight(values(), weight, larger))
-        found, key = self._compensated(node, decision, weight, found, key)
+            return self.cache.codes(key, made)
+
+        key = key if at_once is None else (*key, at_once.key)
+        found, bias = encoded(key, None, at_once), None
+        if decision.mode is Mode.STATIC and decision.bias is not None and weight.index == _WEIGHT:
+            bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
+            raised = scale_with_room(found.parameters.scale, bias, scale)
+            if not np.array_equal(raised, found.parameters.scale):
+                key = (*key, raised.tobytes())
+                found = encoded(key, replace(found.parameters, scale=raised), at_once)
+        if later is not None:
+            key = (*key, later.key)
+            found = encoded(key, found.parameters, later)
         corrected = self._corrected(node, decision, weight, found, key)
+        if bias is None:
+            return found, None if corrected is None else self._added(node, decision, found, corrected)
         # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
         return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
 
@@ -118,26 +140,21 @@ class Encoding:
         """Return the factors of what a node reads and makes."""
         return Around(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
 
-    def _compensated(
-        self, node: Node, decision: Decision, weight: Weight, nearest: QTensor, key: tuple[Hashable, ...]
-    ) -> tuple[QTensor, tuple[Hashable, ...]]:
-        """Return codes with the scales of the nearest ones whose errors cancel, where data is known; and their key."""
-        compensation, shown, around = self.recipe.compensation, self._shown(node, weight), self._around(node, decision)
-        if compensation is None or shown is None:
-            return nearest, key
-        source = node.inputs[weight.index]
-        values = around.weight(node, weight.index, source.values)
-        # The matrix is of data without factors, whose columns the weight has been multiplied by.
-        divided = Around(around.read).weight(node, weight.index, np.ones(source.shape)) if around.read else None
+    def _known(self, node: Node, decision: Decision, weight: Weight) -> Known | None:
+        """Return what is known of the data of a weight whose encoder looks at it, or whose codes are moved by it."""
+        shown, compensation = self._shown(node, weight), self.recipe.compensation
+        if shown is None or compensation is None:
+            return None
+        around = self._around(node, decision)
         corrected = self._means(node, decision, weight) is not None
 
-        def made() -> QTensor:
-            gram, sums = shown
-            terms = terms_of(gram, sums, divided, compensation.damping, corrected=corrected)
-            return encode_weight(values, weight, nearest.parameters, terms)
+        def terms() -> Terms:
+            # The matrix is of data without factors, whose columns the weight has been multiplied by.
+            ones = np.ones(node.inputs[weight.index].shape)
+            divided = Around(around.read).weight(node, weight.index, ones) if around.read else None
+            return terms_of(*shown, divided, compensation.damping, corrected=corrected)
 
-        key = (*key, self._digest(node, weight), corrected)
-        return self.cache.codes(key, made), key
+        return Known((self._digest(node, weight), corrected), terms)
 
     def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
         """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""

@@ -52,11 +52,6 @@ class Method(StrEnum):
     TORCH = "torch"
     """What the observers and kernels of PyTorch's eager mode compute."""
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether another toolkit's arithmetic is followed to the last bit, so that nothing may be chosen better."""
-        return self in (Method.BURN, Method.TORCH)
-
 
 class Storage(StrEnum):
     """What a file holds codes in."""
@@ -109,6 +104,11 @@ class Spec:
         for wrong, sentence in _contradictions(self, format_named(self.format)):
             if wrong:
                 raise SchemeError(sentence)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another toolkit's arithmetic is followed to the last bit, so that nothing may be chosen better."""
+        return self.method in (Method.BURN, Method.TORCH)
 
 
 def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:

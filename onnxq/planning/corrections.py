@@ -35,7 +35,7 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
 
 def _mean(node: Node, decision: Decision) -> Mean | None:
     weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
-    if weight is None or weight.spec.method.is_followed or bias_of(node) is None:
+    if weight is None or weight.spec.is_followed or bias_of(node) is None:
         return None
     axis = OPERATORS[operator_key(node)].channels
     assert axis is not None, "only a product whose channels are known has a bias to correct"

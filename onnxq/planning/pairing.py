@@ -50,7 +50,7 @@ def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Tar
 
 def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pairs:
     paired = may_be_paired(format_named(weight.spec.format))
-    if decision.mode not in _INTEGERS or not paired or weight.spec.method.is_followed or _is_depthwise(node):
+    if decision.mode not in _INTEGERS or not paired or weight.spec.is_followed or _is_depthwise(node):
         return Pairs.NONE
     return target.kernels.pairs if node.op == "Conv" else Pairs.TAP
 

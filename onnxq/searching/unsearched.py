@@ -99,7 +99,7 @@ def _finer(trials: Trials, plan: Plan) -> dict[str, Demotion]:
 
 
 def _is_coarse(spec: Spec) -> bool:
-    return format_named(spec.format).bits < _BITS and not spec.method.is_followed
+    return format_named(spec.format).bits < _BITS and not spec.is_followed
 
 
 def _added_bytes(plan: Plan, node: str) -> float:
