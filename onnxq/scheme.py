@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 
 from onnxq.errors import SchemeError, choice_of, nearest
 from onnxq.evidence.range_table import parse_range
 from onnxq.evidence.ranges import RangeMethod
+from onnxq.extensions import registered, registered_names
 from onnxq.lowering import Emit
 from onnxq.numbers.spec import Granularity, Method, Rounding, Spec, Storage
 
@@ -23,8 +25,13 @@ __all__ = [
     "Scheme",
     "Spec",
     "Storage",
+    "check_method",
     "matches",
+    "packaged_encoder",
 ]
+
+ENTRY_POINTS = "onnxq.encoders"
+"""Group of entry points; each names an `onnxq.encoding.encoders.Encoder`, which the method of a Spec asks for."""
 
 # A pattern that starts so is a regular expression that must match the whole name; anything else is a glob.
 _REGEX = "re:"
@@ -43,6 +50,32 @@ class Mode(StrEnum):
     """Weights are stored as codes and decoded when the model is loaded; the node computes in float."""
     FLOAT = "float"
     """Nothing changes."""
+
+
+def check_method(method: str) -> None:
+    """Refuse the method of a Spec that is neither ours nor an encoder of an installed package.
+
+    Raises:
+        SchemeError: it is none; the message suggests the nearest one.
+    """
+    if not isinstance(method, Method):
+        packaged_encoder(method)
+
+
+# What is installed is looked up once: that takes milliseconds, and a model has thousands of weights.
+@cache
+def packaged_encoder(method: str) -> object:
+    """Return what an installed package registers as the encoder of that name.
+
+    Raises:
+        SchemeError: no package has one, or it cannot be loaded.
+    """
+    found = registered(ENTRY_POINTS, method, "Encoder")
+    if found is None:
+        known = [*map(str, Method), *registered_names(ENTRY_POINTS)]
+        expected = f"expected one of {', '.join(known)}{nearest(method, known)}"
+        raise SchemeError(f"method {method!r} is not known, nor an encoder of an installed package, {expected}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,11 +99,13 @@ class Rule:
     activation: Spec | None = None
 
     def __post_init__(self) -> None:
-        """Check that the mode is one, and that regular expressions are valid."""
+        """Check that the mode is one, that somebody has the methods, and that regular expressions are valid."""
         object.__setattr__(self, "mode", choice_of(Mode, "mode", self.mode))
         for pattern in (*self.op_types, *self.nodes, *self.tensors):
             if pattern.startswith(_REGEX):
                 _compiled(pattern)
+        for spec in filter(None, (self.weight, self.activation)):
+            check_method(spec.method)
 
     def selects(self, op_type: str, node: str, tensors: Iterable[str], origins: Sequence[tuple[str, str]] = ()) -> bool:
         """Whether the rule takes a node of this op type and name that touches these tensors.

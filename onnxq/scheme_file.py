@@ -102,7 +102,7 @@ def _parse_spec(key: str, entry: object) -> Spec | None:
         scale=str(entry.get("scale", "float32")),
         scale_rounding=Rounding(_choice("scale_rounding", entry.get("scale_rounding", Rounding.UP), Rounding)),
         two_level=_switch("two_level", entry.get("two_level", False)),
-        method=Method(_choice("method", entry.get("method", Method.MINMAX), Method)),
+        method=entry.get("method", Method.MINMAX),
         storage=Storage(_choice("storage", entry.get("storage", Storage.NATIVE), Storage)),
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -26,6 +28,8 @@ from onnxq.evidence.kinds import ENTRY_POINTS as STATISTICS
 from onnxq.evidence.range_table import ENTRY_POINTS as RANGES
 from onnxq.named_passes import ENTRY_POINTS as PASSES
 from onnxq.samples.sources.table import ENTRY_POINTS as SOURCES
+from onnxq.scheme import ENTRY_POINTS as ENCODERS
+from onnxq.scheme import packaged_encoder
 from onnxq.scheme_file import load_scheme
 
 ROOT = Path(__file__).parents[1]
@@ -128,9 +132,30 @@ def test_every_document_and_language_is_looked_at() -> None:
     assert len(blocks()) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
 
 
+def package_of(document: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Pretend that the package is installed whose entry points a document names; it holds what blocks have defined."""
+    package = ModuleType("my_package")
+    monkeypatch.setitem(sys.modules, "my_package", package)
+    tables = [tomllib.loads(block.text) for block in of("toml") if block.document == document]
+    groups = [table["project"]["entry-points"] for table in tables if "project" in table]
+    entries = [
+        EntryPoint(name, place, group)
+        for one in groups
+        for group, places in one.items()
+        for name, place in places.items()
+    ]
+
+    def installed(**wanted: str) -> EntryPoints:
+        return EntryPoints(one for one in entries if hasattr(package, one.attr)).select(**wanted)
+
+    monkeypatch.setattr("onnxq.extensions.entry_points", installed)
+    packaged_encoder.cache_clear()
+    return package
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_python_runs_one_block_after_the_other(document: Path, folder: Path) -> None:
-    names: dict[str, Any] = {"__name__": "example"}
+def test_python_runs_one_block_after_the_other(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = vars(package_of(document, monkeypatch))
     for block in of("python"):
         if block.document == document:
             exec(compile(block.text, f"{document}:{block.line}", "exec", dont_inherit=True), names)
@@ -173,7 +198,7 @@ def test_toml_is_a_scheme_or_names_a_group_of_entry_points(block: Block, tmp_pat
     found = tomllib.loads(block.text)
     if "project" in found:
         groups = found["project"]["entry-points"]
-        assert set(groups) <= {ENGINES, RANGES, PASSES, SOURCES, STATISTICS}
+        assert set(groups) <= {ENCODERS, ENGINES, RANGES, PASSES, SOURCES, STATISTICS}
         assert all(re.fullmatch(r"\w+:\w+", value) for names in groups.values() for value in names.values())
         return
     (tmp_path / "scheme.toml").write_text(block.text)

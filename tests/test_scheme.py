@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaged_encoders import HALVED, installed_package
 
 from onnxq.errors import SchemeError
 from onnxq.presets import PRESETS
@@ -18,10 +19,16 @@ from onnxq.scheme import (
     Scheme,
     Spec,
     Storage,
+    check_method,
     matches,
+    packaged_encoder,
 )
 
 NAMES = ("/head/Conv_1", "/head/Conv_12", "layer[0].conv", "a*b")
+
+
+def weights_by(method: str) -> Rule:
+    return Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=method))
 
 
 def mode_of(scheme: Scheme, node: str, op_type: str = "Conv", tensors: tuple[str, ...] = ()) -> Mode:
@@ -162,10 +169,43 @@ def test_modes_and_choices_of_specs_are_taken_as_texts() -> None:
     [
         (lambda: Rule("flaot"), "mode 'flaot' is not one of static, .*; did you mean 'float'"),
         (lambda: Rule(None), "mode 'None' is not one of"),
-        (lambda: Spec("int8", method="msee"), "method 'msee' is not one of minmax, mse"),
+        (lambda: Spec("int8", method=3), "the method is 3 of type int, expected a Method such as"),
+        (lambda: weights_by("msee"), "method 'msee' is not known, .* expected one of minmax, .*; did you mean 'mse'"),
+        (lambda: Rule("static", activation=Spec("int8", method="tortch")), "did you mean 'torch'"),
         (lambda: Spec("int8", scale_rounding="zz"), "scale rounding 'zz' is not one of up, nearest, floor"),
     ],
 )
 def test_texts_that_name_nothing_are_refused(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         make()
+
+
+# --- encoders of packages -------------------------------------------------------------------------------------------
+
+
+def test_a_method_may_be_the_encoder_of_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with installed_package(monkeypatch):
+        assert weights_by("halved").weight.method == "halved"
+        assert packaged_encoder("halved") is HALVED
+        with pytest.raises(SchemeError, match=r"expected one of minmax, .*, halved, .*; did you mean 'halved'"):
+            weights_by("halvedd")
+        with pytest.raises(SchemeError, match="Encoder 'nothing' of packaged_encoders:NOTHING cannot be loaded"):
+            weights_by("nothing")
+    monkeypatch.undo()
+    with pytest.raises(SchemeError, match="method 'halved' is not known, nor an encoder of an installed package"):
+        weights_by("halved")
+
+
+def test_ours_are_known_without_a_look_at_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.scheme.registered", None)
+    for method in Method:
+        check_method(method)
+
+
+def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    with installed_package(monkeypatch):
+        monkeypatch.setattr("onnxq.scheme.registered", lambda *given: asked.append(given) or HALVED)
+        for _ in range(3):
+            weights_by("halved")
+    assert len(asked) == 1

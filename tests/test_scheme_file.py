@@ -151,7 +151,7 @@ RULE = '[[rule]]\nmode = "static"\n'
         (RULE + 'weight = { format = "int8", scale = "half" }', "scale format 'half' is not one of float32, float16"),
         (
             RULE + 'weight = { format = "int8", method = "mes" }',
-            "method is one of minmax, mse, hqq, compensated, burn, torch, found 'mes'",
+            "method 'mes' is not known, nor an encoder of an installed package, expected one of minmax, mse, hqq, ",
         ),
         (
             RULE + 'weight = { format = "int8", scale_rounding = "down" }',

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from onnxq.accuracy.effort import Accuracy
 from onnxq.accuracy.folds import Basis, Folds
 from onnxq.deadline import NEVER, Deadline
+from onnxq.encoding.encoders import encoder_named
 from onnxq.encoding.migration import NOTHING
 from onnxq.encoding.noting import tensors_seen
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.range_table import range_text
 from onnxq.numbers.ratios import decibels
-from onnxq.numbers.spec import Method
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
 
@@ -105,7 +105,7 @@ def asked_for(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Bas
         accuracy: what the Gram matrices of data may take.
     """
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
-    asked = any(spec.method is Method.COMPENSATED for spec in weights)
+    asked = any(encoder_named(spec.method).sums is not None for spec in weights)
     if not asked or basis.recipe.compensation is not None or folds.trials.bench.is_large:
         return basis
     from onnxq.accuracy.rounding import with_asked_rows

@@ -15,7 +15,7 @@ from onnxq.graph import Node, Variable
 from onnxq.numbers.compensation import DAMPING, Moments
 from onnxq.numbers.formats import format_named
 from onnxq.numbers.matrices import Matrices
-from onnxq.numbers.spec import Spec
+from onnxq.numbers.spec import Method, Spec
 
 ROWS: Final = 8192
 """Rows of data that Gram matrices are made of, from all samples together."""
@@ -77,8 +77,9 @@ class Compensation:
         return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
 
     def covers(self, spec: Spec) -> bool:
-        """Whether weights of a Spec get it."""
-        return format_named(spec.format).bits <= min(self.bits, _MOST_BITS) and not spec.is_followed
+        """Whether weights of a Spec get it; what a package's encoder chooses stays."""
+        free = isinstance(spec.method, Method) and not spec.is_followed
+        return free and format_named(spec.format).bits <= min(self.bits, _MOST_BITS)
 
 
 @dataclass(frozen=True, eq=False)

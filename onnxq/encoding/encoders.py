@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.encoding.checked_codes import checked
 from onnxq.encoding.compensating import Compensation, Sums, Terms, sums_of, within
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, SchemeError
+from onnxq.evidence.gram import Gram
 from onnxq.evidence.requests import Request
+from onnxq.extensions import blamed
 from onnxq.graph import Graph, Node, is_fixed
 from onnxq.numbers import burn, torch_observers
 from onnxq.numbers.blocks import block_shape
@@ -24,7 +28,7 @@ from onnxq.numbers.scale_search import chosen_parameters
 from onnxq.numbers.scales import block_range
 from onnxq.numbers.spec import Method, Spec
 from onnxq.planning.plan import Plan, Weight
-from onnxq.scheme import Mode
+from onnxq.scheme import Mode, packaged_encoder
 
 Array = npt.NDArray[Any]
 
@@ -33,8 +37,10 @@ Array = npt.NDArray[Any]
 class Encoder:
     """One way to choose the codes of a weight.
 
+    Installed packages register theirs as entry points of the group ``onnxq.encoders``.
+
     Attributes:
-        name: the method of a Spec that it is asked for by.
+        name: the method of a Spec that it is asked for by, and the name that it is registered by.
         encode: takes the finite values, what is planned for them, scales and zero points to be used in place of its own
             where an accumulator asks for larger ones or another encoder has found them, and what is known of the data
             that the weight multiplies; returns codes of the values' shape, with scales of their rank, one for each
@@ -44,7 +50,7 @@ class Encoder:
             without it do not look at data.
     """
 
-    name: Method
+    name: str
     encode: Callable[[Array, Weight, Parameters | None, Terms | None], QTensor]
     sums: Callable[[Node, int, tuple[int, ...], int], Sums | None] | None = None
 
@@ -81,7 +87,7 @@ def _torch(values: Array, weight: Weight, parameters: Parameters | None, _: Term
     return torch_observers.quantize(values, observed, format)
 
 
-ENCODERS: Mapping[Method, Encoder] = MappingProxyType(
+ENCODERS: Mapping[str, Encoder] = MappingProxyType(
     {
         encoder.name: encoder
         for encoder in (
@@ -94,22 +100,41 @@ ENCODERS: Mapping[Method, Encoder] = MappingProxyType(
         )
     }
 )
-"""Every encoder by the method that asks for it."""
+"""Every encoder of ours by the method that asks for it."""
+
+
+def encoder_named(method: str) -> Encoder:
+    """Return the encoder that a method asks for, one of ours or of an installed package.
+
+    Raises:
+        SchemeError: there is none, or what is registered cannot be loaded or is no encoder.
+    """
+    if (ours := ENCODERS.get(method)) is not None:
+        return ours
+    found = packaged_encoder(method)
+    if not isinstance(found, Encoder) or found.name != method:
+        expected = "expected an onnxq.encoding.encoders.Encoder of that name; correct its package, or uninstall it"
+        raise SchemeError(f"Encoder {method!r} is none, {expected}")
+    return found
 
 
 def encoder_of(spec: Spec, compensation: Compensation | None) -> Encoder:
     """Return what chooses the codes of weights of a Spec, or moves those that it has found to others."""
     is_covered = compensation is not None and compensation.covers(spec)
-    return ENCODERS[Method.COMPENSATED if is_covered else spec.method]
+    return encoder_named(Method.COMPENSATED if is_covered else spec.method)
 
 
 def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums | None:
     """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
-    source, sums = node.inputs[weight.index], encoder_of(weight.spec, compensation).sums
+    source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
     # One that several nodes read is stored once, so it would need the data of all.
-    if sums is None or not is_fixed(source) or len(source.outputs) != 1:
+    if encoder.sums is None or not is_fixed(source) or len(source.outputs) != 1:
         return None
-    return sums(node, weight.index, tuple(source.shape), compensation.rows)
+    with _blamed(encoder, weight):
+        found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)
+        if found is not None and not (isinstance(found, Sums) and found.request.kind == Gram.kind):
+            raise TypeError(f"it asks for {found!r} of data, expected Sums whose request is of kind {Gram.kind!r}")
+    return found
 
 
 def weight_requests(plan: Plan, graph: Graph, compensation: Compensation) -> tuple[Request, ...]:
@@ -142,21 +167,34 @@ def encode_weight(
         Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
 
     Raises:
-        SchemeError: the block has more axes than the weight.
+        SchemeError: the block has more axes than the weight, or the encoder is of a package and fails.
         ModelError: the weight holds NaN or infinity.
     """
     if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
-        name = f"weight {weight.tensor}" if weight.tensor else "the weight"
-        raise ModelError(f"{name} holds NaN or infinity, which have no code; leave its node in float")
-    own = ENCODERS[weight.spec.method]
-    encode = (own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]).encode
-    found = encode(values, weight, parameters, terms)
+        raise ModelError(f"{_named(weight)} holds NaN or infinity, which have no code; leave its node in float")
+    own = encoder_named(weight.spec.method)
+    encoder = own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]
+    found = _encoded(encoder, values, weight, parameters, terms)
     if parameters is None and weight.pairs is not Pairs.NONE:
         scale = found.parameters.scale
         larger = scales_for_pairs(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
         if not np.array_equal(larger, scale):
-            found = encode(values, weight, Parameters(larger, None, block=_block(values, weight)), terms)
+            raised = Parameters(larger, None, block=_block(values, weight))
+            found = _encoded(encoder, values, weight, raised, terms)
     return paired(found, weight)
+
+
+def _encoded(
+    encoder: Encoder, values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None
+) -> QTensor:
+    """Return what an encoder makes; that of a package is looked at, and may not write to the weight."""
+    if encoder.name in ENCODERS:
+        return encoder.encode(values, weight, parameters, terms)
+    seen = values.view()
+    seen.flags.writeable = False
+    with _blamed(encoder, weight):
+        found = encoder.encode(seen, weight, parameters, terms)
+        return checked(found, weight.spec, values.shape, _block(values, weight), parameters)
 
 
 def paired(found: QTensor, weight: Weight) -> QTensor:
@@ -174,6 +212,15 @@ def encode_array(values: Array, spec: Spec, *, channel_axis: int, reduction_axis
     (array([[ 7, -5,  0]], dtype=int8), array([[1.]], dtype=float32))
     """
     return encode_weight(values, Weight(0, "", spec, channel_axis, values.size, reduction_axis))
+
+
+def _blamed(encoder: Encoder, weight: Weight) -> AbstractContextManager[None]:
+    """Tell what goes wrong inside as a failure of an encoder, unless it is ours."""
+    return nullcontext() if encoder.name in ENCODERS else blamed(f"encoder {encoder.name!r} for {_named(weight)}")
+
+
+def _named(weight: Weight) -> str:
+    return f"weight {weight.tensor}" if weight.tensor else "the weight"
 
 
 def _block(values: Array, weight: Weight) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.encoding.bias_correction import lacking
 from onnxq.encoding.cache import CodesCache
 from onnxq.encoding.compensating import Sums, Terms, terms_of
-from onnxq.encoding.encoders import ENCODERS, encode_weight, weight_sums
+from onnxq.encoding.encoders import encode_weight, encoder_named, weight_sums
 from onnxq.encoding.migration import Around, Factors, read_factors
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
@@ -110,7 +110,7 @@ class Encoding:
         source, around = node.inputs[weight.index], self._around(node, decision)
         known = self._known(node, decision, weight)
         # An encoder that looks at data finds its scales by it as well; what another has found is only moved.
-        at_once, later = (known, None) if ENCODERS[weight.spec.method].sums is not None else (None, known)
+        at_once, later = (known, None) if encoder_named(weight.spec.method).sums is not None else (None, known)
 
         def encoded(key: Hashable, parameters: Parameters | None, seen: Known | None) -> QTensor:
             def made() -> QTensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from onnxq.errors import SchemeError, choice_of
+from onnxq.errors import SchemeError, check_type, choice_of
 from onnxq.numbers.formats import Format, format_named
 from onnxq.numbers.scale_formats import scale_format_named
 
@@ -37,7 +37,7 @@ class Rounding(StrEnum):
 
 
 class Method(StrEnum):
-    """How scale, zero point and codes are found."""
+    """How scale, zero point and codes are found; installed packages may have other ways."""
 
     MINMAX = "minmax"
     """From the smallest and largest value."""
@@ -51,6 +51,10 @@ class Method(StrEnum):
     """What Burn's Quantizer computes, which takes every float initializer, biases and norms too."""
     TORCH = "torch"
     """What the observers and kernels of PyTorch's eager mode compute."""
+
+
+# What they choose are scales; others may choose codes for those that a rule has decided.
+_METHODS_OF_SCALES = (Method.MSE, Method.HQQ, Method.BURN, Method.TORCH)
 
 
 class Storage(StrEnum):
@@ -74,7 +78,8 @@ class Spec:
         scale: a name of SCALE_FORMATS.
         scale_rounding: how scales are brought to that format; a float32 scale is always the nearest.
         two_level: whether scales are multiplied by one float32 scale of the tensor.
-        method: how scale, zero point and codes are found.
+        method: how scale, zero point and codes are found: a Method, or the name of an encoder that an installed package
+            registers; whether one does, a Rule and a plan that is carried out ask.
         storage: what the file holds codes in.
 
     >>> Spec("int8-narrow", per=Granularity.CHANNEL).symmetric
@@ -89,14 +94,16 @@ class Spec:
     scale: str = "float32"
     scale_rounding: Rounding = Rounding.UP
     two_level: bool = False
-    method: Method = Method.MINMAX
+    method: str = Method.MINMAX
     storage: Storage = Storage.NATIVE
 
     def __post_init__(self) -> None:
         """Check the names, and that no two choices contradict each other."""
         scale_format_named(self.scale)
-        for name, kind in (("scale_rounding", Rounding), ("method", Method), ("storage", Storage)):
+        for name, kind in (("scale_rounding", Rounding), ("storage", Storage)):
             object.__setattr__(self, name, choice_of(kind, name.replace("_", " "), getattr(self, name)))
+        check_type(self.method, str, "the method", 'a Method such as "mse", or the name of an encoder')
+        object.__setattr__(self, "method", next((one for one in Method if one == self.method), self.method))
         if not isinstance(self.per, (Granularity, tuple)):
             raise SchemeError(f"per is a Granularity or a tuple such as (32,), found {self.per!r}")
         if isinstance(self.per, tuple) and not (0 < len(self.per) <= _MOST_AXES and min(self.per) >= 1):
@@ -127,7 +134,7 @@ def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
         'scale_rounding = "floor" gives powers of two for symmetric codes; say scale = "e8m0" and symmetric = true',
     )
     yield (
-        spec.scale_rounding is Rounding.FLOOR and spec.method not in (Method.MINMAX, Method.COMPENSATED),
+        spec.scale_rounding is Rounding.FLOOR and spec.method in _METHODS_OF_SCALES,
         f'scale_rounding = "floor" decides the scale, so method = "{spec.method}" has nothing to choose; '
         'say scale_rounding = "nearest"',
     )

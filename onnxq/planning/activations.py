@@ -27,6 +27,11 @@ def check_activation_spec(spec: Spec, target: Target) -> None:
             f"activations as {spec.format} per {spec.per} have no integer kernel on {target.name}; "
             "use uint8 or int8 per tensor"
         )
+    if not isinstance(spec.method, Method):
+        raise SchemeError(
+            f"method {spec.method!r} is an encoder of weights, and the scales of activations are found by a range "
+            "method; leave it out, and say ranges where the scheme begins"
+        )
 
 
 def plan_activations(

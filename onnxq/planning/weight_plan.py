@@ -17,7 +17,7 @@ from onnxq.operators import operator_of
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
+from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
 from onnxq.targets import LARGE_WEIGHT, Target, target_named
 
 # The nodes that look up and decode rows take as much as this saves.
@@ -31,9 +31,8 @@ _MOST_BITS = 16
 # Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
 _STATIC_OPSET = 13
 
-# What stands between quantizers of data, and how its scales are found: what else a spec may say, kernels do not read.
+# What stands between quantizers of data: what else a spec may say, kernels do not read.
 _INTEGERS: Final = ("int8", "int4")
-_METHODS: Final = (Method.MINMAX, Method.MSE, Method.COMPENSATED, Method.TORCH)
 _BYTE = 8
 
 # What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
@@ -50,9 +49,10 @@ def check_weight_spec(spec: Spec, mode: Mode, target: Target) -> None:
     """Check that weights as a rule or a plan wants them can be what its mode says.
 
     Raises:
-        SchemeError: the codes take as much as floats, integer kernels do not multiply them, or the target cannot read
-            them.
+        SchemeError: the codes take as much as floats, integer kernels do not multiply them, the target cannot read
+            them, or no installed package has their encoder.
     """
+    check_method(spec.method)
     if spec.storage is Storage.WORDS and not target.reads.words:
         raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; take others")
     if format_named(spec.format).bits < target.reads.fewest_bits:
@@ -68,7 +68,7 @@ def check_weight_spec(spec: Spec, mode: Mode, target: Target) -> None:
         return
     fewest = target.reads.static_bits if mode is Mode.STATIC else _BYTE
     formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
-    plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method) and spec.method in _METHODS
+    plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method)
     if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):
         kind = "symmetric" if spec.symmetric else "affine"
         per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"

@@ -18,6 +18,18 @@ def test_a_spec_checks_its_names() -> None:
         Spec("int8", scale="float15")
 
 
+def test_a_method_is_ours_by_its_name_or_that_of_somebody_elses_encoder() -> None:
+    assert Spec("int4", method="mse").method is Method.MSE
+    mine = Spec("float8e5m2", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR, method="mine")
+    assert (mine.method, mine.is_followed) == ("mine", False)
+    assert [one for one in Method if Spec("int8", method=one, symmetric=one is not Method.HQQ).is_followed] == [
+        Method.BURN,
+        Method.TORCH,
+    ]
+    with pytest.raises(SchemeError, match="the method is None of type NoneType, expected a Method such as"):
+        Spec("int4", method=None)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_a_spec(name: str) -> None:
     assert Spec(name, symmetric=FORMATS[name].signed, per=(32,)).format == name

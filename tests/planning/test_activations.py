@@ -9,14 +9,23 @@ import numpy as np
 import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 
+from onnxq.errors import SchemeError
 from onnxq.modelfile import read_model
+from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare
 from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
+from onnxq.scheme import Mode, Spec
 from onnxq.targets import target_named
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+
+
+def test_activations_have_ranges_and_no_encoder() -> None:
+    target = target_named("onnxruntime-cpu")
+    check_activation_spec(Spec("uint8", symmetric=False, method="torch"), target)
+    with pytest.raises(SchemeError, match="method 'mine' is an encoder of weights, and the scales of activations are"):
+        check_activation_spec(Spec("uint8", symmetric=False, method="mine"), target)
 
 
 @pytest.mark.parametrize(

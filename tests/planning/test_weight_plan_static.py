@@ -1,8 +1,11 @@
-"""Weights of 4 bits between data of 8 bits."""
+"""Weights of 4 bits, and by encoders of packages, between data of 8 bits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from packaged_encoders import installed_package
 
 from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
@@ -29,3 +32,12 @@ def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: Emit)
     ]
     needed = [needed_opset(Plan((one,), (), "", TARGET.name), emit) for one in decisions]
     assert needed == [13, 21]
+
+
+@pytest.mark.parametrize("mode", [Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY, Mode.STORAGE])
+def test_the_encoder_of_a_package_makes_codes_of_every_mode(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec("int8", Granularity.CHANNEL, method="halved")
+    with installed_package(monkeypatch):
+        check_weight_spec(spec, mode, TARGET)
+        with pytest.raises(SchemeError, match="did you mean 'halved'"):
+            check_weight_spec(replace(spec, method="halve"), mode, TARGET)
