@@ -130,12 +130,18 @@ def half_step(format: Format, codes: NDArray[np.float64]) -> NDArray[np.float64]
     return np.maximum(gaps[np.maximum(place - 1, 0)], gaps[np.minimum(place, len(gaps) - 1)]) / 2
 
 
-@every_format
+# Scales of ue4m3 are too large for codes of 16 bits.
+SCALED = [
+    (name, scale)
+    for name in FORMATS
+    for scale in SCALE_FORMATS
+    if name != "int32" and not (scale == "ue4m3" and FORMATS[name].bits == 16)
+]
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALED)
 @pytest.mark.parametrize("per", BLOCKS, ids=str)
-@pytest.mark.parametrize("scale", SCALE_FORMATS)
 def test_a_weight_errs_by_half_a_step_where_no_scale_is_too_small(name: str, per: object, scale: str) -> None:
-    if scale == "ue4m3" and FORMATS[name].bits == 16:
-        pytest.skip("a scale of that format is too large for so many codes")
     weight = np.random.default_rng(0).normal(size=(6, 35, 5)).astype(np.float32)
     tensor = encode_array(weight, spec_of(name, per=per, scale=scale), channel_axis=0, reduction_axis=1)
     step, zero = repeated(tensor)

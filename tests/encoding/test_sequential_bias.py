@@ -8,6 +8,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rounded_parts import both_outputs
 
 from onnxq.encoding.codes import encode
 from onnxq.encoding.migration import Factors, Migration
@@ -226,14 +227,7 @@ def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
     codes = encode(plan, bench.graph, evidence)
     rounded = rounded_by(codes, plan, bench.graph)
     assert {"w2", "b2"} <= rounded.weights.keys()
-    parts = stages(bench.prepared, rounded.activations.keys(), free=rounded.weights.keys())
-    bench.build(plan, evidence, Recipe(), tmp_path / "q.onnx", external_data=False)
-    session = open_session(tmp_path / "q.onnx", optimize=False)
-    for sample in SAMPLES[:4]:
-        values = rounded.of(sample)
-        for part in parts:
-            values |= rounded.of(part.run(values, rounded.weights_of(part)))
-        exact, found = run(session, sample)[0], values["y"]
+    for exact, found in both_outputs(bench, plan, evidence, Recipe(), SAMPLES[:4], tmp_path):
         # Where sums are rounded otherwise, a value may fall to the next code.
         assert np.abs(found - exact).mean() < 0.01 * np.abs(exact).mean()
 
@@ -252,15 +246,8 @@ def test_channels_with_factors_are_told_as_the_float_model_has_them(network: onn
     for name, values in rounded.weights.items():
         found = values.dequantize() if isinstance(values, QTensor) else values
         assert np.abs(found - stored[name]).max() < 0.02 * np.abs(stored[name]).max() + 0.01
-    parts = stages(bench.prepared, rounded.activations.keys(), free=rounded.weights.keys())
-    bench.build(plan, evidence, recipe, tmp_path / "q.onnx", external_data=False)
-    session = open_session(tmp_path / "q.onnx", optimize=False)
-    for sample in SAMPLES[:4]:
-        values = rounded.of(sample)
-        for part in parts:
-            values |= rounded.of(part.run(values, rounded.weights_of(part)))
-        exact = run(session, sample)[0]
-        assert np.abs(values["y"] - exact).mean() < 0.01 * np.abs(exact).mean()
+    for exact, found in both_outputs(bench, plan, evidence, recipe, SAMPLES[:4], tmp_path):
+        assert np.abs(found - exact).mean() < 0.01 * np.abs(exact).mean()
 
 
 def test_a_recipe_with_corrected_biases_makes_a_model_nearer_to_float(network: onnx.ModelProto, tmp_path: Path) -> None:

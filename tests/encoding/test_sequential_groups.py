@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from rounded_parts import both_outputs
 
 from onnxq.encoding.codes import encode
 from onnxq.encoding.recipe import Recipe
-from onnxq.encoding.sequential_bias import Layer, layers_of, rounded_by, with_sequential_biases
+from onnxq.encoding.sequential_bias import Layer, layers_of, with_sequential_biases
 from onnxq.evidence.ranges import Percentile
-from onnxq.execution.stage import stages
 from onnxq.modelfile import read_model
 from onnxq.presets import PRESETS
 from onnxq.progress import silent
-from onnxq.runtime import open_session, run
 from onnxq.targets import TARGETS
 from onnxq.workbench import open_workbench
 from tests.conftest import Build
@@ -60,15 +59,6 @@ def test_what_codes_make_of_groups_is_what_the_quantized_model_computes(
     }
     recipe = with_sequential_biases(narrow, plan, bench.graph, codes, bench.prepared, SAMPLES)
     assert recipe.biases.keys() == {"grouped", "last"}
-    codes = encode(plan, bench.graph, evidence, recipe)
-    rounded = rounded_by(codes, plan, bench.graph)
-    parts = stages(bench.prepared, rounded.activations.keys(), free=rounded.weights.keys())
-    bench.build(plan, evidence, recipe, tmp_path / "q.onnx", external_data=False)
-    session = open_session(tmp_path / "q.onnx", optimize=False)
-    for sample in SAMPLES[:4]:
-        values = rounded.of(sample)
-        for part in parts:
-            values |= rounded.of(part.run(values, rounded.weights_of(part)))
-        exact = run(session, sample)[0]
+    for exact, found in both_outputs(bench, plan, evidence, recipe, SAMPLES[:4], tmp_path):
         # Where sums are rounded otherwise, a value may fall to the next code.
-        assert np.abs(values["y"] - exact).mean() < 0.01 * np.abs(exact).mean()
+        assert np.abs(found - exact).mean() < 0.01 * np.abs(exact).mean()
