@@ -14,19 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnxq"
-LONGEST_FILE = 300
-# An entry point of one line, and packages that only export names.
-UNTESTED = {"__init__", "__main__"}
-# The model layer shows its inner modules only through these.
-INNER = {
-    "onnxq.modelfile.declarations": "onnx_tools/test_shapes.py",
-    "onnxq.modelfile.emit": "modelfile/test_writer.py",
-    "onnxq.modelfile.protos": "modelfile/test_preservation.py",
-    "onnxq.modelfile.sidecar": "modelfile/test_writer.py",
-    "onnxq.operators.axes": "operators/test_table.py",
-    "onnxq.operators.contrib": "operators/test_table.py",
-    "onnxq.operators.row": "operators/test_table.py",
-}
 # From the ground up: a room imports only rooms before it. A row is a floor; rooms of one floor do not know each other.
 ROOMS = (
     ("cores", "deadline", "errors", "html_tables", "option_values", "progress", "remembering", "version"),
@@ -145,24 +132,6 @@ def test_what_decides_edits_nothing(room: str, name: str) -> None:
 @pytest.mark.parametrize("path", modules(), ids=module_name)
 def test_no_module_is_a_drawer_for_odds_and_ends(path: Path) -> None:
     assert not {"util", "utils", "helper", "helpers", "common", "manager", "misc"} & set(path.stem.split("_"))
-
-
-@pytest.mark.parametrize("path", [*modules(), *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: path.stem)
-def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if path.stem not in UNTESTED], ids=module_name)
-def test_every_module_has_a_test_file_of_its_name(path: Path) -> None:
-    mirrored = ROOT.joinpath("tests", *module_name(path).split(".")[1:-1], f"test_{path.stem}.py")
-    assert (ROOT / "tests" / INNER.get(module_name(path), mirrored)).is_file()
-
-
-def test_the_list_of_inner_modules_is_up_to_date() -> None:
-    assert set(INNER) <= {module_name(path) for path in modules()}
-    for name in INNER:
-        _, room, module = name.split(".")
-        assert not (ROOT / "tests" / room / f"test_{module}.py").exists()
 
 
 def room_of(module: str) -> str:
