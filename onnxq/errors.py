@@ -31,6 +31,14 @@ class DataError(OnnxqError):
     """The calibration or evaluation samples do not fit the model or hold no usable values."""
 
 
+class LoadError(ModelError):
+    """A runtime refuses to load a model, which may be one that was given or one that onnxq built."""
+
+
+class RunError(DataError):
+    """A runtime fails while it runs a model on a sample."""
+
+
 class SchemeError(OnnxqError):
     """A scheme, rule, spec or option is not valid or matches nothing in the model."""
 

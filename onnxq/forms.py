@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxq.budget import Budget
 from onnxq.deadline import NEVER, Deadline
+from onnxq.failures import tolerated
 from onnxq.integer_steps import gives_forms, gives_scans
 from onnxq.judging.goal import Goal
 from onnxq.searching.choosing import SEARCH_RUNS
@@ -30,8 +31,10 @@ def hopeless_forms(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget,
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
         return False
-    [speed] = chooser.laboratory(first_recipe(model)).speeds([seen.plan])
-    return speed < _HOPELESS
+    with tolerated("the look at forms for integer kernels"):
+        [speed] = chooser.laboratory(first_recipe(model)).speeds([seen.plan])
+        return speed < _HOPELESS
+    return False
 
 
 def slowed_by_forms(model: Prepared, settled: Settled) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,12 +18,14 @@ from onnxq.judging.doubts import LOOKED_AT, distinct, heard
 from onnxq.judging.goal import Goal
 from onnxq.modelfile import as_graph
 from onnxq.named_passes import Step, as_passes
+from onnxq.planning.plan import DECODING, Demotion
 from onnxq.preparation import check_float_model
 from onnxq.publish import check_output, data_file
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
 from onnxq.samples.inputs import Sample, SampleSource
 from onnxq.samples.selection import split
+from onnxq.scheme import Mode
 from onnxq.targets import target_named
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench, open_workbench
@@ -47,7 +50,17 @@ def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Wor
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
     emit, target = wanted.emit(measured=measured), target_named(wanted.target)
     target = target.keeping_forms if wanted.keeps_forms else target
-    return open_workbench(graph, wanted.scheme, target, folder, emit, wanted.replay, wanted.least)
+    given = wanted.replay, wanted.least, wanted.without
+    bench = open_workbench(graph, wanted.prepared_for, target, folder, emit, *given)
+    if not wanted.stored_because:
+        return bench
+    bench = replace(bench, scheme=wanted.scheme)
+    stored = {
+        one.node: Demotion(Mode.STORAGE, wanted.stored_because)
+        for one in bench.plan({}).decisions
+        if one.mode in DECODING and one.weights
+    }
+    return replace(bench, fixed=stored)
 
 
 def opened_samples(bench: Workbench, data: Data, goal: Goal, notice: Notice) -> Opened:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from onnxq.graph import (
     Applied,
     Graph,
     Pipeline,
-    RewriteChanges,
     constants,
     forget_types,
     inner_variables,
@@ -30,7 +28,7 @@ from onnxq.modelfile.intake import taken_in
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.strip_metadata import StripMetadata
-from onnxq.preparation import canonical_steps, prepare_in_place
+from onnxq.preparation import canonical_steps, counts_of, prepare_in_place
 from onnxq.publish import publish, staging, stored_bytes
 from onnxq.rewriting import Verify
 
@@ -80,7 +78,7 @@ class Optimized:
     @property
     def counts(self) -> dict[str, int]:
         """How many changes each pass and rule made, by its name, those that made some."""
-        return _counts(self.applied)
+        return counts_of(self.applied)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
@@ -214,18 +212,6 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     found = known.difference(staged) if known is not None else None
     made_up = known is not None and known.made_up
     return Optimized(copy, applied, after, after, found, made_up, left_out=tuple(without.items()))
-
-
-def _counts(applied: tuple[Applied, ...]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for one in applied:
-        if isinstance(one.changes, RewriteChanges):
-            found.update(one.changes.counts)
-        elif one.changes:
-            found[type(one.step).__name__] += len(one.changes.changed)
-    # Names and initializers are given to every node and constant, which is nothing to tell.
-    known = set(canonical_steps())
-    return {name: count for name, count in found.most_common() if name in known}
 
 
 def _check_names(names: Collection[str]) -> None:

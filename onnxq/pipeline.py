@@ -13,16 +13,18 @@ from onnxq.budget import Budget
 from onnxq.data import Data, SamplesLike
 from onnxq.deadline import Deadline
 from onnxq.engines.measuring import engine_of
-from onnxq.errors import SchemeError
+from onnxq.errors import OnnxqError, SchemeError
+from onnxq.failures import collected_failures, note_failure, tolerated
 from onnxq.forms import hopeless_forms, slowed_by_forms
 from onnxq.graph import Graph
+from onnxq.isolation import allow_another_try, earlier_crashes
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
 from onnxq.named_passes import Step
-from onnxq.opening import Model, Opened, checked_output, opened, rewritten
+from onnxq.opening import Model, checked_output, opened, rewritten
 from onnxq.planning.plan import Plan
 from onnxq.preparation import check_plan
 from onnxq.publish import staging
-from onnxq.report import Report, check_fidelity, check_gain
+from onnxq.report import Report, check_fidelity, check_gain, check_speed
 from onnxq.report.machine import Stopwatch
 from onnxq.reporting import reported
 from onnxq.scheme import Scheme
@@ -36,7 +38,9 @@ from onnxq.steps import (
     methods_tried,
     prepared,
     published,
+    samples_of,
     settled,
+    steps_to_leave_out,
     tried,
 )
 from onnxq.targets import DEFAULT_TARGET, target_named
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
     from onnxq.searching.sensitivity import Sensitivity
 
 _LOG = logging.getLogger(__name__)
+# The first crash leaves out the search, and the second the prepared graph.
+_MOST_CRASHES = 2
+_FAILED = "the search for something faster failed"
+_SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +126,38 @@ Trainer = Callable[[Prepared, Evidenced, Settled], Settled]
 """Trains what was settled, and leaves the model that is better where it is staged."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """A model that was prepared and calibrated, and what was chosen for it; None if its form is hopeless."""
+
+    ready: Prepared
+    seen: Evidenced
+    found: Settled | None
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the model that is staged is not slower than the float model."""
+        return self.found is not None and self.found.chosen.keeps_up
+
+    def with_search_of(self, other: _Attempt) -> _Attempt:
+        """Return the same with what the search of another attempt measured, none of whose plans was taken."""
+        if self.found is None or other.found is None:
+            return self
+        chosen, searched = self.found.chosen, other.found.chosen.outcome
+        outcome = replace(
+            chosen.outcome,
+            measured=chosen.outcome.measured + searched.measured,
+            sensitivities=searched.sensitivities,
+            frontier=tuple(replace(point, chosen=False) for point in searched.frontier),
+        )
+        return replace(self, found=replace(self.found, chosen=replace(chosen, outcome=outcome)))
+
+    @property
+    def is_slowed_by_forms(self) -> bool:
+        """Whether operators may keep the form they had, which may be faster."""
+        return self.found is None or slowed_by_forms(self.ready, self.found)
+
+
 def carried_out(
     model: Model,
     data: Data,
@@ -128,6 +168,9 @@ def carried_out(
     trainer: Trainer | None = None,
 ) -> Quantized:
     """Do all steps of quantize() in order, given what its arguments mean.
+
+    A search that fails, or that finds nothing as fast as the float model, is followed by weights that are only stored:
+    on the prepared graph, then on the graph as it was given.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
@@ -141,40 +184,101 @@ def carried_out(
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
-    with engine or nullcontext(), staging(output) as folder:
+    # What is taken as it is, without a search, is wanted whatever it gains.
+    searched = budget.effort is not None and wanted.replay is None
+    with engine or nullcontext(), staging(output) as folder, collected_failures() as failures:
         if goal.prefers_size:
             from onnxq.searching.coarser import COARSER_OPSET
 
             wanted = replace(wanted, least=COARSER_OPSET)
-        known: Opened | None = None
-        # Forms that integer kernels are faster with as a rule may be slower here.
-        for way in (wanted, replace(wanted, keeps_forms=True)):
-            if way.keeps_forms:
-                data, budget = replace(data, statistics=None), budget.without_statistics()
-            ready = prepared(model, way, folder, output, budget, engine)
-            watch.lap("prepare")
-            seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget, known)
-            known = seen.opened
+        ready = prepared(model, wanted, folder, output, budget, engine)
+        samples = samples_of(ready, data, goal, budget)
+        if left_out := steps_to_leave_out(ready, model, wanted, samples, budget, deadline):
+            wanted = replace(wanted, without=frozenset(left_out))
+            ready = prepared(model, wanted, folder, output, budget, engine, ready.costs)
+        watch.lap("prepare")
+
+        def attempt(ready: Prepared, data: Data, budget: Budget) -> _Attempt:
+            seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget, samples)
             watch.lap("calibrate")
-            for doubt in () if way.keeps_forms else seen.doubts:
+            for doubt in seen.doubts if data is given else ():
                 _LOG.warning("%s", doubt)
             if hopeless_forms(ready, seen, goal, budget, deadline):
                 watch.lap("try forms")
-                continue
+                return _Attempt(ready, seen, None)
             found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
             watch.lap("choose and verify")
-            if not slowed_by_forms(ready, found):
-                break
-        if trainer is not None:
-            found = trainer(ready, seen, found)
-            watch.lap("train")
-        report = reported(ready, seen, found, goal, budget, watch, unmeasured)
+            return _Attempt(ready, seen, found)
+
+        def again(variant: Wanted) -> _Attempt:
+            other = prepared(model, variant, folder, output, budget, engine, ready.costs)
+            return attempt(other, replace(data, statistics=None), budget.without_statistics())
+
+        given = data
+        try:
+            if searched:
+                done = _first_that_keeps_up(wanted, lambda: attempt(ready, data, budget), again)
+            else:
+                done = attempt(ready, data, budget)
+                done = again(replace(wanted, keeps_forms=True)) if done.is_slowed_by_forms else done
+            assert done.found is not None
+            found = done.found
+            if trainer is not None:
+                found = trainer(done.ready, done.seen, found)
+                watch.lap("train")
+        finally:
+            ready.costs.save()
+        report = reported(done.ready, done.seen, found, goal, budget, watch, unmeasured)
+        run = replace(report.run, left_out=tuple(left_out.items()), failures=tuple(map(str, failures)))
+        report = replace(report, run=run)
         check_fidelity(report, goal)
-        # What is taken as it is, without a search, is wanted whatever it gains.
-        if budget.effort is not None and ready.replay is None:
+        if searched:
+            check_speed(report, goal, keeps_up=found.chosen.keeps_up)
             check_gain(report, goal)
+        for failure in failures:
+            _LOG.warning("%s", failure)
         _LOG.info("%s", report.verdict)
-        return Quantized(published(ready), report)
+        return Quantized(published(done.ready), report)
+
+
+def _first_that_keeps_up(
+    wanted: Wanted, attempt: Callable[[], _Attempt], again: Callable[[Wanted], _Attempt]
+) -> _Attempt:
+    """Return the first attempt that is not slower than the float model, or else the last.
+
+    What a search chose comes first, then weights that are only stored: on the prepared graph where the search fails,
+    and on the graph as it was given where that is slower than float too. Where onnxruntime ended an earlier process,
+    what it was at is not tried again.
+
+    Args:
+        wanted: what is to become of the model.
+        attempt: searches for a plan.
+        again: prepares the model in another way, and searches or stores.
+    """
+    done: _Attempt | None = None
+    crashes = earlier_crashes()
+    for crash in crashes:
+        note_failure("what was tried before", crash)
+    if len(crashes) < _MOST_CRASHES:
+        allow_another_try()
+    if not crashes:
+        with tolerated("the search"):
+            done = attempt()
+            if done.is_slowed_by_forms:
+                done = again(replace(wanted, keeps_forms=True))
+    if done is None and len(crashes) < _MOST_CRASHES:
+        with tolerated("storing the weights of the prepared model"):
+            done = again(wanted.stored(_FAILED))
+    if done is not None and done.keeps_up:
+        return done
+    try:
+        last = again(wanted.stored(_FAILED if done is None else _SLOWER).as_given)
+    except OnnxqError as error:
+        # A model that is slower than float is refused for that.
+        if done is None or not note_failure("storing the weights of the model as it was given", error):
+            raise
+        return done
+    return last if done is None else last.with_search_of(done)
 
 
 def sensitivity(

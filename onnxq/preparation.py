@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,18 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import Applied, Graph, Origins, Pass, Pipeline, RewriteRule, RewriteRules, constants, scopes
+from onnxq.graph import (
+    Applied,
+    Graph,
+    Origins,
+    Pass,
+    Pipeline,
+    RewriteChanges,
+    RewriteRule,
+    RewriteRules,
+    constants,
+    scopes,
+)
 from onnxq.modelfile import as_graph, save
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import ALREADY_QUANTIZED
@@ -72,6 +84,7 @@ class Making:
         half: ``TensorProto.DataType`` of 16-bit floats that it has in float32; 0 when it has none.
         content: its digest before a later opset was needed; empty where none was.
         origins: the nodes of the user's model that its nodes stand for, by the names of the latter.
+        without: names of `canonical_steps` that were left out.
     """
 
     declared: frozenset[str] = frozenset()
@@ -80,6 +93,7 @@ class Making:
     half: int = 0
     content: str = ""
     origins: Mapping[str, Origins] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
 
 def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
@@ -130,7 +144,12 @@ def prepare_in_place(
 
 
 def prepare_for_integers(
-    graph: Graph, steps: tuple[Pass, ...], *, opset: int = 0, widen: bool = False
+    graph: Graph,
+    steps: tuple[Pass, ...],
+    *,
+    opset: int = 0,
+    widen: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> tuple[Applied, ...]:
     """Do what `prepare_in_place` does, and then what `integer_steps` found.
 
@@ -139,9 +158,10 @@ def prepare_for_integers(
         steps: from `integer_steps`.
         opset: lowest default-domain opset wanted of one that has been prepared before; 0 for the first time.
         widen: whether 16-bit floats become float32 inside the model.
+        without: names of `canonical_steps` that are left out.
     """
     # What the steps have taken apart stays so: plans name the parts.
-    without = frozenset({UseHardSwish.__name__} if opset else ())
+    without |= {UseHardSwish.__name__} if opset else set()
     applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
     if steps:
         applied = (*applied, *Pipeline(steps).apply(graph))
@@ -201,6 +221,19 @@ def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
     rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
     return (*_REPEATED, FlushDenormals.__name__, *rules)
+
+
+def counts_of(applied: Iterable[Applied]) -> dict[str, int]:
+    """Return how many changes each of `canonical_steps` made, by its name, the most first; those that made some."""
+    found: Counter[str] = Counter()
+    for one in applied:
+        if isinstance(one.changes, RewriteChanges):
+            found.update(one.changes.counts)
+        elif one.changes:
+            found[type(one.step).__name__] += len(one.changes.changed)
+    # Names and initializers are given to every node and constant, which is nothing to report.
+    known = set(canonical_steps())
+    return {name: count for name, count in found.most_common() if name in known}
 
 
 def _rules(without: frozenset[str]) -> RewriteRules:

@@ -14,6 +14,7 @@ from onnxq.engines.kernels import loaded_kernels
 from onnxq.errors import DataError
 from onnxq.evidence.provenance import sample_digest
 from onnxq.evidence.range_table import chosen_methods
+from onnxq.failures import tolerated
 from onnxq.judging.doubts import hidden
 from onnxq.judging.gate import Judged
 from onnxq.judging.goal import MINIMUM_SQNR, Goal
@@ -59,8 +60,16 @@ def reported(
         loads = loads_in_onnxruntime(staged)
     plan = _noted(model, seen, settled, budget)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
-    layers = _layers(model, seen, plan, budget.layers) if looked else None
-    joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR)) if goal.metric is None else ()
+    layers: Layers | None = None
+    ran, joined = dict[str, str](), tuple[str, ...]()
+    if looked:
+        with tolerated("the comparison of layers"):
+            layers = _layers(model, seen, plan, budget.layers)
+        with tolerated("the look at kernels"):
+            ran = _ran(staged, plan)
+    if goal.metric is None:
+        with tolerated("the look at weak slices"):
+            joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
     return Report(
         files=ModelFiles(
@@ -93,7 +102,7 @@ def reported(
             outcome.regions,
             outcome.times,
             unmeasured,
-            _ran(staged, plan) if looked else {},
+            ran,
         ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(

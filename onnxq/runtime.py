@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.errors import LoadError, ModelError, OutputError, RunError
 from onnxq.large_models import is_large
 
 Array = npt.NDArray[Any]
@@ -83,7 +83,7 @@ def open_session(
         statistics can be collected while a sample runs.
 
     Raises:
-        ModelError: onnxruntime refuses the model; the message holds its reason.
+        LoadError: onnxruntime refuses the model; the message holds its reason.
         OutputError: there is no room for the optimised copy.
     """
     options = _options(threads, external_folder)
@@ -148,7 +148,7 @@ def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy:
                 "hold it; make room there"
             ) from error
         where = str(model) if isinstance(model, Path) else "the model"
-        raise ModelError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
+        raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
 
 
 def run(
@@ -166,7 +166,7 @@ def run(
         The outputs in order, numpy arrays unless the model gives sequences or maps.
 
     Raises:
-        DataError: the run fails; the message holds onnxruntime's reason.
+        RunError: the run fails; the message holds onnxruntime's reason.
     """
     if outputs is not None and not outputs:
         return []
@@ -177,7 +177,7 @@ def run(
         values: list[Any] = session.run(wanted, dict(sample))
     except _runtime_errors() as error:
         where = "the sample" if index is None else f"sample {index}"
-        raise DataError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
+        raise RunError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
     return values
 
 

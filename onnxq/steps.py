@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
+from onnxq.failures import tolerated
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
 from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, unseen
@@ -34,13 +35,21 @@ from onnxq.judging.units import units
 from onnxq.judging.views import Views
 from onnxq.large_models import is_large
 from onnxq.lowering import Emit
-from onnxq.modelfile import as_graph, load, read_model
+from onnxq.modelfile import as_graph, load, read_model, save
 from onnxq.modelfile.intake import refuse_overwriting
 from onnxq.named_passes import as_passes
-from onnxq.opening import Model, Opened, opened, opened_samples, parted
+from onnxq.opening import Model, Opened, opened, opened_samples, parted, rewritten
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_float_model, check_plan, external_bytes, reference_file
+from onnxq.preparation import (
+    check_float_model,
+    check_plan,
+    counts_of,
+    external_bytes,
+    prepare_in_place,
+    reference_file,
+)
+from onnxq.preparation_check import PreparationCheck, harmful_steps
 from onnxq.publish import data_file, publish
 from onnxq.rewriting import apply_to_float
 from onnxq.samples.data import evenly
@@ -52,6 +61,9 @@ from onnxq.targets import target_named
 from onnxq.trials import Panel
 from onnxq.wanted import Wanted
 from onnxq.workbench import Workbench
+
+# Seconds of a look at the speed of the prepared float model, the part of the time left that it may take, and samples.
+_LOOK_AT_PREPARATION, _PART_FOR_PREPARATION, _RUN_PREPARED = 1.0, 0.02, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +81,7 @@ class Prepared:
         engine: what runs and times models, where that is not onnxruntime in this process.
         costs: node times that were measured before, to which new ones are added.
         ahead: has the engine load the float model while samples are run.
+        is_stored: whether weights are only stored.
     """
 
     name: str
@@ -81,6 +94,7 @@ class Prepared:
     engine: Engine | None
     costs: CostCache
     ahead: Ahead
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +143,13 @@ class Settled:
 
 
 def prepared(
-    model: Model, wanted: Wanted, folder: Path, output: Path | None, budget: Budget, engine: Engine | None = None
+    model: Model,
+    wanted: Wanted,
+    folder: Path,
+    output: Path | None,
+    budget: Budget,
+    engine: Engine | None = None,
+    costs: CostCache | None = None,
 ) -> Prepared:
     """Prepare a model in a working folder, and keep it as it was given beside that.
 
@@ -140,8 +160,9 @@ def prepared(
         output: the file to write; None writes nothing.
         budget: the file of node times, and whether time is measured.
         engine: what runs and times models, where that is not onnxruntime in this process.
+        costs: node times that were measured before; None reads them from the file of the budget.
     """
-    costs = CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
+    costs = costs or CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:
@@ -157,7 +178,52 @@ def prepared(
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
     ahead.expect(bench.prepared)
-    return Prepared(name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead)
+    given = name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead
+    return Prepared(*given, is_stored=bool(wanted.stored_because))
+
+
+def samples_of(model: Prepared, data: Data, goal: Goal, budget: Budget) -> Opened:
+    """Open the samples to calibrate by, and those to judge by where others were given."""
+    return opened_samples(model.bench, data, goal, (budget.collection or Collection()).notice)
+
+
+def steps_to_leave_out(
+    model: Prepared, given: Model, wanted: Wanted, samples: Opened, budget: Budget, deadline: Deadline = NEVER
+) -> Mapping[str, str]:
+    """Return the steps of the canonical form that change outputs or make the model slower, each with the reason.
+
+    The prepared float model runs beside the one that was given. A large one is not run, and a plan to carry out was
+    made for what it names.
+
+    Args:
+        model: as it was prepared.
+        given: the model as it was given.
+        wanted: what is to become of it.
+        samples: of which a few are run.
+        budget: whether time is measured.
+        deadline: a look at the speed takes a small part of the time that is left.
+    """
+    bench = model.bench
+    names = tuple(counts_of(bench.making.applied))
+    if bench.is_large or model.replay is not None or not names:
+        return {}
+    timed = budget.measures and times_tell(bench.target, model.engine)
+    seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
+    folder = bench.prepared.parent
+    timer = model.engine or OnnxRuntime(folder, budget.threads)
+    looked = tuple(evenly(samples[0], _RUN_PREPARED))
+    check = PreparationCheck(model.files.reference, looked, seconds, timer, model.costs, compares=not wanted.prepare)
+
+    def prepare(without: frozenset[str]) -> Path:
+        if not without and not bench.making.steps:
+            return bench.prepared
+        graph = rewritten(given, wanted.prepare)
+        prepare_in_place(graph, without=without)
+        path = folder / "preparation.onnx"
+        save(graph, path, external_data=True)
+        return path
+
+    return harmful_steps(check, names, prepare)
 
 
 def evidenced(
@@ -178,7 +244,7 @@ def evidenced(
     bench = model.bench
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    whole, _ = known = known or opened_samples(bench, data, goal, (budget.collection or Collection()).notice)
+    whole, _ = known = known or samples_of(model, data, goal, budget)
     looked = heard(list(evenly(whole, LOOKED_AT)))
     samples, judged = parted(known, looked, goal)
     found = _doubts(model, looked, len(whole), goal)
@@ -193,7 +259,8 @@ def evidenced(
         return Evidenced(bench, plan, evidence, samples, judged, found, opened=known)
     bench = bench.without_idle_bodies(plan, evidence)
     if bench.scheme.range_method != Extremes():
-        found += tuple(masked(evidence, plan.calibrated))
+        with tolerated("the look at mask values"):
+            found += tuple(masked(evidence, plan.calibrated))
     is_spared = data.validation is None and data.statistics is None and samples is not judged
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
 
@@ -203,8 +270,12 @@ def _doubts(model: Prepared, looked: Sequence[Sample], count: int, goal: Goal) -
     reference, bench = model.files.reference, model.bench
     found = doubts(reference, looked, count)
     if not bench.is_large:
-        found += tuple(units(bench.prepared, bench.graph, list(evenly(looked, DOUBTED_SAMPLES))))
-    return found if goal.metric is not None else (*found, *unseen(Views.of(reference, bench.prepared)))
+        with tolerated("the look at unused units"):
+            found += tuple(units(bench.prepared, bench.graph, list(evenly(looked, DOUBTED_SAMPLES))))
+    if goal.metric is None:
+        with tolerated("the look at what is not compared"):
+            found += tuple(unseen(Views.of(reference, bench.prepared)))
+    return found
 
 
 def settled(
@@ -212,8 +283,7 @@ def settled(
 ) -> Settled:
     """Choose how codes are made and which plan is carried out, and build and verify its model.
 
-    New node times are added to those that are known. Where nothing follows that the same samples judge, all effort
-    includes ranges of these too.
+    Where nothing follows that the same samples judge, all effort includes ranges of these too.
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
@@ -223,25 +293,24 @@ def settled(
         model.ahead.check()
         chooser = chooser.with_evidence(basis.evidence)
         return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
-    try:
-        first, last = tried(model, budget).split
-        refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
-        model.ahead.check()
-        chooser = chooser.with_evidence(refined.basis.evidence)
-        if budget.effort is None:
-            found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
-        else:
-            from onnxq.searching.attempts import choose
+    first, last = tried(model, budget).split
+    refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
+    model.ahead.check()
+    chooser = chooser.with_evidence(refined.basis.evidence)
+    if budget.effort is None:
+        found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
+    else:
+        from onnxq.searching.attempts import choose
 
+        with tolerated("the search for factors of channels that cost no time"):
             refined = chooser.affordable(seen.plan, refined, goal)
-            found = choose(chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last)
-        if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
-            from onnxq.searching.all_samples import refitted
+        given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
+        found = choose(*given, is_stored=model.is_stored)
+    if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
+        from onnxq.searching.all_samples import refitted
 
-            return Settled(*refitted(chooser, seen.plan, refined, found))
-        return Settled(refined, found)
-    finally:
-        model.costs.save()
+        return Settled(*refitted(chooser, seen.plan, refined, found))
+    return Settled(refined, found)
 
 
 def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:
@@ -257,7 +326,7 @@ def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadl
     timed = budget.latency if times_tell(seen.bench.target, model.engine) else 0.0
     judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
     timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
-    return replace(judge, deadline=deadline, engine=model.engine, timer=timer)
+    return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
 
 
 def methods_tried(model: Prepared, budget: Budget) -> tuple[RangeMethod, ...]:

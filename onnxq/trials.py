@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from onnxq.candidates import Answers, Candidate, Candidates
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.evidence import Evidence
+from onnxq.failures import tolerated
 from onnxq.graph import Graph, scopes
 from onnxq.judging.agreement import agreement_of
 from onnxq.judging.answered import Answered
@@ -173,8 +175,13 @@ class Trials:
         return replace(self, answered=joined, measured={}, earlier=self.count, hard=None)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
-        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen."""
-        return self.trust(plan, recipe).sqnr
+        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
+
+        A model that cannot be built or run has minus infinity.
+        """
+        with tolerated("a model that was tried"):
+            return self.trust(plan, recipe).sqnr
+        return -math.inf
 
     def sqnr_of_last(self, plan: Plan, recipe: Recipe, count: int) -> float:
         """Return the SQNR in decibels that a plan's model has on the last samples, at its worst output."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from onnxq.errors import SchemeError, check_type
 from onnxq.lowering import Emit, emit_named
 from onnxq.named_passes import Step
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import DECODING, Plan
+from onnxq.preparation import canonical_steps
 from onnxq.presets import preset_named
-from onnxq.scheme import Scheme
+from onnxq.scheme import Mode, Scheme
 from onnxq.scheme_file import scheme_named
 from onnxq.targets import target_named
 
@@ -26,6 +27,8 @@ class Wanted:
         replay: a plan to carry out as it is, instead of the scheme.
         least: opset below which the model is not prepared, for codes that the scheme does not ask for.
         keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
+        without: names of `canonical_steps` that preparing leaves out.
+        stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
     """
 
     scheme: Scheme
@@ -34,6 +37,25 @@ class Wanted:
     replay: Plan | None = None
     least: int = 0
     keeps_forms: bool = False
+    without: frozenset[str] = frozenset()
+    stored_because: str = ""
+
+    def stored(self, reason: str) -> Wanted:
+        """Return the same with weights that are only stored: the model computes in float what the float model does."""
+        return replace(self, keeps_forms=True, stored_because=reason)
+
+    @property
+    def prepared_for(self) -> Scheme:
+        """The scheme that the model is prepared for: without integers, where weights are only stored."""
+        if not self.stored_because:
+            return self.scheme
+        rules = tuple(replace(rule, mode=Mode.STORAGE) if rule.mode in DECODING else rule for rule in self.scheme.rules)
+        return replace(self.scheme, rules=rules)
+
+    @property
+    def as_given(self) -> Wanted:
+        """The same of the float model as it was given, which is brought into no other form."""
+        return replace(self, without=frozenset(canonical_steps()))
 
     @classmethod
     def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> Wanted:

@@ -106,7 +106,8 @@ class Workbench:
     def preparation(self) -> Preparation:
         """What plans of this model are made for and by."""
         steps = tuple(type(step).__name__ for step in self.making.steps)
-        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0)
+        without = tuple(sorted(self.making.without))
+        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
 
     def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
         """Check that evidence is of this model and has what a plan and any of these range methods need.
@@ -255,6 +256,7 @@ def open_workbench(
     emit: Emit = Emit.QDQ,
     replay: Plan | None = None,
     least: int = 0,
+    without: frozenset[str] = frozenset(),
 ) -> Workbench:
     """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
 
@@ -266,6 +268,7 @@ def open_workbench(
         emit: which operators decode weights.
         replay: a plan to be carried out instead of what the scheme plans.
         least: opset below which it is not prepared, for codes that the scheme does not ask for.
+        without: names of `canonical_steps` that are left out.
 
     Raises:
         SchemeError: the plan to be carried out is of another model, or of another version of onnxq.
@@ -274,17 +277,18 @@ def open_workbench(
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
     half = half_type(graph) if (widens(scheme, target) if preparation is None else preparation.widened) else 0
+    without = without if preparation is None else frozenset(preparation.without)
     with spilling(folder) if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
-        applied = prepare_for_integers(graph, steps, widen=half > 0)
-        making = Making(declared, applied, steps, half, origins=origins_by_name(graph))
+        applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
+        making = Making(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
         bench = Workbench(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:
         # What was calibrated for other plans is of the same model.
         content = _digest(bench.prepared)
-        applied = (*applied, *prepare_for_integers(graph, steps, opset=needed))
+        applied = (*applied, *prepare_for_integers(graph, steps, opset=needed, without=without))
         save(graph, bench.prepared, external_data=True)
         # The graph that the first one planned on is out of date.
         making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))

@@ -57,6 +57,20 @@ def test_a_crash_is_a_sentence(name: str, cause: str) -> None:
     assert run.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("crashes", "code", "tries"), [(0, 0, 1), (1, 0, 2), (2, 0, 3), (3, 2, 3)], ids=["none", "one", "two", "three"]
+)
+def test_a_program_that_allows_it_runs_again_after_a_crash(crashes: int, code: int, tries: int) -> None:
+    program = (
+        "from onnxq.isolation import allow_another_try, earlier_crashes; before = len(earlier_crashes())\n"
+        " print('try', flush=True)\n if before < 2: allow_another_try()\n"
+        f" if before < {crashes}: os.kill(os.getpid(), signal.SIGABRT)"
+    )
+    run = subprocess.run(isolated(program), capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.count("try")) == (code, tries)
+    assert run.stderr.count("SIGABRT ended the process") == min(crashes, 2)
+
+
 def test_a_request_to_stop_reaches_the_program() -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
     with subprocess.Popen(isolated(handler), stdout=subprocess.PIPE) as process:

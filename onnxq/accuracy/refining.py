@@ -16,6 +16,7 @@ from onnxq.encoding.noting import tensors_seen
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
 from onnxq.evidence.range_table import range_text
+from onnxq.failures import tolerated
 from onnxq.numbers.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.progress import Progress
@@ -161,9 +162,12 @@ def refine(
         affordable = until.left / trial - _TRIALS
         if affordable < _FEWEST:
             break
-        found = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
+        were = reached = _decibels(folds, plan, before)
+        found = replace(before, left="it failed")
+        with tolerated(f"accuracy method {name!r}"):
+            tried = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
+            reached, found = _decibels(folds, plan, tried), tried
         left, basis = found.left or "no less noise", replace(found, left="")
-        were, reached = _decibels(folds, plan, before), _decibels(folds, plan, basis)
         if reached < were + _WORTH:
             # It paid on samples that it had not used, but not on all that candidates are judged by.
             basis, reached = before, were

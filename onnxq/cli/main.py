@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 
 import click
@@ -50,6 +51,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     # Graphs are millions of small objects that live as long as the command; looking through them often finds nothing.
     gc.set_threshold(100_000, 50, 100)
+    if debug:
+        _show_failures()
     try:
         cli.main(arguments, prog_name="onnxq", standalone_mode=False)
     except click.ClickException as error:
@@ -62,6 +65,13 @@ def main() -> None:
         if debug:
             raise
         _exit_with_sentence(error)
+
+
+def _show_failures() -> None:
+    """Print the traceback of each part that fails and is left out."""
+    log = logging.getLogger("onnxq.failures")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.DEBUG)
 
 
 def _exit_with_sentence(error: Exception) -> None:

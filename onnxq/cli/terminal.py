@@ -56,6 +56,10 @@ def print_report(report: Report, *, every: bool = False) -> None:
     # Whatever is said of unlike samples holds for them alone.
     for sentence in report.samples.doubts:
         console.print(f"Doubt: {sentence}.")
+    for name, reason in report.run.left_out:
+        console.print(f"Left out of the preparation: {name}, as {reason}.")
+    for failure in report.run.failures:
+        console.print(f"{failure[0].upper()}{failure[1:]}. Please report it, with what --debug shows.")
     console.print(report.verdict)
     if tries := suggestions(report):
         console.print("Try the same with")

@@ -34,6 +34,7 @@ class Judge:
         deadline: comparing latency takes half of what is left until then at most.
         engine: what models are for, where that is not onnxruntime in this process.
         timer: what times models; None makes what they are for do so.
+        prepared: file of the prepared float model.
     """
 
     reference: Path
@@ -43,6 +44,7 @@ class Judge:
     deadline: Deadline = NEVER
     engine: Engine | None = None
     timer: Engine | None = None
+    prepared: Path | None = None
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
@@ -77,7 +79,9 @@ class Judge:
         """
         patience = self.deadline.left * _LOOKING
         timer = Timer(min(self.seconds, patience), self.timer, patience, known)
-        return verify(self.reference, candidate, self.samples, timer=timer, risk=risk_of_look(look), engine=self.engine)
+        given = self.reference, candidate, self.samples
+        risk = risk_of_look(look)
+        return verify(*given, timer=timer, risk=risk, engine=self.engine, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""

@@ -25,6 +25,8 @@ from onnxq.runtime import Array
 ENOUGH = 4
 """Runs of a model in a round: more tell hardly more of its speed, how rounds differ decides."""
 _CONFIDENCE = 0.95
+NOT_SLOWER = 0.97
+"""A candidate is accepted as not slower than the reference if its speed is above this with 95 % confidence."""
 # Fewer rounds say nothing of their distribution.
 _FEWEST_ROUNDS = 3
 # A model that is so much faster, or whose speed is known as closely, is not looked at any longer.
@@ -64,6 +66,11 @@ class Latency:
     def slower(self) -> bool:
         """Whether the candidate takes longer than the reference; which of two does that are as fast is chance."""
         return self.speed < 1.0
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the candidate is shown not to be slower than the reference; see `NOT_SLOWER`."""
+        return self.interval[0] > NOT_SLOWER
 
     @property
     def is_plain(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from onnxq.engines.engine import Engine
 from onnxq.errors import ModelError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.bounds import RISK
-from onnxq.judging.latency import ENOUGH, Latency, measure_latencies, measure_latency
+from onnxq.judging.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.judging.reference import Reference
 from onnxq.judging.views import View, Views
 from onnxq.large_models import is_large
@@ -70,12 +70,13 @@ class Timer:
     patience: float = _PATIENCE
     known: Latency | None = None
 
-    def latency(self, look: Callable[..., list[Latency]], *, again: bool) -> Latency:
-        """Look at a model's speed, and again where it is slower than the float model.
+    def latency(self, look: Callable[..., list[Latency]], *, computes_in_float: bool) -> Latency:
+        """Look at a model's speed, and again where it is not shown to keep up with the float model.
 
         Args:
             look: times it, see `measure_latencies`.
-            again: whether there is anything to step back to.
+            computes_in_float: whether no kernel of the model is of integers. Such a model is as fast as float at best,
+                so it is enough that it keeps up. With integers it has to be faster.
         """
         if self.known is not None and self.known.is_plain:
             return self.known
@@ -85,14 +86,14 @@ class Timer:
         [first] = look(seconds=self.seconds * rounds / _ROUNDS, rounds=rounds, enough=ENOUGH)
         if self.known is not None:
             first = self.known.together(first)
-        if not (again and first.slower):
+        if first.keeps_up and (computes_in_float or not first.slower):
             return first
         # Other work on the machine may have made it so: a second look, of more runs, decides, and a third where that
         # one was disturbed too.
         patience = min(2 * self.patience, 2 * _PATIENCE)
         closer = partial(look, seconds=2 * self.seconds, rounds=2 * first.rounds, patience=patience, enough=_MANY)
         [second] = closer()
-        if second.is_told or not second.slower:
+        if second.is_told or (second.keeps_up and (computes_in_float or not second.slower)):
             return second
         [third] = closer()
         return second.together(third)
@@ -111,6 +112,20 @@ class Kernels:
     integer: int
     quantize: int
     heavy_float: int
+
+    @classmethod
+    def of(cls, op_types: Mapping[str, int]) -> Kernels:
+        """Count the kernels of an optimised graph, given how often each operator is in it."""
+        return cls(
+            integer=sum(n for op, n in op_types.items() if op in _INTEGER_KERNELS or op.startswith("QLinear")),
+            quantize=op_types.get("QuantizeLinear", 0) + op_types.get("DequantizeLinear", 0),
+            heavy_float=sum(op_types.get(op, 0) for op in _HEAVY),
+        )
+
+    @property
+    def computes_in_float(self) -> bool:
+        """Whether nothing is left of integers once the model is loaded."""
+        return self.integer + self.quantize == 0
 
 
 @dataclass(frozen=True)
@@ -138,12 +153,22 @@ class Verification:
         kernels: what runs in the optimised graph.
         latency: on the engine that the model is for; None when it was not asked for.
         elsewhere: what it does on that engine, where it is another one.
+        runs_as_float: whether onnxruntime makes the same kernels of it as of the float model, as it was given or
+            prepared, all in float; asked where timing does not show that it keeps up.
     """
 
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None
     elsewhere: Elsewhere | None = None
+    runs_as_float: bool = False
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the model is not slower than the float model, as far as its speed was asked for."""
+        if self.latency is None or self.latency.keeps_up:
+            return True
+        return self.runs_as_float and self.latency.interval[1] >= NOT_SLOWER
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
@@ -170,6 +195,7 @@ def verify(
     timer: Timer,
     risk: float = RISK,
     engine: Engine | None = None,
+    prepared: Path | None = None,
 ) -> Verification:
     """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
 
@@ -180,6 +206,7 @@ def verify(
         timer: how its speed is looked at.
         risk: how often a bound may be wrong; see `risk_of_look`.
         engine: what the model is for, where that is not onnxruntime in this process; it runs both models too.
+        prepared: file of a float model that keeps up with the float model.
 
     Returns:
         Everything that was seen.
@@ -194,7 +221,8 @@ def verify(
     with staging(None) as folder:
         copy = folder / "optimized.onnx"
         session = open_session(candidate, optimized_copy=copy, mapped=large, threads=None if large else 1)
-        kernels = _kernels(copy)
+        kernel_types = _op_types(copy)
+    kernels = Kernels.of(kernel_types)
     views = Views.of(reference, candidate)
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
     view = View(session, views.names, views, at_once=not large) if views.plain else opened()
@@ -207,9 +235,11 @@ def verify(
         is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
         elsewhere = Elsewhere(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
-    # A model that computes in float throughout has nothing to step back to.
-    latency = timer.latency(look, again=kernels.integer + kernels.quantize > 0) if timed else None
-    return Verification(agreement, kernels, latency, elsewhere)
+    latency = timer.latency(look, computes_in_float=kernels.computes_in_float) if timed else None
+    # A busy machine may not let a model of the float model's own kernels be shown to keep up with it.
+    in_doubt = latency is not None and not latency.keeps_up and kernels.computes_in_float and engine is None
+    as_float = in_doubt and any(_kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None)
+    return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float)
 
 
 def _agreement_on(
@@ -252,25 +282,23 @@ def count_kernels(model: Path) -> Kernels:
     Raises:
         ModelError: onnxruntime refuses the model.
     """
+    return Kernels.of(_kernel_types(model))
+
+
+def _kernel_types(model: Path) -> Counter[str]:
     with staging(None) as folder:
         copy = folder / "optimized.onnx"
         open_session(model, optimized_copy=copy)
-        return _kernels(copy)
+        return _op_types(copy)
 
 
-def _kernels(optimized: Path) -> Kernels:
-    counts = Counter(_op_types(onnx.load(optimized, load_external_data=False).graph))
-    return Kernels(
-        integer=sum(n for op, n in counts.items() if op in _INTEGER_KERNELS or op.startswith("QLinear")),
-        quantize=counts["QuantizeLinear"] + counts["DequantizeLinear"],
-        heavy_float=sum(counts[op] for op in _HEAVY),
-    )
-
-
-def _op_types(graph: onnx.GraphProto) -> Iterator[str]:
-    pending = [graph]
+def _op_types(optimized: Path) -> Counter[str]:
+    """Count the operators of a model's file, those in bodies included."""
+    found: Counter[str] = Counter()
+    pending = [onnx.load(optimized, load_external_data=False).graph]
     while pending:
         for node in pending.pop().node:
-            yield node.op_type
+            found[node.op_type] += 1
             pending.extend(attribute.g for attribute in node.attribute if attribute.HasField("g"))
             pending.extend(body for attribute in node.attribute for body in attribute.graphs)
+    return found

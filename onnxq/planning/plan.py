@@ -190,6 +190,7 @@ class Preparation:
         opset: of the prepared model.
         steps: names of the passes that follow the canonical form.
         widened: whether 16-bit floats became float32.
+        without: names of the passes and rules of the canonical form that were left out.
     """
 
     model: str
@@ -197,6 +198,7 @@ class Preparation:
     opset: int
     steps: tuple[str, ...] = ()
     widened: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

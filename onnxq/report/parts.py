@@ -201,6 +201,8 @@ class Run:
         stages: what each stage took, in order.
         machine: where it was done.
         command: the words of the command line; none where it was Python that called.
+        left_out: passes and rules that preparing left out, each with what was wrong with it.
+        failures: parts of the run that failed and were left out, in sentences.
     """
 
     seconds: float
@@ -208,6 +210,8 @@ class Run:
     stages: tuple[Stage, ...] = ()
     machine: Machine | None = None
     command: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    failures: tuple[str, ...] = ()
 
     def changed_by(self, step: type[Pass]) -> int:
         """Return how many nodes or tensors a pass changed, however often it was applied."""

@@ -84,6 +84,22 @@ def check_fidelity(report: Report, goal: Goal) -> None:
         raise FidelityError(f"{told}; nothing was written; {remedy}", report)
 
 
+def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
+    """Refuse a model that is not shown to be as fast as the float model, unless that is forced.
+
+    Raises:
+        FidelityError: it is not, although its weights are only stored in the float model as it was given.
+    """
+    if keeps_up or goal.force or report.latency is None:
+        return
+    raise FidelityError(
+        f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected not to be slower than "
+        "float; nothing was written; keep the float model, give more time with --seconds on an idle machine, or write "
+        "this one with --force",
+        report,
+    )
+
+
 def check_gain(report: Report, goal: Goal) -> None:
     """Refuse a model that is of no use, unless that is forced or the goal asks for something else than size and speed.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from onnxq.accuracy.folds import Folds
 from onnxq.accuracy.refining import Gain, Refined
 from onnxq.accuracy.refitting import refit
+from onnxq.failures import tolerated
 from onnxq.planning.plan import Plan
 from onnxq.samples.selection import Selection
 from onnxq.searching.choosing import Chooser, Chosen
@@ -38,11 +39,13 @@ def refitted(chooser: Chooser, full: Plan, refined: Refined, found: Chosen) -> t
     start, before = time.monotonic(), found.verification.agreement.worst_sqnr
     more = Selection(judge.samples, range(len(judge.samples)))
     folds = Folds(chooser.trials, chooser.samples)
-    basis = refit(folds, full, plan, replace(refined.basis, recipe=found.recipe), more)
-    again = chooser.with_evidence(basis.evidence)
-    after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)
-    reached, count = after.agreement.worst_sqnr, len(chooser.samples) + len(more)
-    better = after.agreement.sound and not (math.isnan(reached) or reached < before)
+    reached, better, count = before, False, len(chooser.samples) + len(more)
+    with tolerated("ranges of all samples"):
+        basis = refit(folds, full, plan, replace(refined.basis, recipe=found.recipe), more)
+        again = chooser.with_evidence(basis.evidence)
+        after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)
+        reached = after.agreement.worst_sqnr
+        better = after.agreement.sound and not (math.isnan(reached) or reached < before)
     told, where = f"{len(plan.calibrated)} ranges of {count} samples", tuple(plan.calibrated)
     gain = Gain("all samples", before, reached, told, 0.0, where=where)
     if not better:

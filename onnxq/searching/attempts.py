@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from onnxq.accuracy.effort import OFF, Accuracy
 from onnxq.accuracy.refining import Refined
 from onnxq.encoding.recipe import Recipe
+from onnxq.failures import tolerated
 from onnxq.judging.goal import Goal
+from onnxq.judging.latency import NOT_SLOWER
 from onnxq.judging.verify import Verification
 from onnxq.planning.plan import Plan
 from onnxq.searching.choosing import SEARCH_RUNS, Chooser, Chosen
@@ -30,7 +32,16 @@ _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 _FINER_AIM = 20.0
 
 
-def choose(chooser: Chooser, plan: Plan, recipe: Recipe, effort: Effort, goal: Goal, last: Accuracy) -> Chosen:
+def choose(
+    chooser: Chooser,
+    plan: Plan,
+    recipe: Recipe,
+    effort: Effort,
+    goal: Goal,
+    last: Accuracy,
+    *,
+    is_stored: bool = False,
+) -> Chosen:
     """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
 
     Args:
@@ -40,10 +51,11 @@ def choose(chooser: Chooser, plan: Plan, recipe: Recipe, effort: Effort, goal: G
         effort: how much to measure.
         goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
         last: what is tried for the accuracy of the plan that is chosen.
+        is_stored: whether weights are only stored.
     """
     # Models that were built to choose codes are none of the search.
     effort = replace(effort, measurements=effort.measurements + chooser.trials.count)
-    choice = _Choice(chooser, plan, recipe, effort, goal, last)
+    choice = _Choice(chooser, plan, recipe, effort, goal, last, is_stored)
     return choice.faithful() if goal.metric is None else choice.by_metric()
 
 
@@ -57,6 +69,7 @@ class _Choice:
     effort: Effort
     goal: Goal
     last: Accuracy
+    is_stored: bool = False
 
     def by_metric(self) -> Chosen:
         """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
@@ -139,24 +152,34 @@ class _Choice:
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
         chooser = self.chooser
-        if stored:
+        if stored or self.is_stored:
             planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
             outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
         else:
-            preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
-            outcome = preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
+            outcome = self._searched(trials, aim)
         # What is built and judged from here on has its time reserved.
         spent = trials.count >= self.effort.measurements or not chooser.has_time(0)
         refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
-        if outcome.plan.decodes and (speed := self._speed(verification)) < 1:
+        speed = self._speed(verification)
+        if outcome.plan.decodes and speed < 1:
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(self._stored(trials, outcome, speed, aim), frontier=weighed)
             refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
+            speed = self._speed(verification)
         scores = chooser.judge.scores(chooser.files.staged, number)
         outcome = replace(outcome, spent=spent)
-        return Chosen(refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples)
+        given = refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples
+        return Chosen(*given, keeps_up=speed > NOT_SLOWER)
+
+    def _searched(self, trials: Trials, aim: float) -> Outcome:
+        """Search for a plan; where the search fails, leave out what hurts most of all that the scheme wants."""
+        chooser = self.chooser
+        with tolerated("the search for the fastest plan"):
+            preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
+            return preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
+        return chooser.quietest(trials, self.recipe, chooser.bench.plan, aim, self.effort.measurements)
 
     def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:
         """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""
@@ -177,9 +200,15 @@ class _Choice:
     def _speed(self, verification: Verification) -> float:
         """Return how many times as fast as float the model that is staged is, by what was found of it first.
 
-        It is 1 where nothing tells.
+        It is 1 where nothing tells, and `NOT_SLOWER` at most where the model is not shown to keep up.
         """
         if verification.latency is None or not self.chooser.measurable:
             # Another runtime's time tells nothing of the target's.
             return 1.0
-        return self.chooser.laboratory(self.recipe).found_speed(self.chooser.files.staged, verification.latency.speed)
+        speed = verification.latency.speed
+        if not verification.keeps_up:
+            speed = min(speed, NOT_SLOWER)
+        elif verification.kernels.computes_in_float:
+            # It is as fast as float, whatever chance made of that.
+            speed = max(speed, 1.0)
+        return self.chooser.laboratory(self.recipe).found_speed(self.chooser.files.staged, speed)

@@ -60,7 +60,7 @@ class Chosen:
     """What was chosen, and what the model does that it makes.
 
     Where codes are others than the recipe's, it holds them, and where ranges were found again after that, on how many
-    samples.
+    samples. `keeps_up` is False if the model is not shown to be as fast as the float model, as far as that was asked.
     """
 
     recipe: Recipe
@@ -72,6 +72,7 @@ class Chosen:
     rounds: int = 1
     codes: Codes | None = None
     refitted: int = 0
+    keeps_up: bool = True
 
     def lacks(self, goal: Goal) -> float:
         """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""

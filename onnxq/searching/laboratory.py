@@ -17,6 +17,7 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import EngineError
 from onnxq.evidence.provenance import file_digest, model_digest, sample_digest
 from onnxq.extensions import blamed
+from onnxq.failures import tolerated
 from onnxq.graph import scopes
 from onnxq.judging.latency import ENOUGH, Latency, measure_latencies
 from onnxq.planning.plan import Demotion, Plan
@@ -151,7 +152,7 @@ class Laboratory:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
         keys = [self._key(_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
-        found = dict(zip(asked, self._latencies(asked), strict=True)) if asked else {}
+        found = self._latencies(asked) if asked else {}
         self.timed.update({_digest(model): latency for model, latency in found.items()})
         measured = {model: latency.speed for model, latency in found.items()}
         return [self.costs.speed(key, measured.get(model, 0.0)) for model, key in zip(models, keys, strict=True)]
@@ -160,10 +161,20 @@ class Laboratory:
         """Return how many times as fast as the float model a model is, as was found before or else now."""
         return self.costs.speed(self._key(model_digest(model), "verdict"), now)
 
-    def _latencies(self, models: Sequence[Path]) -> list[Latency]:
-        timing, given = self.timing, (self.reference, *models)
+    def _latencies(self, models: Sequence[Path]) -> dict[Path, Latency]:
+        """Time models together, or each alone where one of them fails, which then has no speed."""
+        timing, found = self.timing, dict[Path, Latency]()
         seconds, engine = len(models) * timing.seconds, timing.engine
-        return measure_latencies(given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine)
+        with tolerated("timing a model that was tried"):
+            given = (self.reference, *models)
+            latencies = measure_latencies(
+                given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine
+            )
+            found = dict(zip(models, latencies, strict=True))
+        if not found and len(models) > 1:
+            for model in models:
+                found |= self._latencies([model])
+        return found
 
     def _key(self, digest: str, asked: object) -> str:
         engine = self.timing.engine

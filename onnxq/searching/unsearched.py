@@ -10,6 +10,7 @@ from onnxq.accuracy.folds import WORTH
 from onnxq.accuracy.refining import Gain
 from onnxq.encoding.range_choice import pooled
 from onnxq.encoding.recipe import Recipe
+from onnxq.failures import tolerated
 from onnxq.graph import nodes
 from onnxq.judging.aims import aim_of, enough_of
 from onnxq.judging.goal import Goal
@@ -40,7 +41,8 @@ def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: A
     """
     gains: tuple[Gain, ...] = ()
     if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
-        plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
+        with tolerated("lookup tables of more bits"):
+            plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
     # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
     refined = chooser.refined(plan, recipe, last, enough_of(goal))
     return replace(chooser.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))

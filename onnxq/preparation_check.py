@@ -1,0 +1,184 @@
+"""Whether preparing keeps what a float model computes and its speed, and which passes do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.engines.engine import Engine
+from onnxq.equivalence import Original, original
+from onnxq.errors import DataError
+from onnxq.evidence.provenance import model_digest, sample_digest
+from onnxq.failures import is_fatal
+from onnxq.judging.latency import NOT_SLOWER, measure_latencies
+from onnxq.runtime import open_session, output_names, run
+from onnxq.samples.inputs import Sample
+from onnxq.searching.cost_cache import CostCache, cost_key
+
+# A share of an output's largest value that rounding alone does not make up.
+_TOLERANCE = 1e-2
+# Rounds and runs of the first look at the speed, and of the one that decides where the first is not enough.
+_FIRST, _SECOND = (3, 2), (9, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparationCheck:
+    """Compares prepared float models with the model as it was given.
+
+    Attributes:
+        reference: file of the model as it was given.
+        samples: on which both run.
+        seconds: for a look at the speed; 0 leaves it out.
+        engine: what times both models.
+        costs: speeds that were measured before, to which new ones are added.
+        compares: whether outputs are compared, which passes of the user's may change.
+    """
+
+    reference: Path
+    samples: Sequence[Sample]
+    seconds: float
+    engine: Engine
+    costs: CostCache
+    compares: bool = True
+
+    def fault(self, prepared: Path) -> str:
+        """Say what is wrong with a prepared model; an empty string where nothing is."""
+        return (self._difference(prepared) if self.compares else "") or self._slowness(prepared)
+
+    def _difference(self, prepared: Path) -> str:
+        """Compare outputs as the runtime computes them, and without its optimisations where these differ."""
+        session = open_session(prepared)
+        names = output_names(session)
+        expected = self._answers
+        if all(
+            _agree(one, other)
+            for sample, outputs in zip(self.samples, expected, strict=True)
+            for one, other in zip(outputs, run(session, sample, names), strict=True)
+        ):
+            return ""
+        if self._original is None:
+            return ""
+        found = self._original.difference(prepared)
+        if found.share <= _TOLERANCE:
+            return ""
+        return f"it changes output {found.output!r} by {found.share:.2g} of its largest value"
+
+    def _slowness(self, prepared: Path) -> str:
+        if self.seconds <= 0:
+            return ""
+        asked = f"{self.engine.name}, {self.engine.version}, {self.engine.threads_given} threads"
+        key = cost_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", asked)
+        # What was decided by an earlier look is decided alike.
+        speed = self.costs.speeds[key] if key in self.costs.speeds else self.costs.speed(key, self._speed(prepared))
+        return "" if speed >= NOT_SLOWER else f"it makes the float model {speed:.2f} times as fast"
+
+    def _speed(self, prepared: Path) -> float:
+        """Return how many times as fast as the given model a prepared one is; 1 if it is not shown to be slower."""
+        for rounds, runs in (_FIRST, _SECOND):
+            [found] = measure_latencies(
+                (self.reference, prepared),
+                self.samples,
+                seconds=self.seconds,
+                rounds=rounds,
+                patience=self.seconds,
+                enough=runs,
+                engine=self.engine,
+            )
+            if found.speed >= NOT_SLOWER or not found.is_bounded:
+                return 1.0
+        return found.speed if found.interval[1] < 1.0 else 1.0
+
+    @cached_property
+    def _answers(self) -> Sequence[Sequence[object]]:
+        session = open_session(self.reference)
+        names = output_names(session)
+        return [run(session, sample, names) for sample in self.samples]
+
+    @cached_property
+    def _original(self) -> Original | None:
+        """The model as it was given, run without optimisations; None if its answers change from run to run."""
+        try:
+            return original(self.reference, self.samples)
+        except DataError:
+            return None
+
+
+def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]], str]) -> Mapping[str, str]:
+    """Find by halves which steps to leave out so that nothing is wrong any more.
+
+    Steps are applied in one order, so the shortest beginning of it with which something is wrong ends with a culprit.
+    What is wrong with all steps left out is no fault of theirs.
+
+    Args:
+        names: of the steps that change something, in any order.
+        fault_without: says what is wrong when some steps are left out; an empty string where nothing is.
+
+    Returns:
+        The steps to leave out, each with what is wrong with it; empty where leaving steps out does not help.
+
+    >>> find_culprits(["a", "b", "c", "d"], lambda without: "" if "c" in without else "it is slow")
+    {'c': 'it is slow'}
+    """
+    known: dict[frozenset[str], str] = {}
+
+    def fault(without: frozenset[str]) -> str:
+        if without not in known:
+            known[without] = fault_without(without)
+        return known[without]
+
+    found: dict[str, str] = {}
+    if not fault(frozenset()) or fault(frozenset(names)):
+        return found
+    while reason := fault(frozenset(found)):
+        left = [name for name in names if name not in found]
+        good, bad = 0, len(left)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if now := fault(frozenset([*found, *left[middle:]])):
+                bad, reason = middle, now
+            else:
+                good = middle
+        found[left[bad - 1]] = reason
+    return found
+
+
+def harmful_steps(
+    check: PreparationCheck, names: Sequence[str], prepare: Callable[[frozenset[str]], Path]
+) -> Mapping[str, str]:
+    """Return the steps of the canonical form that change outputs or make a model slower, each with the reason.
+
+    Args:
+        check: compares a prepared model with the model as it was given.
+        names: the steps that changed something.
+        prepare: writes the model without some steps.
+    """
+
+    def fault_without(without: frozenset[str]) -> str:
+        try:
+            return check.fault(prepare(without))
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            return f"it fails: {type(error).__name__}: {error}"
+
+    return find_culprits(names, fault_without)
+
+
+def _agree(one: object, other: object) -> bool:
+    """Whether two outputs are equal but for rounding; decisions that rounding may change are not looked at."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return type(one) is type(other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype.kind not in "fV":
+        return True
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(first)
+    if not np.array_equal(finite, np.isfinite(second)):
+        return False
+    largest = np.abs(first[finite]).max(initial=0.0)
+    return bool(np.abs(first[finite] - second[finite]).max(initial=0.0) <= _TOLERANCE * largest)
