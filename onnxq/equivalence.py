@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -106,6 +106,45 @@ def original(
             "it; fix the seeds of its random operators"
         )
     return Original(samples, names, expected, data is None)
+
+
+def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]], str]) -> Mapping[str, str]:
+    """Find by halves which steps to leave out so that nothing is wrong any more.
+
+    Steps are applied in one order, so the shortest beginning of it with which something is wrong ends with a culprit.
+    What is wrong with all steps left out is no fault of theirs.
+
+    Args:
+        names: of the steps that change something, in any order.
+        fault_without: says what is wrong when some steps are left out; an empty string where nothing is.
+
+    Returns:
+        The steps to leave out, each with what is wrong with it; empty where leaving steps out does not help.
+
+    >>> find_culprits(["a", "b", "c", "d"], lambda without: "" if "c" in without else "it is slow")
+    {'c': 'it is slow'}
+    """
+    known: dict[frozenset[str], str] = {}
+
+    def fault(without: frozenset[str]) -> str:
+        if without not in known:
+            known[without] = fault_without(without)
+        return known[without]
+
+    found: dict[str, str] = {}
+    if not fault(frozenset()) or fault(frozenset(names)):
+        return found
+    while reason := fault(frozenset(found)):
+        left = [name for name in names if name not in found]
+        good, bad = 0, len(left)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if now := fault(frozenset([*found, *left[middle:]])):
+                bad, reason = middle, now
+            else:
+                good = middle
+        found[left[bad - 1]] = reason
+    return found
 
 
 def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:

@@ -87,7 +87,7 @@ def test_a_result_that_is_slower_is_not_taken(
     monkeypatch.setattr("onnxq.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5, 6, (0.4, 0.6)))
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"))
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
-    assert done.left_out == (("*", "it would run at 0.50 times the speed"),)
+    assert done.left_out == (("*", "the model would run at 0.50 times the speed"),)
 
 
 def test_a_larger_result_is_not_taken(build: Callable[..., ModelProto]) -> None:
