@@ -193,7 +193,10 @@ def carried_out(
             wanted = replace(wanted, least=COARSER_OPSET)
         ready = prepared(model, wanted, folder, output, budget, engine)
         samples = samples_of(ready, data, goal, budget)
-        if left_out := steps_to_leave_out(ready, model, wanted, samples, budget, deadline):
+        left_out = dict(ready.left_out)
+        wanted = replace(wanted, without=frozenset(left_out))
+        if harmful := steps_to_leave_out(ready, model, wanted, samples, budget, deadline):
+            left_out |= harmful
             wanted = replace(wanted, without=frozenset(left_out))
             ready = prepared(model, wanted, folder, output, budget, engine, ready.costs)
         watch.lap("prepare")
@@ -253,7 +256,7 @@ def _first_that_keeps_up(
     Args:
         wanted: what is to become of the model.
         attempt: searches for a plan.
-        again: prepares the model in another way, and searches or stores.
+        again: prepares the model anew, and searches or stores.
     """
     done: _Attempt | None = None
     crashes = earlier_crashes()

@@ -23,6 +23,8 @@ from onnxq.searching.cost_cache import CostCache, cost_key
 _TOLERANCE = 1e-2
 # Rounds and runs of the first look at the speed, and of the one that decides where the first is not enough.
 _FIRST, _SECOND = (3, 2), (9, 8)
+# No further round begins after so many times the seconds of a look, since large models take long to load.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class PreparationCheck:
                 self.samples,
                 seconds=self.seconds,
                 rounds=rounds,
-                patience=self.seconds,
+                patience=_PATIENCE * self.seconds,
                 enough=runs,
                 engine=self.engine,
             )

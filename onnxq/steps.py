@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -21,11 +21,12 @@ from onnxq.engines.ahead import Ahead
 from onnxq.engines.engine import Engine
 from onnxq.engines.local import OnnxRuntime
 from onnxq.engines.measuring import times_tell
+from onnxq.equivalence import find_culprits
 from onnxq.evidence.evidence import Evidence
 from onnxq.evidence.range_table import FIRST_RANGES
 from onnxq.evidence.ranges import Extremes, MinMax, RangeMethod
 from onnxq.execution.resume import Collection
-from onnxq.failures import tolerated
+from onnxq.failures import note_failure, tolerated
 from onnxq.graph import Applied, Graph
 from onnxq.judging.aims import plenty_of
 from onnxq.judging.doubts import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, unseen
@@ -42,6 +43,7 @@ from onnxq.opening import Model, Opened, opened, opened_samples, parted, rewritt
 from onnxq.planning.bodies import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparation import (
+    canonical_steps,
     check_float_model,
     check_plan,
     counts_of,
@@ -82,6 +84,7 @@ class Prepared:
         costs: node times that were measured before, to which new ones are added.
         ahead: has the engine load the float model while samples are run.
         is_stored: whether weights are only stored.
+        left_out: steps of the canonical form that failed, each with the reason.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Prepared:
     costs: CostCache
     ahead: Ahead
     is_stored: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +177,41 @@ def prepared(
     ahead.load(reference)
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
+    measured = budget.measures and times_tell(target_named(wanted.target), engine)
     staged = folder / (output.name if output is not None else "model.onnx")
-    bench = opened(graph, wanted, folder, measured=budget.measures and times_tell(target_named(wanted.target), engine))
+    bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     name = str(source) if source else type(model).__name__
     files = Files(reference, staged, external > 0)
     ahead.expect(bench.prepared)
     given = name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead
-    return Prepared(*given, is_stored=bool(wanted.stored_because))
+    return Prepared(*given, is_stored=bool(wanted.stored_because), left_out=left_out)
+
+
+def _opened(
+    graph: Graph, model: Model, wanted: Wanted, folder: Path, *, measured: bool
+) -> tuple[Workbench, Mapping[str, str]]:
+    """Open the workbench, without the steps of the canonical form that fail, which are returned with their errors."""
+    try:
+        return opened(graph, wanted, folder, measured=measured), {}
+    except Exception as error:
+        left_out = _failing_steps(model, wanted, folder, measured=measured) if wanted.replay is None else {}
+        # What fails without any of these steps is no fault of theirs.
+        if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
+            raise
+    fewer = replace(wanted, without=wanted.without | left_out.keys())
+    return opened(rewritten(model, wanted.prepare), fewer, folder, measured=measured), left_out
+
+
+def _failing_steps(model: Model, wanted: Wanted, folder: Path, *, measured: bool) -> Mapping[str, str]:
+    def fault_without(without: frozenset[str]) -> str:
+        fewer = replace(wanted, without=wanted.without | without)
+        try:
+            opened(rewritten(model, wanted.prepare), fewer, folder, measured=measured)
+        except Exception as error:  # noqa: BLE001
+            return f"it fails with {type(error).__name__}: {error}"
+        return ""
+
+    return find_culprits(canonical_steps(), fault_without)
 
 
 def samples_of(model: Prepared, data: Data, goal: Goal, budget: Budget) -> Opened:
@@ -218,7 +250,7 @@ def steps_to_leave_out(
         if not without and not bench.making.steps:
             return bench.prepared
         graph = rewritten(given, wanted.prepare)
-        prepare_in_place(graph, without=without)
+        prepare_in_place(graph, without=without | wanted.without)
         path = folder / "preparation.onnx"
         save(graph, path, external_data=True)
         return path

@@ -243,7 +243,7 @@ class Workbench:
         path = self.prepared.with_name(f"prepared.{needed}.onnx")
         if not path.exists():
             graph = load(self.prepared)
-            prepare_for_integers(graph, self.making.steps, opset=needed)
+            prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
             save(graph, path, external_data=True)
         return path
 

@@ -1,0 +1,173 @@
+"""The promise by construction: whatever fails or is slower, what is written is verified, or nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from onnx import ModelProto
+
+from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
+from onnxq.accuracy import choosers
+from onnxq.errors import ModelError, RunError, SchemeError
+from onnxq.failures import collected_failures, tolerated
+from onnxq.graph import Tensor
+from onnxq.judging.latency import Latency
+from onnxq.judging.verify import Timer
+from onnxq.passes.prepare.fold_shapes import FoldShapes
+from onnxq.report import FidelityError, Report
+from onnxq.scheme import Mode
+from onnxq.searching import attempts
+from onnxq.trials import Trials
+
+Quick = Callable[..., Report]
+
+
+@pytest.fixture
+def quick(perceptron: ModelProto, samples_for: Callable[..., list[Any]], tmp_path: Path) -> Quick:
+    """Return what quantizes a small model in a second, and returns the report."""
+
+    def run(**budget: Any) -> Report:
+        given = {"latency": 0.02, **budget}
+        return quantize(perceptron, samples_for(perceptron, 16), tmp_path / "q.onnx", budget=Budget(**given)).report
+
+    return run
+
+
+def fail(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a fault of ours")
+
+
+@pytest.mark.parametrize("error", [SchemeError("the user's"), ModelError("the user's"), MemoryError()])
+def test_what_the_user_has_to_mend_is_raised(error: Exception) -> None:
+    with collected_failures() as failures, pytest.raises(type(error)), tolerated("a part"):
+        raise error
+    assert failures == []
+
+
+def test_outside_of_a_run_errors_are_raised() -> None:
+    with pytest.raises(ZeroDivisionError), tolerated("a part"):
+        fail()
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("onnxq.searching.frontier.find_fastest", "the search for the fastest plan"),
+        ("onnxq.steps.units", "the look at unused units"),
+        ("onnxq.reporting._ran", "the look at kernels"),
+        ("onnxq.searching.choosing.Chooser.affordable", "the search for factors of channels that cost no time"),
+        ("onnxq.accuracy.choosers.CHOOSERS", "accuracy method 'bias'"),
+    ],
+)
+def test_a_part_that_fails_is_left_out_and_reported(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, part: str
+) -> None:
+    if place.endswith("CHOOSERS"):
+        monkeypatch.setattr(place, MappingProxyType({**choosers.CHOOSERS, "bias": fail}))
+    else:
+        monkeypatch.setattr(place, fail)
+    report = quick(layers=1, accuracy="bias")
+    assert report.run.failures == (f"{part} failed and was left out: ZeroDivisionError: a fault of ours",)
+    assert (tmp_path / "q.onnx").exists()
+
+
+def test_a_search_that_fails_ends_in_stored_weights(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = attempts.choose
+
+    def once(*given: Any, is_stored: bool = False) -> Any:
+        return choose(*given, is_stored=True) if is_stored else fail()
+
+    monkeypatch.setattr(attempts, "choose", once)
+    report = quick()
+    assert report.run.failures == ("the search failed and was left out: ZeroDivisionError: a fault of ours",)
+    assert {one.mode for one in report.plan.decisions if one.weights} == {Mode.STORAGE}
+    assert any("the search for something faster failed" in one.reason for one in report.plan.decisions)
+    assert (tmp_path / "q.onnx").exists()
+
+
+def test_models_that_do_not_run_are_no_end(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Trials._run
+
+    def of_floats(trials: Trials, plan: Any, *given: Any) -> Any:
+        if plan.count(Mode.STATIC):
+            raise RunError("the sample cannot be run")
+        return run(trials, plan, *given)
+
+    monkeypatch.setattr(Trials, "_run", of_floats)
+    report = quick()
+    assert report.plan.count(Mode.STATIC) == 0
+    assert report.plan.count(Mode.STORAGE) == 2
+    assert all("RunError" in failure for failure in report.run.failures)
+    assert report.run.failures
+
+
+@pytest.mark.parametrize("speed", [0.63, 0.95])
+def test_what_is_slower_in_every_form_is_refused(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float
+) -> None:
+    slow = Latency(1.0, 1 / speed, 1, 10, 6, (speed - 0.01, speed + 0.01))
+    monkeypatch.setattr(Timer, "latency", lambda *_, **__: slow)
+    with pytest.raises(
+        FidelityError, match=f"runs {speed}x as fast .* expected not to be slower than float"
+    ) as refused:
+        quick()
+    assert not (tmp_path / "q.onnx").exists()
+    assert {one.mode for one in refused.value.report.plan.decisions if one.weights} == {Mode.STORAGE}
+
+
+def test_what_a_busy_machine_does_not_tell_is_accepted_for_its_kernels(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 1.1, 1, 10, 6, (0.7, 1.2)))
+    report = quick()
+    assert report.plan.count(Mode.STORAGE) == 2
+    assert report.performance.kernels.computes_in_float
+
+
+@dataclass(frozen=True)
+class NegateRelu(RewriteRule):
+    """A rule that is wrong."""
+
+    def pattern(self, op: Operators) -> Call | tuple[Call, ...]:
+        return op.Relu(op.any("x"))
+
+    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
+        return new.Neg(found.x)
+
+
+def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxq import preparation
+
+    known = preparation.passes_of
+    monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "NegateRelu": NegateRelu})
+    report = quick()
+    [(name, reason)] = report.run.left_out
+    assert name == "NegateRelu"
+    assert reason.startswith("it changes output 'y'")
+    assert report.agreement.worst_sqnr > 20
+
+
+def test_a_pass_that_fails_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(step: FoldShapes, graph: Graph) -> None:
+        fail()
+
+    monkeypatch.setattr(FoldShapes, "apply", apply)
+    report = quick()
+    assert report.run.left_out == (("FoldShapes", "it fails with ZeroDivisionError: a fault of ours"),)
+    assert report.run.failures == (
+        "preparing with FoldShapes failed and was left out: ZeroDivisionError: a fault of ours",
+    )
+
+
+def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
+    perceptron: ModelProto, samples_for: Callable[..., list[Any]]
+) -> None:
+    with pytest.raises(FidelityError, match="expected 200 dB or more"):
+        quantize(perceptron, samples_for(perceptron, 16), goal=Goal(200), budget=Budget(search="off"))
