@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto
 
@@ -171,3 +177,37 @@ def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
 ) -> None:
     with pytest.raises(FidelityError, match="expected 200 dB or more"):
         quantize(perceptron, samples_for(perceptron, 16), goal=Goal(200), budget=Budget(search="off"))
+
+
+_CRASHING = """
+import os
+from onnxq.isolation import run_isolated
+
+def program():
+    from onnxq.cli.main import main
+    from onnxq.searching import attempts
+    choose = attempts.choose
+    attempts.choose = lambda *given, is_stored=False: choose(*given, is_stored=True) if is_stored else os.abort()
+    main()
+
+run_isolated(program)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_a_crash_of_the_runtime_ends_in_stored_weights(
+    perceptron: ModelProto, samples_for: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    (tmp_path / "calib").mkdir()
+    for number, sample in enumerate(samples_for(perceptron, 8)):
+        np.savez(tmp_path / "calib" / f"{number}.npz", **sample)
+    given = [str(tmp_path / "model.onnx"), "--calib", str(tmp_path / "calib"), "-o", str(tmp_path / "q.onnx")]
+    command = [sys.executable, "-c", _CRASHING, "quantize", *given, "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "onnxq: SIGABRT ended the process" in run.stderr
+    report = json.loads(run.stdout)
+    assert report["run"]["failures"][0].startswith("what was tried before failed and was left out: Crash: SIGABRT")
+    assert {one["mode"] for one in report["plan"]["decisions"] if one["weights"]} == {"storage"}
+    assert (tmp_path / "q.onnx").exists()
