@@ -22,6 +22,7 @@ class Changes:
     Attributes:
         changed: names of the nodes or tensors it changed, made or removed; empty when it changed nothing.
         left: names of what it looked at and left, each with the reason.
+        failed: names of its parts that failed and were skipped, each with what happened.
 
     Raises:
         TypeError: a name is no text, or text stands where a tuple of names should.
@@ -29,11 +30,12 @@ class Changes:
 
     changed: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        pairs = (text for one in self.left for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,)))
+        pairs = (text for one in (*self.left, *self.failed) for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,)))
         if isinstance(self.changed, str) or not all(isinstance(text, str) for text in (*self.changed, *pairs)):
-            raise TypeError("Changes takes a tuple of names, and a tuple of pairs of name and reason")
+            raise TypeError("Changes takes a tuple of names, and tuples of pairs of name and reason")
 
     def __bool__(self) -> bool:
         return bool(self.changed)
@@ -84,6 +86,7 @@ class Applied:
             "changed_names": list(changed[:_SHOWN]),
             "left": len(left),
             "left_names": [list(pair) for pair in left[:_SHOWN]],
+            "failed": [list(pair) for pair in self.changes.failed],
         }
 
 

@@ -14,14 +14,15 @@ from onnx import defs, helper
 from onnxq.errors import PassError, nearest
 from onnxq.graph.elements import Node, Tensor
 from onnxq.graph.reading import is_fixed
+from onnxq.graph.soundness import Uses
 
 COMMUTATIVE: Final = frozenset(
     {"Add", "And", "BitwiseAnd", "BitwiseOr", "Equal", "Max", "Min", "Mul", "Or", "Sum", "Xor"}
 )
 """Operators of two operands whose order does not matter."""
 
-# Exporters write the numbers of formulas with six digits or more.
-_CLOSE = 2e-5
+# Exporters write the numbers of formulas with six digits or more; those that a float of 16 bits holds are exact.
+_CLOSE = 4e-6
 
 Operand: TypeAlias = "Capture | Call | Output | float | EllipsisType | None"
 
@@ -147,6 +148,7 @@ class Match:
         opset: version of ONNX's own operators.
         values: captured tensors and named nodes by name; None for an input that is left out.
         kept: nodes that others may read too.
+        uses: what becomes of tensors in the graph; None outside of `RewriteRules`.
     """
 
     root: Node
@@ -154,6 +156,7 @@ class Match:
     opset: int
     values: Mapping[str, Any]
     kept: frozenset[Node] = frozenset()
+    uses: Uses | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -175,7 +178,7 @@ class _Bound(NamedTuple):
         return self._replace(values={**self.values, name: value})
 
 
-def find(pattern: Call, root: Node, opset: int) -> Match | None:
+def find(pattern: Call, root: Node, opset: int, uses: Uses | None = None) -> Match | None:
     """Return where a pattern ends in a node, or None.
 
     Who else reads the inner values is not looked at.
@@ -186,7 +189,7 @@ def find(pattern: Call, root: Node, opset: int) -> Match | None:
         nodes = tuple(dict.fromkeys((root, *bound.calls.values())))
         kept = frozenset(node for call, node in bound.calls.items() if call.shared)
         named = {call.name: node for call, node in bound.calls.items() if call.name}
-        return Match(root, nodes, opset, {**bound.values, **named}, kept)
+        return Match(root, nodes, opset, {**bound.values, **named}, kept, uses)
     return None
 
 
@@ -241,8 +244,13 @@ def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
                 yield from _call(call, producer, bound)
     elif present and isinstance(wanted, int | float) and _is_fixed(tensor, scalar=True):
         value = np.asarray(tensor.values)
-        if value.dtype.kind in "fiub" and np.isclose(float(value.item()), wanted, rtol=_CLOSE, atol=0):
+        if value.dtype.kind in "fiub" and _is_number(float(value.item()), wanted):
             yield bound
+
+
+def _is_number(value: float, wanted: float) -> bool:
+    exact = bool(np.float16(wanted) == wanted)
+    return value == wanted if exact else bool(np.isclose(value, wanted, rtol=_CLOSE, atol=0))
 
 
 def _is_fixed(tensor: Any, *, scalar: bool) -> bool:

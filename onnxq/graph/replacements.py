@@ -65,8 +65,8 @@ class New:
         node.inputs = [self._tensor(value, dtype) for value in inputs]
         made = [Variable(self._names.fresh(f"{node.name}.{index or 'y'}")) for index in range(outputs)]
         node.outputs = made
-        infer_types(node, self._graph.opset_imports)
         self.nodes.append(node)
+        infer_types(node, self._graph.opset_imports)
         return made[0] if outputs == 1 else tuple(made)
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from onnxq.errors import OnnxqError, PassError
+from onnxq.errors import PassError
 from onnxq.graph.edit import remove_nodes, replace_uses
 from onnxq.graph.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.graph.model import Graph
@@ -17,8 +18,10 @@ from onnxq.graph.passes import Changes, Pass
 from onnxq.graph.patterns import Call, Match, Operators, find
 from onnxq.graph.replacements import New
 from onnxq.graph.scopes import Names, scopes
+from onnxq.graph.soundness import Uses, has_kernel
 from onnxq.graph.surgeon import restore_classes
 
+_LOG = logging.getLogger(__name__)
 # Rules that undo each other never end; sets that do end rewrite a node a few times.
 _MOST_PER_NODE: Final = 16
 _ALWAYS_FINE: Final = 1024
@@ -44,6 +47,10 @@ class RewriteRule(Pass):
     def obstacle(self, found: Match) -> str:
         """Return why the rule leaves what it has found, or an empty string."""
         return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether the replacement rounds otherwise; it is then left where the last bit may decide something."""
+        return False
 
     @abstractmethod
     def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
@@ -72,6 +79,9 @@ class RewriteRules(Pass):
     Each round looks at every node once, in the order of the graph, and tries the rules that end in its operator:
     larger patterns first, since they say more, and otherwise in their order.
 
+    A match is left if its replacement has another type or shape, or a node that onnxruntime has no kernel for. A rule
+    that raises is skipped at that match. A rule that keeps firing is stopped. Both are reported.
+
     Attributes:
         rules: the rules.
     """
@@ -81,45 +91,67 @@ class RewriteRules(Pass):
     def apply(self, graph: Graph) -> RewriteChanges:
         """Apply; ``changed`` holds the names of the nodes that were replaced, ``left`` what a rule refused.
 
-        Raises:
-            PassError: a rule makes an ill-typed node, fails, or the rules never end; the message names it.
+        ``failed`` holds the rules that raised or were stopped, each with what happened first.
         """
-        rewriting = _Rewriting(restore_classes(graph), _by_root(self.rules))
+        rewriting = _Rewriting(restore_classes(graph), self.rules)
         while rewriting.round():
             pass
         left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
-        return RewriteChanges(tuple(rewriting.changed), left, dict(rewriting.counts))
+        return RewriteChanges(
+            tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts)
+        )
 
 
-def _by_root(rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, Call]]]:
-    found: dict[tuple[str, str], list[tuple[RewriteRule, Call]]] = {}
-    for rule in rules:
-        name = type(rule).__name__
-        patterns = rule.pattern(Operators(name))
-        for pattern in patterns if isinstance(patterns, tuple) else (patterns,):
-            if not isinstance(pattern, Call):
-                raise PassError(f"the pattern of rule {name} is {pattern!r}, expected an operator such as op.Add(x, y)")
-            found.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
-    return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in found.items()}
+def _patterns(rule: RewriteRule) -> tuple[Call, ...]:
+    name = type(rule).__name__
+    patterns = rule.pattern(Operators(name))
+    several = patterns if isinstance(patterns, tuple) else (patterns,)
+    for pattern in several:
+        if not isinstance(pattern, Call):
+            raise PassError(f"the pattern of rule {name} is {pattern!r}, expected an operator such as op.Add(x, y)")
+    return several
 
 
 class _Rewriting:
     """One application of rules to a graph; nodes that are replaced stay attached until their round ends."""
 
-    def __init__(self, graph: Graph, rules: Mapping[tuple[str, str], Sequence[tuple[RewriteRule, Call]]]) -> None:
-        self.graph, self.rules = graph, rules
+    def __init__(self, graph: Graph, rules: Sequence[RewriteRule]) -> None:
+        self.graph = graph
         self.names = Names(graph)
+        self.uses = Uses(graph)
         self.owner = {node: scope for scope in scopes(graph) for node in scope.nodes}
-        self.most = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
+        self.most = self.allowed = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
         self.gone: set[Node] = set()
         self.changed: list[str] = []
         self.left: dict[tuple[Node, str], str] = {}
         self.counts: Counter[str] = Counter()
+        self.failed: dict[str, str] = {}
+        self.stopped: set[str] = set()
+        self.rules = self._by_root(rules)
+
+    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, Call]]]:
+        found: dict[tuple[str, str], list[tuple[RewriteRule, Call]]] = {}
+        for rule in rules:
+            try:
+                patterns = _patterns(rule)
+            except Exception as error:
+                self._report(rule, f"rule {type(rule).__name__} has no pattern: {type(error).__name__}: {error}")
+                continue
+            for pattern in patterns:
+                found.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
+        return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in found.items()}
+
+    def _report(self, rule: RewriteRule, what: str) -> str:
+        """Keep what a rule did wrong first; its traceback is logged."""
+        _LOG.debug("%s", what, exc_info=True)
+        self.failed.setdefault(type(rule).__name__, what)
+        return what
 
     def round(self) -> bool:
         """Try every node once; return whether anything changed."""
         before, known = len(self.changed), set(self.gone)
         self.left.clear()
+        self.uses = Uses(self.graph)
         for scope in list(scopes(self.graph)):
             instead: dict[Node, list[Node]] = {}
             for node in list(scope.nodes):
@@ -135,25 +167,22 @@ class _Rewriting:
 
     def _try(self, scope: Graph, node: Node, instead: dict[Node, list[Node]]) -> None:
         for rule, pattern in self.rules[node.domain or "", node.op]:
-            found = find(pattern, node, self.graph.opset)
+            name = type(rule).__name__
+            found = find(pattern, node, self.graph.opset, self.uses) if name not in self.stopped else None
             if found is None or not self._is_alone(found, scope):
                 continue
-            name = type(rule).__name__
             try:
-                if reason := rule.obstacle(found):
-                    self.left[node, name] = reason
-                    continue
-                if self._replace(rule, found, scope, instead):
-                    self.changed.append(node.name)
-                    self.counts[name] += 1
-                    self._check_end()
-                    return
-            except OnnxqError:
-                raise
+                reason = rule.obstacle(found) or self._replace(rule, found, scope, instead)
             except Exception as error:
-                raise PassError(
-                    f"rule {name} failed at {node.op} node {node.name!r}: {type(error).__name__}: {error}"
-                ) from error
+                what = f"{type(error).__name__}: {error}"
+                reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
+            if reason:
+                self.left[node, name] = reason
+                continue
+            self.changed.append(node.name)
+            self.counts[name] += 1
+            self._check_end()
+            return
 
     def _is_alone(self, found: Match, scope: Graph) -> bool:
         """Whether all nodes stand in one graph and nobody else reads their inner values."""
@@ -172,29 +201,69 @@ class _Rewriting:
             for tensor in node.outputs
         )
 
-    def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> bool:
-        new = New(self.graph, self.names, found)
-        made = rule.replacement(new, found)
-        results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+    def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> str:
+        """Put the replacement in the place of a match, or return why it is left."""
         outputs = [tensor for tensor in found.root.outputs if tensor.name]
-        if len(results) != len(outputs):
-            raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
-        makers = set(new.nodes)
-        for result, output in zip(results, outputs, strict=True):
-            _check_type(result, output)
-            fresh = bool(result.inputs) and result.inputs[0] in makers
-            if not fresh and output.returned_by and not self._can_be_returned(result, scope):
-                self.left[found.root, type(rule).__name__] = "its output is an output of the graph"
+        if rule.rounds(found) and self.uses.decides(outputs):
+            return "its last bit may decide what reads it"
+        new = New(self.graph, self.names, found)
+        reason = "it failed"
+        try:
+            made = rule.replacement(new, found)
+            results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+            reason = self._obstacle(new, found, results, outputs, scope)
+        finally:
+            if reason:
+                # Until the round ends they stay attached, but count no longer.
                 self.gone.update(new.nodes)
-                return False
-        inside = set(found.nodes)
-        self.gone.update(node for node in found.nodes if node not in found.kept or not self._is_read(node, inside))
+        if reason:
+            return reason
+        makers = set(new.nodes)
+        self.gone.update(self._going(found, results))
         for result, output in zip(results, outputs, strict=True):
             _take_place(result, output, makers)
         self._name(new, found, next((output.inputs[0] for output in outputs if makers & set(output.inputs)), None))
         instead[found.root] = new.nodes
         self.owner.update(dict.fromkeys(new.nodes, scope))
-        return True
+        return ""
+
+    def _obstacle(
+        self, new: New, found: Match, results: Sequence[Any], outputs: Sequence[Variable], scope: Graph
+    ) -> str:
+        """Return why a replacement cannot take its place; nothing has been changed yet.
+
+        Raises:
+            TypeError: it is no tensor, or one of another type.
+            ValueError: it has another number of tensors, another shape, or reads what it replaces.
+        """
+        if len(results) != len(outputs):
+            raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
+        if any(tensor in outputs for node in new.nodes for tensor in node.inputs):
+            raise ValueError("it reads what it takes the place of")
+        before = {node.op for node in found.nodes}
+        for node in new.nodes:
+            dtype = node.outputs[0].dtype
+            if node.op not in before and not node.domain and not has_kernel(node.op, dtype, self.graph.opset):
+                return f"onnxruntime has no {node.op} of {dtype}"
+        makers = set(new.nodes)
+        for result, output in zip(results, outputs, strict=True):
+            _check_type(result, output)
+            fresh = bool(result.inputs) and result.inputs[0] in makers
+            if not fresh and output.returned_by and not self._can_be_returned(result, scope):
+                return "its output is an output of the graph"
+        return ""
+
+    def _going(self, found: Match, results: Sequence[Tensor]) -> set[Node]:
+        """Return the nodes of a match that go: those that nobody reads any more, the replacement included."""
+        kept = set(results)
+        going = set(found.nodes)
+        while staying := {
+            node
+            for node in going
+            if node is not found.root and (self._is_read(node, going) or not kept.isdisjoint(node.outputs))
+        }:
+            going -= staying
+        return going
 
     def _name(self, new: New, found: Match, last: Node | None) -> None:
         """Give new nodes the names of those whose work they do, and tell them all that they stand for.
@@ -222,26 +291,47 @@ class _Rewriting:
         return self.owner.get(producer) is scope and not tensor.returned_by and isinstance(tensor, Variable)
 
     def _check_end(self) -> None:
-        if len(self.changed) > self.most:
-            name, count = self.counts.most_common(1)[0]
-            raise PassError(
-                f"rules never end: {name} was applied {count} times to a graph of {len(self.owner)} nodes or fewer; "
-                "its replacement must not match its own pattern, nor that of a rule that undoes it"
-            )
+        """Stop the rule that fires most when rules keep firing; what it made is as right as all that rules make."""
+        if len(self.changed) <= self.most:
+            return
+        name = max((name for name in self.counts if name not in self.stopped), key=lambda one: self.counts[one])
+        self.stopped.add(name)
+        self.most = len(self.changed) + self.allowed
+        self.failed.setdefault(
+            name,
+            f"rule {name} was stopped after {self.counts[name]} applications to a graph of {len(self.owner)} nodes or "
+            "fewer; its replacement must not match its own pattern, nor that of a rule that undoes it",
+        )
 
 
 def _check_type(result: Tensor, output: Variable) -> None:
     if not isinstance(result, Variable | Constant):
         raise TypeError(f"it gives {result!r}, expected a tensor")
+    if not output.outputs and not output.returned_by:
+        return
     made, wanted = onnx_dtype(result), onnx_dtype(output)
     if made and wanted and made != wanted:
         raise TypeError(f"it gives a tensor of type {result.dtype} in the place of one of type {output.dtype}")
+    if not _may_be_equal(result.shape, output.shape):
+        raise ValueError(f"it gives a tensor of shape {result.shape} in the place of one of shape {output.shape}")
+
+
+def _may_be_equal(one: Any, other: Any) -> bool:
+    """Whether no number in two shapes contradicts."""
+    return (
+        one is None
+        or other is None
+        or len(one) == len(other)
+        and all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))
+    )
 
 
 def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
     """Let everybody who reads an output read a result instead; a new node makes the output itself."""
     producer = result.inputs[0] if result.inputs else None
     if producer not in makers:
+        if output.returned_by:
+            result.dtype, result.shape, result.source = output.dtype, output.shape, output.source
         replace_uses(output, result, graph_outputs=True)
         return
     assert producer is not None, "a maker of the replacement"

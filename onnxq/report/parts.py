@@ -174,6 +174,7 @@ class AppliedPass:
         changed_names: the first of them.
         left: how many it looked at and left.
         left_names: the first of them, each with the reason.
+        failed: its parts that failed and were skipped, each with what happened.
     """
 
     name: str
@@ -183,6 +184,7 @@ class AppliedPass:
     changed_names: tuple[str, ...] = ()
     left: int = 0
     left_names: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, applied: Applied) -> AppliedPass:

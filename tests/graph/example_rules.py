@@ -9,6 +9,7 @@ import numpy as np
 from model_texts import difference, outputs, sample
 from onnx import ModelProto
 
+from onnxq.errors import ModelError
 from onnxq.graph import Call, Changes, Graph, Match, New, Operators, RewriteRule, RewriteRules
 from onnxq.modelfile import as_graph
 
@@ -99,6 +100,54 @@ class WrongType(Endless):
 
     def replacement(self, new: New, found: Match) -> Any:
         return new.Cast(found.a, to=10)
+
+
+class WrongShape(Endless):
+    """Gives another shape."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Unsqueeze(found.a, np.array([0]))
+
+
+class ReadsItself(Endless):
+    """Reads the result."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Neg(found.root.outputs[0])
+
+
+class Growing(Endless):
+    """x + y is -(-x) + y, forever."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Add(new.Neg(new.Neg(found.a)), found.b)
+
+
+class ToProduct(RewriteRule):
+    """x + x is x * 2."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Add(op.any("x"), op.any("x"))
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Mul(found.x, 2.0)
+
+
+class ToSum(RewriteRule):
+    """x * 2 is x + x, which undoes the other."""
+
+    def pattern(self, op: Operators) -> Call:
+        return op.Mul(op.any("x"), 2.0)
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Add(found.x, found.x)
+
+
+class Refusing(Endless):
+    """Refuses the model."""
+
+    def obstacle(self, found: Match) -> str:
+        raise ModelError("its data lies elsewhere")
 
 
 class IllTyped(Endless):
