@@ -22,7 +22,7 @@ def normalization_obstacle(found: Match, operator: str, first_opset: int, *means
         return "it normalizes along another axis than the last"
     if found.opset < first_opset and "odd" not in found.values:
         return f"ONNX has {operator} from opset {first_opset} on"
-    if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int):
+    if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int) or not found.x.shape[-1]:
         return "type or length of what it normalizes is unknown"
     if np.dtype(found.x.dtype).itemsize > 4:
         return f"{np.dtype(found.x.dtype)} would be normalized with float32"

@@ -33,7 +33,11 @@ class Changes:
     failed: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        pairs = (text for one in (*self.left, *self.failed) for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,)))
+        pairs = (
+            text
+            for one in (*self.left, *self.failed)
+            for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,))
+        )
         if isinstance(self.changed, str) or not all(isinstance(text, str) for text in (*self.changed, *pairs)):
             raise TypeError("Changes takes a tuple of names, and tuples of pairs of name and reason")
 

@@ -249,7 +249,7 @@ def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
 
 
 def _is_number(value: float, wanted: float) -> bool:
-    exact = bool(np.float16(wanted) == wanted)
+    exact = float(np.float16(wanted)) == wanted
     return value == wanted if exact else bool(np.isclose(value, wanted, rtol=_CLOSE, atol=0))
 
 

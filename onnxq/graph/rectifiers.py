@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnxq.graph.elements import Tensor
 from onnxq.graph.replacements import New
 
-_MAX_BROADCASTS = 8
-_CLIP_TAKES_LIMITS = 11
+FIRST_OPSET: Final = 8
+"""The opset from which on Max and Min broadcast, and `rectified` can be written."""
 
 
 def rectified(new: New, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
@@ -22,17 +22,18 @@ def rectified(new: New, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
         data: floats.
         slope: what data is multiplied by where it is negative.
     """
-    if (slope <= 1).all():
-        return new.Max(data, new.Mul(data, slope))
-    if (slope >= 1).all():
-        return new.Min(data, new.Mul(data, slope))
-    return new.Add(data, new.Mul(new.Clip(data, None, 0.0), slope - 1))
+    if is_extreme_of_two(slope):
+        choose = new.Max if (slope <= 1).all() else new.Min
+        return choose(data, new.Mul(data, slope))
+    return new.Add(new.Relu(data), new.Mul(new.Min(data, 0.0), slope))
 
 
-def first_opset(slope: NDArray[np.floating[Any]]) -> int:
-    """Return the opset from which on `rectified` can be written.
+def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
+    """Return whether a rectifier is the greater or the lesser of its data and that times the slope.
 
-    >>> first_opset(np.array([0.1, 0.2])), first_opset(np.array([0.1, 2.0]))
-    (8, 11)
+    A slope of zero would make NaN of infinite data.
+
+    >>> is_extreme_of_two(np.array([0.1, 0.2])), is_extreme_of_two(np.array([0.1, 2.0])), is_extreme_of_two(np.zeros(2))
+    (True, False, False)
     """
-    return _MAX_BROADCASTS if (slope <= 1).all() or (slope >= 1).all() else _CLIP_TAKES_LIMITS
+    return bool((slope >= 1).all() or ((slope <= 1) & (slope != 0)).all())

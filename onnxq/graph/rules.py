@@ -134,7 +134,7 @@ class _Rewriting:
         for rule in rules:
             try:
                 patterns = _patterns(rule)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 self._report(rule, f"rule {type(rule).__name__} has no pattern: {type(error).__name__}: {error}")
                 continue
             for pattern in patterns:
@@ -173,7 +173,7 @@ class _Rewriting:
                 continue
             try:
                 reason = rule.obstacle(found) or self._replace(rule, found, scope, instead)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 what = f"{type(error).__name__}: {error}"
                 reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
             if reason:
@@ -234,7 +234,7 @@ class _Rewriting:
 
         Raises:
             TypeError: it is no tensor, or one of another type.
-            ValueError: it has another number of tensors, another shape, or reads what it replaces.
+            ValueError: it has another number of tensors, or reads what it replaces.
         """
         if len(results) != len(outputs):
             raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
@@ -248,6 +248,8 @@ class _Rewriting:
         makers = set(new.nodes)
         for result, output in zip(results, outputs, strict=True):
             _check_type(result, output)
+            if (output.outputs or output.returned_by) and not _may_be_equal(result.shape, output.shape):
+                return f"it would make the shape {result.shape} of {output.shape}"
             fresh = bool(result.inputs) and result.inputs[0] in makers
             if not fresh and output.returned_by and not self._can_be_returned(result, scope):
                 return "its output is an output of the graph"
@@ -312,8 +314,6 @@ def _check_type(result: Tensor, output: Variable) -> None:
     made, wanted = onnx_dtype(result), onnx_dtype(output)
     if made and wanted and made != wanted:
         raise TypeError(f"it gives a tensor of type {result.dtype} in the place of one of type {output.dtype}")
-    if not _may_be_equal(result.shape, output.shape):
-        raise ValueError(f"it gives a tensor of shape {result.shape} in the place of one of shape {output.shape}")
 
 
 def _may_be_equal(one: Any, other: Any) -> bool:
@@ -321,8 +321,10 @@ def _may_be_equal(one: Any, other: Any) -> bool:
     return (
         one is None
         or other is None
-        or len(one) == len(other)
-        and all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))
+        or (
+            len(one) == len(other)
+            and all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))
+        )
     )
 
 

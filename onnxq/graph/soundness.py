@@ -1,4 +1,4 @@
-"""Conditions under which a rewrite changes nothing but rounding; rules and passes ask them instead of guarding alone."""
+"""Conditions under which a rewrite changes nothing but rounding, which rules and passes ask for."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Uses:
 
     def is_like_a_table(self, weight: Constant) -> bool:
         """Return whether a matrix has the extents of a table whose rows are looked up, to which it may be tied."""
-        return len(weight.shape) == 2 and tuple(sorted(weight.shape)) in self._tables  # noqa: PLR2004
+        return len(weight.shape) == 2 and tuple(sorted(weight.shape)) in self._tables
 
     @cached_property
     def _tables(self) -> set[tuple[int, ...]]:
@@ -231,18 +231,16 @@ class Uses:
 
 def _decided_by(node: Node) -> Iterator[Tensor]:
     """Yield the inputs by which a node decides."""
-    if (node.op in _DISCRETE and not node.domain) or (node.op in _DISCRETE_ELSEWHERE and node.domain):
+    if node.domain:
+        yield from node.inputs if node.op in _DISCRETE_ELSEWHERE else ()
+    elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):
         yield from node.inputs
-    elif node.op == "Cast" and not node.domain and node.attrs.get("to") not in _FLOATS:
-        yield from node.inputs
-    elif node.op == "CastLike" and not node.domain and onnx_dtype(node.inputs[1]) not in (*_FLOATS, 0):
-        yield node.inputs[0]
-    elif node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:]):
-        yield from node.inputs
-    elif node.op in ("Where", "Loop", "If") and not node.domain:
+    elif node.op in ("Cast", "CastLike"):
+        wanted = node.attrs.get("to") if node.op == "Cast" else onnx_dtype(node.inputs[1])
+        yield from node.inputs[:1] if wanted not in (*_FLOATS, 0) else ()
+    elif node.op in ("If", "Loop", "Where"):
         condition = optional(node, 1 if node.op == "Loop" else 0)
-        if condition is not None:
-            yield condition
+        yield from () if condition is None else (condition,)
 
 
 def _passes(node: Node) -> bool:

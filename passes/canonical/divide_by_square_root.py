@@ -21,6 +21,10 @@ class DivideBySquareRoot(RewriteRule):
         wide = may_widen(found, found.square) and found.nodes[1].op == "Div" and found.nodes[1].inputs[0].shape
         return "its constant may have more dimensions than its data" if wide else ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the root and the division."""
         return new.Div(found.x, new.Sqrt(found.square))

@@ -8,6 +8,8 @@ from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.shape_targets import broadcast, expanded
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
+# PRelu broadcasts its slope alone.
+_SLOPE = 1
 
 
 class DropExpands(RewriteRule):
@@ -19,7 +21,7 @@ class DropExpands(RewriteRule):
         behind = []
         for op_type in _BROADCASTING:
             count = 3 if op_type == "Where" else 2
-            for index in range(1 if op_type == "PRelu" else count):
+            for index in (_SLOPE,) if op_type == "PRelu" else range(count):
                 operands = [expand if place == index else op.any(f"operand{place}") for place in range(count)]
                 behind.append(getattr(op, op_type)(*operands, name="last"))
         return (*behind, op.Expand(op.any("x"), op.any("target")))

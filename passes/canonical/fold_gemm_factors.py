@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
+from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule, is_fixed
+from onnxq.graph.soundness import stays_in_range, stored
+
+_BIAS_IS_OPTIONAL = 11
 
 
 class FoldGemmFactors(RewriteRule):
@@ -23,11 +26,23 @@ class FoldGemmFactors(RewriteRule):
             return "it has no alpha, beta or transA"
         if found.weight.dtype.kind != "f":
             return "its weight is not floating point"
-        if alpha != 1.0 and any(reader.op == "Gather" for reader in found.weight.outputs):
+        tied = found.uses is not None and found.uses.is_like_a_table(found.weight)
+        if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in found.weight.outputs)):
             return "its weight is a table that is looked up too"
-        if beta not in (0.0, 1.0) and found.bias is not None and not _is_fixed(found.bias):
+        if beta not in (0.0, 1.0) and found.bias is not None and not is_fixed(found.bias):
             return "its beta scales a bias that is computed at run time"
-        return ""
+        if beta == 0.0 and found.opset < _BIAS_IS_OPTIONAL:
+            return "Gemm needs a bias at this opset"
+        if alpha == 0.0 or not stays_in_range([alpha, beta], found.weight.dtype):
+            return "its factors are too far from 1"
+        lost = (alpha != 1.0 and _times(found.weight, alpha) is None) or (
+            beta not in (0.0, 1.0) and _times(found.bias, beta) is None
+        )
+        return "its weight or bias would leave the range of its type" if lost else ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make a Gemm without factors."""
@@ -48,8 +63,5 @@ def _factors(found: Match) -> tuple[float, float, bool]:
 
 
 def _times(tensor: Constant, factor: float) -> Any:
-    return (tensor.values.astype(np.float64) * factor).astype(tensor.dtype)
-
-
-def _is_fixed(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.input_source is None
+    values = tensor.values.astype(np.float64)
+    return stored(values * factor, tensor.dtype, values)

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
+from onnxq.graph.soundness import affine_of, stays_in_range, stored
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
+Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
 
 
 class FoldIntoBatchNorm(RewriteRule):
@@ -17,9 +19,8 @@ class FoldIntoBatchNorm(RewriteRule):
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Look for Mul, Add and BatchNormalization by constants behind one."""
-        norm = op.BatchNormalization(
-            op.any("x"), op.constant("scale"), op.constant("bias"), op.any("mean"), op.any("variance"), name="norm"
-        )
+        names = ("scale", "bias", "mean", "variance")
+        norm = op.BatchNormalization(op.any("x"), *map(op.constant, names), name="norm")
         again = [op.constant(name) for name in ("scale2", "bias2", "mean2", "variance2")]
         return (
             op.Mul(norm, op.constant("factor")),
@@ -31,34 +32,41 @@ class FoldIntoBatchNorm(RewriteRule):
         """Return why it stays."""
         if found.opset < 7:
             return "operands of this opset lie along an axis"
-        nodes = (found.norm, found.values.get("second", found.norm))
-        if any(node.attrs.get("training_mode", 0) or node.outputs[1:] for node in nodes):
-            return "it is in training mode"
+        if isinstance(own := affine_of(found.norm), str):
+            return own
         if found.x.dtype is None or found.x.shape is None or len(found.x.shape) < 2:
             return "the type of its data is not known"
         affine = _affine(found)
         if isinstance(affine, str):
             return affine
-        return "" if all(np.isfinite(array).all() for array in _folded(found, *affine)) else "it would not be finite"
+        if not stays_in_range(affine[0], found.scale.dtype):
+            return "its factors are too far from 1"
+        # Runtimes divide the scale by the deviation of its channel.
+        whole = stored(own[0] * affine[0], found.scale.dtype) is not None
+        return "" if whole and _folded(found, *affine) is not None else "its scale or bias would leave the range"
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make one BatchNormalization."""
         affine = _affine(found)
         assert not isinstance(affine, str), "looked at before"
-        scale, bias = _folded(found, *affine)
-        operands = new.constant(scale, "scale"), new.constant(bias, "bias")
+        folded = _folded(found, *affine)
+        assert folded is not None, "looked at before"
+        operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
         return new.like(found.norm, found.x, *operands, found.mean, found.variance)
 
 
 def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     """Return factor and shift of each channel, or why they are not known."""
-    if "second" in found.values:
-        scale, bias, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in found.second.inputs[1:5])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = scale / np.sqrt(variance + float(found.second.attrs.get("epsilon", 1e-5)))
-            return factor, bias - mean * factor
-    operand = found.values["factor" if found.root.op == "Mul" else "shift"]
     rank, channels = len(found.x.shape), found.scale.shape[0]
+    if "second" in found.values:
+        affine = affine_of(found.second)
+        same = isinstance(affine, str) or affine[0].size == channels
+        return affine if same else "it has another number of channels"
+    operand = found.values["factor" if found.root.op == "Mul" else "shift"]
     wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
     if len(operand.shape) > rank or any(axis != 1 - rank for axis in wide):
         return "its constant does not vary along the channels alone"
@@ -68,7 +76,10 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     return (values, np.zeros(1)) if found.root.op == "Mul" else (np.ones(1), values)
 
 
-def _folded(found: Match, factor: Doubles, shift: Doubles) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (found.scale, found.bias))
-        return (scale * factor).astype(found.scale.dtype), (bias * factor + shift).astype(found.bias.dtype)
+def _folded(found: Match, factor: Doubles, shift: Doubles) -> Folded | None:
+    """Return the new scale and bias, or None if their type cannot hold them."""
+    scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (found.scale, found.bias))
+    made = stored(scale * factor, found.scale.dtype, scale, factor)
+    factors = () if shift.any() else (bias, factor)
+    added = stored(np.broadcast_to(bias * factor + shift, bias.shape), found.bias.dtype, *factors)
+    return None if made is None or added is None else (made, added)

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, ProtoPayload, RewriteRule, Tensor
+from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule, Tensor
 from onnxq.graph.gelu_parts import is_gelu_before_halving
+from onnxq.graph.soundness import affine_of, keeps_digits, stays_in_range, stored
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -54,14 +55,21 @@ class FoldIntoNextProduct(RewriteRule):
         factor, shift = affine
         if shift.any() and (reason := _shift_obstacle(found)):
             return reason
-        finite = all(np.isfinite(array).all() for array in _folded(found, factor, shift))
-        return "" if finite else "the weight would not be finite"
+        if not stays_in_range(factor, found.w.dtype) or not keeps_digits(shift, found.w.dtype):
+            return "its factors are too far from 1, or its shifts are too large"
+        return "" if _folded(found, factor, shift) is not None else "the weight would leave the range of its type"
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the product with another weight and bias."""
         affine = _affine(found)
         assert not isinstance(affine, str), "looked at before"
-        weight, bias = _folded(found, *affine)
+        folded = _folded(found, *affine)
+        assert folded is not None, "looked at before"
+        weight, bias = folded
         added = [found.values.get("b")] if found.product.op != "MatMul" else []
         if affine[1].any():
             added = [new.constant(bias, "bias")]
@@ -85,8 +93,8 @@ def _product_obstacle(found: Match) -> str:
         return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"
     if len(weight.shape) != 2 or product.attrs.get("transA", 0):
         return f"{product.name} is no product of rows and a matrix"
-    # A matrix that was made of another may be tied to it.
-    return "" if isinstance(weight.payload, ProtoPayload) else f"the weight of {product.name} is computed"
+    tied = found.uses is not None and found.uses.is_like_a_table(weight)
+    return f"the weight of {product.name} may be a table that is looked up too" if tied else ""
 
 
 def _shift_obstacle(found: Match) -> str:
@@ -122,18 +130,11 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     """Return factor and shift of each channel, or why they are not known."""
     channels = _channels(found)
     if found.affine.op == "BatchNormalization":
-        node = found.affine
-        if node.attrs.get("training_mode", 0) or any(output.name for output in node.outputs[1:]):
-            return "it is in training mode"
         if found.product.op == "Gemm" and (found.x.shape is None or len(found.x.shape) != 2):
             return "its channel axis is not the last one"
-        parameters = [np.asarray(tensor.values, np.float64).reshape(-1) for tensor in node.inputs[1:5]]
-        if any(parameter.size != channels for parameter in parameters):
-            return "it has another number of channels"
-        scale, shift, mean, variance = parameters
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = scale / np.sqrt(variance + float(node.attrs.get("epsilon", 1e-5)))
-            return factor, shift - mean * factor
+        affine = affine_of(found.affine)
+        same = isinstance(affine, str) or affine[0].size == channels
+        return affine if same else "it has another number of channels"
     operand = found.factor if found.affine.op == "Mul" else found.shift
     rank, place = len(found.w.shape), -1
     if found.product.op in ("Conv", "ConvTranspose"):
@@ -155,18 +156,18 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     return (values, np.zeros(channels)) if found.affine.op == "Mul" else (np.ones(channels), values)
 
 
-def _folded(found: Match, factor: Doubles, shift: Doubles) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the new weight and bias."""
+def _folded(found: Match, factor: Doubles, shift: Doubles) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Return the new weight and bias, or None if their type cannot hold them."""
     weight = np.asarray(found.w.values, np.float64)
     old, added = found.values.get("b"), np.zeros(1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if shift.any():
-            axis = 0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1
-            others = tuple(other for other in range(weight.ndim) if other != axis)
-            before = 0.0 if old is None else np.asarray(old.values, np.float64)
-            added = before + (weight * _along_inputs(found, shift)).sum(axis=others)
-        scaled = weight * _along_inputs(found, factor)
-        return scaled.astype(found.w.dtype), added.astype(found.w.dtype)
+    if shift.any():
+        axis = 0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1
+        others = tuple(other for other in range(weight.ndim) if other != axis)
+        before = 0.0 if old is None else np.asarray(old.values, np.float64)
+        added = before + (weight * _along_inputs(found, shift)).sum(axis=others)
+    along = _along_inputs(found, factor)
+    scaled, bias = stored(weight * along, found.w.dtype, weight, along), stored(added, found.w.dtype)
+    return None if scaled is None or bias is None else (scaled, bias)
 
 
 def _along_inputs(found: Match, values: Doubles) -> Doubles:

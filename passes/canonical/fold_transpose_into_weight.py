@@ -37,6 +37,10 @@ class FoldTransposeIntoWeight(RewriteRule):
             return "the weight does not fit"
         return "others read the weight" if len(found.w.outputs) > 1 else ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the product with another order of rows."""
         order = permutation_of(found.turn)

@@ -17,7 +17,8 @@ _SLOPE = math.sqrt(2 / math.pi)
 class FuseGelu(RewriteRule):
     """GELU in any of its spellings becomes Gelu, or before opset 20 the spelling that runtimes know.
 
-    Those are ``x * (1 + erf(x / sqrt(2))) * 0.5`` and ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``
+    Those are ``(x * 0.5) * (1 + erf(x / sqrt(2)))`` and
+    ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``
     with Div and Pow, of which `UnifyGeluArgument` takes care; other rules leave them as they are.
     """
 
@@ -31,6 +32,10 @@ class FuseGelu(RewriteRule):
             return f"ONNX has Gelu from opset {_FIRST_OPSET} on"
         return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make one Gelu, or the known spelling of it."""
         x = found.x
@@ -38,7 +43,8 @@ class FuseGelu(RewriteRule):
         if found.opset >= _FIRST_OPSET:
             return new.Gelu(x, approximate=None if exact else "tanh")
         if exact:
-            return new.Mul(new.Mul(x, new.Add(new.Erf(new.Div(x, math.sqrt(2))), 1.0)), 0.5)
+            # Halved first, for twice x may leave the range.
+            return new.Mul(new.Mul(x, 0.5), new.Add(new.Erf(new.Div(x, math.sqrt(2))), 1.0))
         cubic = new.Add(x, new.Mul(new.Pow(x, 3.0), _CUBIC))
         return new.Mul(new.Mul(x, 0.5), new.Add(new.Tanh(new.Mul(cubic, _SLOPE)), 1.0))
 

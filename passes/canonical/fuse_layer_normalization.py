@@ -28,6 +28,10 @@ class FuseLayerNormalization(RewriteRule):
         """Refuse other axes, what is not known well enough, and what is in its best form already."""
         return normalization_obstacle(found, "LayerNormalization", _FIRST_OPSET, found.mean, found.variance)
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make one LayerNormalization without an effect of its scale, or the known spelling of it."""
         x = found.x

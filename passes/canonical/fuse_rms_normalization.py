@@ -28,6 +28,10 @@ class FuseRmsNormalization(RewriteRule):
         """Refuse other axes, what is not known well enough, and what is in its best form already."""
         return normalization_obstacle(found, "RMSNormalization", _FIRST_OPSET, found.mean)
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make one RMSNormalization without an effect of its scale, or the known spelling of it."""
         x = found.x

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule, Tensor
+from onnxq.graph.soundness import affine_of, stays_in_range
 
 
 class LiftChannelFactors(RewriteRule):
@@ -56,6 +57,10 @@ class LiftChannelFactors(RewriteRule):
                 return "its constants do not vary along the channels alone"
         return "" if carrier.op == "Concat" else _pooling_obstacle(found)
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise, as means do."""
+        return found.carrier.op in ("AveragePool", "GlobalAveragePool")
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make a part of it for each input, and the Concat or pooling behind."""
         carrier, root = found.carrier, found.root
@@ -92,8 +97,13 @@ def _part(constant: Constant, first: int, last: int) -> Any:
 
 def _pooling_obstacle(found: Match) -> str:
     pool, root = found.carrier, found.root
+    affine = affine_of(root) if root.op == "BatchNormalization" else None
+    if isinstance(affine, str):
+        return affine
+    factor = affine[0] if affine is not None else np.asarray(found.factor.values if root.op == "Mul" else 1.0)
+    if not stays_in_range(factor, found.carrier.inputs[0].inputs[0].inputs[1].dtype):
+        return "its factors are too far from 1"
     if pool.op in ("MaxPool", "GlobalMaxPool"):
-        factor = found.values.get("factor" if root.op == "Mul" else "scale")
-        return "" if factor is None or (factor.values > 0).all() else "not all of its factors are positive"
+        return "" if (factor > 0).all() else "not all of its factors are positive"
     counts = pool.attrs.get("count_include_pad", 0)
     return f"{pool.name} counts padding" if counts and root.op != "Mul" else ""

@@ -14,7 +14,8 @@ _Operand = Any
 class MergeClamps(RewriteRule):
     """Max, Min, Clip and Relu by constants, and two of them in a row, are one Clip or Relu.
 
-    A Clip that limits nothing goes.
+    A Clip that limits nothing goes. A Clip without a limit has the largest number of its type as one; Max, Min and Relu
+    have none there, so that infinite values pass.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
@@ -33,7 +34,7 @@ class MergeClamps(RewriteRule):
         if dtype.kind != "f":
             return "its data is not known to be floating point"
         limits = _limits(found, dtype)
-        if limits is None or limits[0] > limits[1]:
+        if limits is None or not limits[0] <= limits[1]:
             return "its limits are computed, or cross"
         rank = 0 if found.x.shape is None else len(found.x.shape)
         if any(len(tensor.shape) > rank for node in found.nodes for tensor in _operands(node)):
@@ -48,12 +49,14 @@ class MergeClamps(RewriteRule):
         assert limits is not None, "looked at before"
         if limits in _NO_CLIP:
             return found.x if limits[0] else new.Relu(found.x)
-        lowest, highest = (None if np.isinf(limit) else limit for limit in limits)
-        if found.opset < 11:
+        most = float(np.finfo(found.x.dtype).max)
+        lowest, highest = limits[0] if limits[0] != -most else None, limits[1] if limits[1] != most else None
+        if found.opset < _LIMITS_ARE_INPUTS:
             return new.Clip(found.x, min=lowest, max=highest)
         return new.Clip(found.x, lowest, *([] if highest is None else [highest]))
 
 
+_LIMITS_ARE_INPUTS = 11
 _NO_CLIP = ((-np.inf, np.inf), (0.0, np.inf))
 
 
@@ -68,21 +71,21 @@ def _clamps(op: Operators, x: _Operand, name: str) -> list[Call]:
 
 
 def _limits(found: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """Return between what the values lie behind all nodes of a match; what the type cannot exceed is no limit."""
-    outer = _limits_of(found.outer)
-    inner = _limits_of(found.inner) if "inner" in found.values else (-np.inf, np.inf)
-    if outer is None or inner is None or outer[0] > outer[1]:
+    """Return between what the values lie behind all nodes of a match, or None if that is not known."""
+    most = float(np.finfo(dtype).max)
+    outer = _limits_of(found.outer, most)
+    inner = _limits_of(found.inner, most) if "inner" in found.values else (-np.inf, np.inf)
+    if outer is None or inner is None or not outer[0] <= outer[1]:
         return None
     low, high = (float(min(max(limit, outer[0]), outer[1])) for limit in inner)
-    most = float(np.finfo(dtype).max)
-    return low if low > -most else -np.inf, high if high < most else np.inf
+    return low, high
 
 
-def _limits_of(node: Node) -> tuple[float, float] | None:
+def _limits_of(node: Node, most: float) -> tuple[float, float] | None:
     if node.op == "Relu":
         return 0.0, np.inf
     if node.op == "Clip":
-        low, high = (_limit(node, 1, "min", -np.inf), _limit(node, 2, "max", np.inf))
+        low, high = (_limit(node, 1, "min", -most), _limit(node, 2, "max", most))
         return None if low is None or high is None else (low, high)
     value = float(_operands(node)[0].values.item())
     return (value, np.inf) if node.op == "Max" else (-np.inf, value)

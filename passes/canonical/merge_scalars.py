@@ -8,6 +8,7 @@ import numpy as np
 
 from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
 from onnxq.graph.gelu_parts import is_gelu_before_halving
+from onnxq.graph.soundness import stays_in_range, stored
 
 
 class MergeScalars(RewriteRule):
@@ -32,16 +33,23 @@ class MergeScalars(RewriteRule):
         if any(len(scalar.shape) > len(found.x.shape) for scalar in _scalars(found)):
             return "it may raise the rank"
         if len(found.nodes) == 1:
-            return "" if _does_nothing(found) else "it is only nearly 1"
+            return ""
         if is_gelu_before_halving(found.x):
             return "it is a part of Gelu"
         if found.second.dtype.kind != "f":
             return "whole numbers may overflow"
-        first, second, merged = (abs(float(value)) for value in (*_values(found), _merged(found)))
-        if not np.isfinite(merged) or (found.root.op == "Mul" and first and second and merged < _tiny(found)):
-            return "their product is not a number of its type"
+        first, second = map(float, _values(found))
+        dtype, merged = found.second.dtype, _merged(found)
+        if merged is None:
+            return "the merged number is not one of its type"
+        if found.root.op == "Mul":
+            return "" if stays_in_range([first, second], dtype) else "a factor is too far from 1"
         # What is added and taken away again rounds on purpose.
-        return "they cancel" if found.root.op == "Add" and merged < max(first, second) else ""
+        return "they cancel" if abs(float(merged)) < max(abs(first), abs(second)) else ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise, as two in a row do."""
+        return len(found.nodes) > 1
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the one operator, or none."""
@@ -59,15 +67,9 @@ def _values(found: Match) -> list[Any]:
     return [scalar.values.reshape(()) for scalar in _scalars(found)]
 
 
-def _does_nothing(found: Match) -> bool:
-    return bool(_values(found)[0] == (1 if found.root.op == "Mul" else 0))
-
-
 def _merged(found: Match) -> Any:
+    """Return the one number for both, or None if their type does not hold it."""
     first, second = (np.float64(value) for value in _values(found))
-    with np.errstate(over="ignore"):
-        return np.asarray(first * second if found.root.op == "Mul" else first + second).astype(found.second.dtype)
-
-
-def _tiny(found: Match) -> float:
-    return float(np.finfo(found.second.dtype).tiny)
+    if found.root.op == "Mul":
+        return stored(first * second, found.second.dtype, first, second)
+    return stored(first + second, found.second.dtype)

@@ -40,6 +40,10 @@ class ReplaceEinsum(RewriteRule):
             return "others read its weight as it is"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the product and what brings its operands and result into order."""
         letters = _letters(found)

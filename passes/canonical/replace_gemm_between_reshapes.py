@@ -44,6 +44,10 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
             return "others read its weight, which it transposes"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the product, and the sum where there is a bias."""
         weight = found.weight

@@ -37,6 +37,10 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
             return "its bias may have more dimensions than its data"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the rows, their product and the wanted shape of it."""
         rows = new.Reshape(found.x, np.array([-1, found.weight.shape[0]]))

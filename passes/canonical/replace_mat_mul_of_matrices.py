@@ -28,6 +28,10 @@ class ReplaceMatMulOfMatrices(RewriteRule):
             return "its bias is not one value for each channel"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the Gemm; a bias of one value is repeated for each channel."""
         channels, bias = found.weight.shape[1], found.bias

@@ -44,7 +44,8 @@ def _pads(found: Match) -> list[int] | None:
         return None
     if way == "VALID":
         return [0] * 2 * len(kernel)
-    if data is None or len(data) != len(kernel) + 2 or not all(isinstance(size, int) for size in (*data[2:], *kernel)):
+    sizes = () if data is None else (*data[2:], *kernel)
+    if len(sizes) != 2 * len(kernel) or not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
     strides = window.attrs.get("strides", [1] * len(kernel))
     before, after = [], []

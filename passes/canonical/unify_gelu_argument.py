@@ -28,6 +28,10 @@ class UnifyGeluArgument(RewriteRule):
         """Refuse constants that widen the data."""
         return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the argument and the function."""
         x = found.x

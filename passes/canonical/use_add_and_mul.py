@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
+from onnxq.graph.soundness import stored
 
 _MOST_BYTES: Final = 1 << 20
-_EXACT: Final = frozenset(
-    {"Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round", "Sign"}
-)
 
 
 class UseAddAndMul(RewriteRule):
@@ -46,12 +44,14 @@ class UseAddAndMul(RewriteRule):
             return "others read its constant, which is large"
         if found.root.op == "Sub":
             return ""
-        with np.errstate(divide="ignore", over="ignore"):
-            factor = _reciprocal(found.constant)
-        if not np.isfinite(factor).all() or (np.abs(factor) < np.finfo(found.constant.dtype).tiny).any():
+        if _reciprocal(found.constant) is None:
             return "its reciprocal is not a number of its type"
-        exact = (np.abs(np.frexp(found.constant.values)[0]) == 0.5).all()
-        return "" if exact else _reader_obstacle(found)
+        before_erf = any(reader.op == "Erf" and not reader.domain for reader in found.root.outputs[0].outputs)
+        return "it is a part of Gelu" if before_erf and self.rounds(found) else ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise, as quotients do unless the divisors are powers of two."""
+        return found.root.op == "Div" and bool((np.abs(np.frexp(found.constant.values)[0]) != 0.5).any())
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the Add or Mul, or nothing."""
@@ -62,12 +62,6 @@ class UseAddAndMul(RewriteRule):
         return new.Add(found.x, found.z) if "z" in found.values else found.x
 
 
-def _reciprocal(constant: Constant) -> npt.NDArray[Any]:
-    return (1.0 / constant.values.astype(np.float64)).astype(constant.dtype)
-
-
-def _reader_obstacle(found: Match) -> str:
-    readers = {reader.op for reader in found.root.outputs[0].outputs if not reader.domain}
-    if readers & _EXACT:
-        return "its last bit may decide what reads it"
-    return "it is a part of Gelu" if "Erf" in readers else ""
+def _reciprocal(constant: Constant) -> npt.NDArray[Any] | None:
+    with np.errstate(divide="ignore", over="ignore"):
+        return stored(1.0 / constant.values.astype(np.float64), constant.dtype, 1.0)

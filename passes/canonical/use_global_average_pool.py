@@ -53,6 +53,10 @@ class UseGlobalAveragePool(RewriteRule):
             return _window_obstacle(found)
         return _axes_obstacle(found) or _size_obstacle(found.x.shape)
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise, as means do."""
+        return found.root.op in ("ReduceMean", "AveragePool")
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the GlobalAveragePool, or the Flatten behind it."""
         if "restore" in found.values:
@@ -83,6 +87,8 @@ def _axes_obstacle(found: Match) -> str:
 def _size_obstacle(shape: Sequence[Any]) -> str:
     if not all(isinstance(size, int) for size in shape[2:]):
         return "the size of its image is not known"
+    if not prod(shape[2:]):
+        return "its image is empty"
     return "" if prod(shape[2:]) <= _LARGEST else "its image is large, and its sum would be less exact"
 
 
@@ -98,7 +104,7 @@ def _window_obstacle(found: Match) -> str:
         return "it pads"
     if any(step != 1 for step in attributes.get("dilations", ())):
         return "it skips elements"
-    whole = list(attributes.get("kernel_shape", ())) == list(found.x.shape[2:])
+    whole = list(attributes.get("kernel_shape", ())) == list(found.x.shape[2:]) and 0 not in found.x.shape
     return "" if whole else "its window is not known to be the whole image"
 
 

@@ -46,6 +46,10 @@ class UseHardSwish(RewriteRule):
             return "HardSwish came with opset 14"
         return "" if has_slope_of_sixth(found.gate) else "its slope is not one sixth"
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the one node, or two where the opset has no HardSwish."""
         reads = [tensor for node in found.nodes for tensor in node.inputs if tensor is found.x]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import may_widen
-from onnxq.graph.rectifiers import first_opset, rectified
+from onnxq.graph.rectifiers import FIRST_OPSET, is_extreme_of_two, rectified
 
 
 class UseLeakyRelu(RewriteRule):
@@ -27,7 +27,7 @@ class UseLeakyRelu(RewriteRule):
             op.PRelu(x, slope),
             op.Add(positive, op.Mul(turned, slope, name="turned")),
             op.Sub(positive, op.Mul(turned, slope)),
-            *(op.Add(positive, op.Mul(below, slope)) for below in (op.Min(x, 0.0), op.Clip(x, None, 0.0))),
+            *(op.Add(positive, op.Mul(below, slope)) for below in _below_zero(op, x)),
             op.Add(positive, op.Mul(op.Mul(doubled, slope), 0.5)),
             op.Add(positive, op.Mul(op.Mul(doubled, 0.5), slope)),
             op.Max(x, op.Mul(x, op.scalar("slope"))),
@@ -41,22 +41,33 @@ class UseLeakyRelu(RewriteRule):
         slope = _slope(found)
         if may_widen(found, found.x):
             return "a constant may raise the rank"
+        if not np.isfinite(slope).all():
+            return "its slope is not finite"
         if found.root.op == "PRelu" and not _is_one(slope):
             return "each channel has a slope of its own"
-        if found.root.op == "Max" and not 0 <= slope.item() <= 1:
+        if found.root.op == "Max" and not 0 < slope.item() <= 1:
             return "its slope is not between 0 and 1"
-        if not _is_one(slope) and found.opset < first_opset(slope):
-            return f"what it would become came with opset {first_opset(slope)}"
+        if _is_one(slope) and float(np.float32(slope.reshape(-1)[0])) != float(slope.reshape(-1)[0]):
+            return "LeakyRelu has a slope of single precision"
+        if not _is_one(slope) and (found.opset < FIRST_OPSET or not is_extreme_of_two(slope)):
+            return "its slopes lie on both sides of 1, or its opset has nothing faster"
         fits = found.root.op == "PRelu" or _fits(slope.shape, found.x.shape)
         return "" if fits else "its slope is not known to fit its data"
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
 
     def replacement(self, new: New, found: Match) -> Any:
         """Make the LeakyRelu, or what chooses between data and product."""
         slope = _slope(found)
         if not _is_one(slope):
             return rectified(new, found.x, slope)
-        alpha = float(slope.reshape(-1)[0])
-        return new.LeakyRelu(found.x, alpha=alpha) if alpha else new.Relu(found.x)
+        return new.LeakyRelu(found.x, alpha=float(slope.reshape(-1)[0]))
+
+
+def _below_zero(op: Operators, x: Any) -> tuple[Call, ...]:
+    return op.Min(x, 0.0), op.Clip(x, -np.inf, 0.0), op.Clip(x, min=-np.inf, max=0.0)
 
 
 def _slope(found: Match) -> npt.NDArray[Any]:

@@ -45,6 +45,10 @@ class _ConvolveOnePixel(RewriteRule):
             return "its bias is not one value for each channel"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the convolution, and the Flatten."""
         rows = found.weight.values if found.gemm.attrs.get("transB", 0) else found.weight.values.T

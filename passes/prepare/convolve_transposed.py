@@ -9,6 +9,7 @@ import numpy as np
 from onnxq.graph import Call, Changes, Graph, Match, New, Operators, Pass, RewriteRule, RewriteRules, is_fixed
 
 _BLOCK = 16
+_MODE_IS_KNOWN = 11
 _ACTIVATIONS = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
 # What a transposed convolution says besides its stride, and what that has to be.
 _PLAIN = {"auto_pad": ("NOTSET", "VALID"), "group": (1,), "output_padding": ([0, 0],), "dilations": ([1, 1],)}
@@ -52,6 +53,10 @@ class _ConvolveWindows(RewriteRule):
             return "its activation goes with it"
         return "" if found.bias is None or is_fixed(found.bias) else "its bias is computed"
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the convolution, the activation and what lays out."""
         rows, channels, size, _ = found.weight.shape
@@ -62,4 +67,5 @@ class _ConvolveWindows(RewriteRule):
         small = new.named(found.layer, new.Conv(*inputs))
         if found.root is not found.layer:
             small = new.like(found.root, small)
-        return new.DepthToSpace(small, blocksize=size, mode="DCR")
+        # Before opset 11 it had no other mode.
+        return new.DepthToSpace(small, blocksize=size, mode="DCR" if found.opset >= _MODE_IS_KNOWN else None)

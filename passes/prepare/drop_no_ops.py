@@ -16,6 +16,9 @@ from onnxq.graph import (
     scopes,
 )
 
+# Before, a Dropout was in training mode unless it said otherwise.
+_INFERS = 7
+
 
 class DropNoOps(Pass):
     """Let the consumers of an Identity or Dropout read its input, constants included.
@@ -35,9 +38,9 @@ class DropNoOps(Pass):
                 if node.op not in ("Identity", "Dropout") or node.domain:
                     continue
                 source, made = node.inputs[0], node.outputs[0]
-                if scope in made.returned_by and not _can_be_returned(source, own):
+                if made.returned_by and not (set(made.returned_by) == {scope} and _can_be_returned(source, own)):
                     left.append((node.name, "its output is an output of the graph"))
-                elif obstacle := _dropout_obstacle(node):
+                elif obstacle := _dropout_obstacle(node, graph.opset):
                     left.append((node.name, obstacle))
                 else:
                     if made.returned_by:
@@ -54,9 +57,11 @@ def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
     return isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.returned_by
 
 
-def _dropout_obstacle(node: Node) -> str:
+def _dropout_obstacle(node: Node, opset: int) -> str:
     if node.op != "Dropout":
         return ""
+    if opset < _INFERS and not node.attrs.get("is_test", 0):
+        return "it is in training mode"
     if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].returned_by):
         return "its mask is used"
     training = optional(node, 2)

@@ -12,6 +12,8 @@ from onnxq.graph import Changes, Constant, Graph, Pass, is_fixed, nodes, onnx_dt
 from onnxq.operators import Role, operator_of
 
 _PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
+# Beside a number so large, denormals are lost in the rounding of any sum.
+_HIDES_DENORMALS: Final = 2.0**-100
 # Of a float32 the bits of the exponent, which are zero in denormals and in zero, and those but for the sign.
 _EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 
@@ -20,7 +22,8 @@ class FlushDenormals(Pass):
     """Set the elements of float32 weights to zero that are denormal, below 1.2e-38.
 
     Training with weight decay leaves such weights behind. No sum shows them, but processors take many times as long to
-    multiply by one. Leaves constants that are no weights of products, such as what keeps a divisor from zero.
+    multiply by one. Leaves constants that are no weights of products, such as what keeps a divisor from zero, and
+    weights that hold nothing much larger.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -31,7 +34,8 @@ class FlushDenormals(Pass):
             if operator is not None and operator.role in _PRODUCTS:
                 read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
                 weights.update(dict.fromkeys(tensor for tensor in read if is_fixed(tensor)))
-        changed = [tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT and _has_denormals(tensor)]
+        floats = (tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT)
+        changed = [tensor for tensor in floats if _has_denormals(tensor) and _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:
             values = np.ascontiguousarray(tensor.values)
             tensor.values = np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values)
@@ -41,6 +45,12 @@ class FlushDenormals(Pass):
 def _has_denormals(tensor: Constant) -> bool:
     """Whether any element is denormal, read in pieces."""
     return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.payload.chunks())
+
+
+def _largest(tensor: Constant) -> float:
+    """Return the largest finite magnitude, read in pieces."""
+    pieces = (np.abs(np.frombuffer(piece, np.float32)) for piece in tensor.payload.chunks())
+    return max((float(piece.max(initial=0.0, where=np.isfinite(piece))) for piece in pieces), default=0.0)
 
 
 def _are_denormal(bits: NDArray[np.uint32]) -> NDArray[Any]:

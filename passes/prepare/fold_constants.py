@@ -147,7 +147,7 @@ class _Sizes:
         growth: bytes by which all of them may exceed what they are computed from.
         room: bytes by which other layouts and types of what is there may make the model grow.
         layouts_only: whether nothing but other layouts is folded.
-        known: bytes and elements of the results that are folded.
+        known: bytes and elements of the results that are folded, of the graph that is looked at.
         grown: bytes of results beyond those they are computed from.
     """
 
@@ -159,7 +159,11 @@ class _Sizes:
     grown: int = 0
 
     def cone(self, scope: Graph, left: list[tuple[str, str]]) -> list[Node]:
-        """Return the nodes of a graph that depend on constants alone, in its order."""
+        """Return the nodes of a graph that depend on constants alone, in its order.
+
+        What a graph around it computes counts only where it has become a constant, which a body can read.
+        """
+        self.known.clear()
         cone = []
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, remove_nodes, replace_uses, scopes
+from onnxq.graph.soundness import Uses, stays_in_range, stored
 
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _FARTHEST = 16
+# Before, operands lay along an axis.
+_BROADCASTS = 7
 
 
 class FoldScalesIntoProducts(Pass):
@@ -20,22 +23,25 @@ class FoldScalesIntoProducts(Pass):
 
     A number passes through whatever moves values, through the Add of a bias and through products of two tensors, as
     the scale of an attention does on its way from the scores to the query. Each tensor on the way must have one reader,
-    and the weight, a floating-point constant, none but the product. Works in the main graph and in bodies; linear,
+    and the weight, a floating-point constant, none but the product. Leaves numbers by which values may leave the range
+    of their type, and those whose last bit may decide something. Works in the main graph and in bodies; linear,
     since ways end after 16 nodes.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Fold; ``changed`` holds the names of the scaling nodes that are gone."""
-        names = Names(graph)
+        names, uses = Names(graph), Uses(graph)
         changed: list[str] = []
-        for scope in scopes(graph):
+        for scope in scopes(graph) if graph.opset >= _BROADCASTS else ():
             inside, folded = set(scope.nodes), []
             for node in scope.nodes:
                 if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
                     continue
                 scaled = _scaled(node)
                 terms = _terms(scaled[0], inside, _FARTHEST) if scaled is not None else None
-                if scaled is None or terms is None or not _fold(terms, scaled[1], names):
+                if scaled is None or terms is None or uses.decides(node.outputs):
+                    continue
+                if not _fold(terms, scaled[1], names):
                     continue
                 # At once, for the next node on the way looks at who reads.
                 node.inputs.clear()
@@ -56,7 +62,7 @@ def _scaled(node: Node) -> tuple[Variable, float] | None:
     if any(extent != 1 for extent in number.shape) or len(number.shape) > len(data.shape or ()):
         return None
     value = float(number.values.item())
-    if not math.isfinite(value) or value == 0:
+    if not math.isfinite(value) or value == 0 or not stays_in_range(value, number.dtype):
         return None
     return data, value if node.op == "Mul" else 1 / value
 
@@ -99,13 +105,12 @@ def _is_weight(tensor: Any) -> bool:
 
 
 def _fold(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
-    """Scale the constants, unless one would overflow."""
+    """Scale the constants, unless one would leave the range of its type."""
     scaled: list[npt.NDArray[Any]] = []
     for node, index in terms:
-        before = node.inputs[index]
-        with np.errstate(over="ignore"):
-            after = (before.values.astype(np.float64) * factor).astype(before.dtype)
-        if not np.isfinite(after).all():
+        before = node.inputs[index].values.astype(np.float64)
+        after = stored(before * factor, node.inputs[index].dtype, before)
+        if after is None:
             return False
         scaled.append(after)
     for (node, index), values in zip(terms, scaled, strict=True):

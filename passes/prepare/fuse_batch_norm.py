@@ -23,6 +23,7 @@ from onnxq.graph import (
     remove_nodes,
     scopes,
 )
+from onnxq.graph.soundness import Uses, affine_of, stays_in_range, stored
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
@@ -33,13 +34,14 @@ class FuseBatchNorm(Pass):
 
     The same written as Mul, Div, Add or Sub by a constant per channel is folded too. A shift behind a MatMul, which
     has no bias, becomes one Add. Leaves it when the producer has another consumer or stands in another graph, when a
-    weight is not constant, in training mode, when the constant varies along another axis, and when the weight would
-    overflow. Works in the main graph and in control-flow bodies. Computed in float64 and stored in the weight's type.
+    weight is not constant, in training mode, when the constant varies along another axis, when factors or the new
+    weight may leave the range of its type, and when a last bit may decide something. Works in the main graph and in
+    control-flow bodies. Computed in float64 and stored in the weight's type.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Fold; ``changed`` holds the names of the folded nodes, ``left`` those of BatchNormalizations."""
-        names = Names(graph)
+        names, uses = Names(graph), Uses(graph)
         changed, left = [], []
         for scope in scopes(graph):
             inside = set(scope.nodes)
@@ -47,7 +49,9 @@ class FuseBatchNorm(Pass):
             for node in list(scope.nodes):
                 if node.op not in _AFFINE or node.domain:
                     continue
-                found = _foldable(node, inside)
+                found = _foldable(node, inside) if graph.opset >= _BROADCASTS else "its operands lie along an axis"
+                if not isinstance(found, str) and uses.decides(node.outputs):
+                    found = "its last bit may decide what reads it"
                 if isinstance(found, str):
                     if node.op == "BatchNormalization":
                         left.append((node.name, found))
@@ -59,6 +63,8 @@ class FuseBatchNorm(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
+# Before, Add and Mul had an axis, and BatchNormalization was in training mode unless it said otherwise.
+_BROADCASTS = 7
 _AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
 _PRODUCERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -94,10 +100,10 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
         return f"it has {max(factor.size, shift.size)} values for {channels} channels"
     if maker.op == "MatMul" and node.op in ("Add", "Sub"):
         return "MatMul has no bias to add to"
+    if not stays_in_range(factor, maker.inputs[1].dtype):
+        return "its factors are too far from 1"
     folded = _folded(maker, np.broadcast_to(factor.reshape(-1), channels), np.broadcast_to(shift.reshape(-1), channels))
-    if not (np.isfinite(folded.weight).all() and np.isfinite(folded.bias).all()):
-        return f"the weight or bias of {maker.name} would not be finite"
-    return folded
+    return f"the weight or bias of {maker.name} would leave the range of its type" if folded is None else folded
 
 
 def _data_input(node: Node) -> Variable | None:
@@ -149,18 +155,9 @@ def _channels(producer: Node) -> int:
 
 
 def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, Doubles] | str:
-    if node.attrs.get("training_mode", 0) or any(output.name for output in node.outputs[1:]):
-        return "it is in training mode"
-    if not all(is_fixed(tensor) for tensor in node.inputs[1:5]):
-        return "its parameters are not constant"
-    if len({tensor.shape for tensor in node.inputs[1:5]}) > 1:
-        return "its parameters differ in shape"
     if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
         return "its channel axis is not the last one"
-    scale, shift, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in node.inputs[1:5])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = scale / np.sqrt(variance + float(node.attrs.get("epsilon", 1e-5)))
-        return factor, shift - mean * factor
+    return affine_of(node)
 
 
 def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
@@ -186,12 +183,14 @@ def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
     return one, (value if node.op == "Add" else -value)
 
 
-def _folded(producer: Node, factor: Doubles, shift: Doubles) -> _Folded:
+def _folded(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
+    """Return the new weight and bias, or None if their type cannot hold them."""
     weight, bias = producer.inputs[1], _bias(producer)
     before = np.asarray(bias.values, np.float64).reshape(-1) if bias is not None else np.zeros(1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.asarray(weight.values, np.float64) * _along_channels(producer, factor)
-        return _Folded(producer, scaled.astype(weight.dtype), (before * factor + shift).astype(weight.dtype))
+    values, along = np.asarray(weight.values, np.float64), _along_channels(producer, factor)
+    scaled = stored(values * along, weight.dtype, values, along)
+    added = stored(before * factor + shift, weight.dtype, *(() if shift.any() else (before, factor)))
+    return None if scaled is None or added is None else _Folded(producer, scaled, added)
 
 
 def _along_channels(producer: Node, factor: Doubles) -> Doubles:

@@ -24,7 +24,9 @@ from onnxq.graph import (
     producer,
     replace_nodes,
 )
+from onnxq.graph.soundness import Uses, stays_in_range, stored
 
+_BIAS_IS_OPTIONAL = 11
 DOMAIN: Final = "com.microsoft"
 _MATRIX = 2
 _TRANSPOSES = ("transA", "transB", "transBatchA", "transBatchB")
@@ -43,13 +45,15 @@ class UnfuseProducts(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; ``changed`` holds the names of the nodes, which their products keep."""
-        names = Names(graph)
+        names, uses = Names(graph), Uses(graph)
         instead: dict[Node, Sequence[Node]] = {}
         left = []
         for _, node in nodes(graph):
             if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
                 continue
             found = _FORMS[node.op](node, names, graph.opset)
+            if not isinstance(found, str) and float(node.attrs.get("alpha", 1.0)) != 1.0 and uses.decides(node.outputs):
+                found = "its last bit may decide what reads it"
             if isinstance(found, str):
                 left.append((node.name, found))
             else:
@@ -76,12 +80,22 @@ def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
         return "it transposes or scales what is computed at run time"
     if weight.dtype.name != "float32":
         return f"its weight is {weight.dtype.name}, not float32"
-    values = weight.values.T if turned else weight.values
-    scaled = constant(names.fresh(f"{weight.name}.turned"), np.ascontiguousarray(values * np.float32(alpha)))
-    return [Node("MatMul", node.name, {}, [data, scaled])]
+    values = np.ascontiguousarray(weight.values.T if turned else weight.values)
+    if alpha != 1.0:
+        # A factor of zero would make numbers of what is infinite.
+        values64 = values.astype(np.float64)
+        scaled = (
+            stored(values64 * alpha, weight.dtype, values64) if alpha and stays_in_range(alpha, np.float32) else None
+        )
+        if scaled is None:
+            return "its weight or result may leave the range of float32"
+        values = scaled
+    return [Node("MatMul", node.name, {}, [data, constant(names.fresh(f"{weight.name}.turned"), values)])]
 
 
 def _gemm(node: Node, names: Names, opset: int) -> list[Node] | str:
+    if optional(node, 2) is None and opset < _BIAS_IS_OPTIONAL:
+        return "Gemm needs a bias at this opset"
     return _activated("Gemm", node, node.inputs[:3], ("alpha", "beta", "transA", "transB"), names)
 
 
@@ -100,7 +114,10 @@ def _activated(
     if len(inputs) < _MATRIX or not all(tensor.name for tensor in inputs[:2]):
         return "it lacks an input"
     attributes = {name: node.attrs[name] for name in kept if name in node.attrs}
-    made = [Node(op, node.name, attributes, list(inputs))]
+    read = list(inputs)
+    while not read[-1].name:
+        read.pop()
+    made = [Node(op, node.name, attributes, read)]
     if added is not None:
         _then(made, "Add", node, "sum", names, added)
     if activation:

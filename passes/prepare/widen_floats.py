@@ -26,6 +26,7 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
+from onnxq.graph.soundness import Uses
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT = np.dtype(np.float32)
@@ -41,8 +42,9 @@ class WidenFloats(Pass):
     """Turn float16 and bfloat16 to float32 inside a model, in every graph; constants are converted when they are read.
 
     Inputs, overridable initializers and outputs of the model keep their types, with a Cast beside each. Casts that
-    exporters put between float types go away. Leaves models that hand sequences of 16-bit floats around, or such
-    floats to operators that take their bits or of which nothing is known.
+    exporters put between float types go away, unless they round what a discrete operator decides by. Leaves models
+    that hand sequences of 16-bit floats around, or such floats to operators that take their bits or of which nothing
+    is known.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -52,8 +54,11 @@ class WidenFloats(Pass):
         names = Names(graph)
         border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
         border.update(tensor for tensor in graph.initializers if tensor.input_source is not None)
-        changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border)]
+        rounding = _rounding_casts(graph)
+        kept = {node.outputs[0] for node in rounding}
+        changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border | kept)]
         changed += _read_widened(graph, [tensor for tensor in border if _is_half(tensor)], names)
+        changed += _read_rounded(graph, rounding, names)
         changed += _return_narrowed(graph, names)
         changed += _drop_casts(graph) if changed else ()
         return Changes(tuple(changed))
@@ -102,7 +107,7 @@ def _widen_nodes(graph: Graph, border: set[Tensor]) -> Iterator[str]:
         for tensor in scope.inputs if scope is not graph else ():
             _widen_type(tensor)
         for node in scope.nodes:
-            if _makes_output(node, graph):
+            if _makes_output(node, graph) or (node.outputs and node.op == "Cast" and node.outputs[0] in border):
                 continue
             for name in _TYPES:
                 if node.attrs.get(name) in _HALVES:
@@ -111,6 +116,35 @@ def _widen_nodes(graph: Graph, border: set[Tensor]) -> Iterator[str]:
             for tensor in node.outputs:
                 if tensor not in border:
                     _widen_type(tensor)
+
+
+def _rounding_casts(graph: Graph) -> list[Node]:
+    """Return the Casts from a wider type to 16 bits whose rounding may decide something."""
+    uses = Uses(graph)
+    return [
+        node
+        for scope in scopes(graph)
+        for node in scope.nodes
+        if node.op == "Cast"
+        and node.attrs.get("to") in _HALVES
+        and onnx_dtype(node.inputs[0]) not in (*_HALVES, 0)
+        and not node.outputs[0].returned_by
+        and uses.decides(node.outputs)
+    ]
+
+
+def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:
+    """Put a Cast behind each Cast that rounds, for all nodes that read it in float32."""
+    casts: dict[Node, list[Node]] = {}
+    for node in rounding:
+        tensor = node.outputs[0]
+        if readers := [reader for reader in tensor.outputs if reader.op != "Cast"]:
+            wide = _wide(tensor, names)
+            replace_uses(tensor, wide, readers)
+            casts[node] = [_cast(tensor, wide, names)]
+    for scope in scopes(graph):
+        insert_nodes(scope, after={node: casts[node] for node in scope.nodes if node in casts})
+    yield from (made.name for after in casts.values() for made in after)
 
 
 def _widen_type(tensor: Tensor) -> None:

@@ -7,7 +7,7 @@ import pytest
 from model_texts import model, named_graph, outputs
 
 from onnxq.graph import RewriteRule
-from onnxq.graph.rectifiers import first_opset, rectified
+from onnxq.graph.rectifiers import FIRST_OPSET, rectified
 
 
 class Rectify(RewriteRule):
@@ -19,13 +19,13 @@ class Rectify(RewriteRule):
 
 
 @pytest.mark.parametrize(
-    ("slope", "opset"), [([-2, 0, 1], 8), ([1, 1, 1], 8), ([1, 2, 3], 8), ([-1, 1, 2], 11), ([0, 0.5, 1.5], 11)]
+    "slope", [[-2, 0, 1], [-2, -1, 1], [1, 1, 1], [1, 2, 3], [-1, 1, 2], [0, 0.5, 1.5], [0, 0, 0], [-0.5, 2, 1]]
 )
-def test_each_sign_gets_its_slope(slope: list[float], opset: int) -> None:
+@pytest.mark.parametrize("large", [1.0, 1e38, np.inf])
+def test_each_sign_gets_its_slope(slope: list[float], large: float) -> None:
     slopes = np.array(slope, np.float32)
-    assert first_opset(slopes) == opset
-    made = model("g (float[2, 3] x) => (float[2, 3] y) { y = PRelu(x, k) }", opset=max(opset, 9), k=slopes)
+    made = model("g (float[4, 3] x) => (float[4, 3] y) { y = PRelu(x, k) }", opset=FIRST_OPSET, ir_version=5, k=slopes)
     graph = named_graph(made)
     assert Rectify().apply(graph)
-    x = np.array([[-3, -0.25, -7], [2, 0, 5]], np.float32)
-    np.testing.assert_allclose(outputs(graph, {"x": x})["y"], np.where(x < 0, x * slopes, x), rtol=1e-6)
+    x = np.array([[-3, -0.25, -1], [2, 1, 3], [-1, -1, -1], [1, np.nan, 0.5]], np.float32) * np.float32(large)
+    np.testing.assert_allclose(outputs(graph, {"x": x})["y"], outputs(made, {"x": x})["y"], rtol=1e-6)

@@ -15,6 +15,8 @@ LIMITS = {
     "large": np.array(0.75, np.float32),
     "wide": np.array([[0.75]], np.float32),
     "most": np.finfo(np.float32).max,
+    "infinite": np.array(np.inf, np.float32),
+    "below": np.array(-np.inf, np.float32),
 }
 
 
@@ -35,9 +37,8 @@ def merge(body: str, opset: int = 17, inputs: str = "float[N, 8] x") -> tuple[Gr
         ("a = Max(x, small) y = Min(wide, a)", ["Clip"]),
         ("y = Max(zero, x)", ["Relu"]),
         ("y = Min(x, wide)", ["Clip"]),
-        ("y = Clip(x, zero)", ["Relu"]),
-        ("y = Clip(x, zero, most)", ["Relu"]),
-        ("a = Exp(x) b = Clip(a) y = Neg(b)", ["Exp", "Neg"]),
+        ("y = Clip(x, zero, infinite)", ["Relu"]),
+        ("a = Exp(x) b = Max(a, below) y = Neg(b)", ["Exp", "Neg"]),
         ("a = Relu(x) y = Relu(a)", ["Relu"]),
         ("a = Relu(x) y = Clip(a, small, large)", ["Clip"]),
         ("a = Clip(x, , zero) y = Clip(a, small)", ["Clip"]),
@@ -54,13 +55,17 @@ def test_limits_are_attributes_in_old_models() -> None:
     graph, _ = merge("a = Relu(x) y = Clip<min = -1.0, max = 0.5>(a)", opset=9)
     assert ops(graph) == ["Clip"]
     assert graph.nodes[0].attrs == {"min": 0.0, "max": 0.5}
-    assert ops(merge("y = Clip<min = 0.0>(x)", opset=9)[0]) == ["Relu"]
+    graph, _ = merge("a = Relu(x) y = Min(a, large)", opset=9)
+    assert graph.nodes[0].attrs == {"min": 0.0, "max": 0.75}
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ("y = Clip(x, small, large)", "it is a Clip already"),
+        ("y = Clip(x, zero)", "it is a Clip already"),
+        ("y = Clip(x, zero, most)", "it is a Clip already"),
+        ("y = Clip(x)", "it is a Clip already"),
         ("r = ReduceMax<keepdims = 0>(x) y = Clip(x, r)", "its limits are computed, or cross"),
         ("y = Clip(x, large, small)", "its limits are computed, or cross"),
     ],
@@ -69,6 +74,21 @@ def test_others_stay(body: str, reason: str) -> None:
     _, changes = merge(body.replace("large, small", "zero, small"))
     assert not changes.changed
     assert changes.left[0][1] == reason
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize(
+    "body", ["y = Max(x, zero)", "y = Min(x, zero)", "y = Max(x, small)", "y = Max(x, infinite)", "y = Max(x, least)",
+             "y = Min(x, most)", "a = Relu(x) y = Min(a, most)", "a = Min(x, large) y = Max(a, small)"],
+)  # fmt: skip
+def test_infinite_values_and_limits(body: str, opset: int) -> None:
+    limits = LIMITS | {"least": np.finfo(np.float32).min}
+    used = {name: np.asarray(array) for name, array in limits.items() if f" {name})" in body}
+    made = model(f"g (float[5] x) => (float[5] y) {{ {body} }}", opset=opset, **used)
+    graph = named_graph(made)
+    MergeClamps().apply(graph)
+    x = np.array([-np.inf, -3, np.nan, 3, np.inf], np.float32)
+    np.testing.assert_array_equal(outputs(graph, {"x": x})["y"], outputs(made, {"x": x})["y"])
 
 
 def test_a_limit_that_raises_the_rank_stays() -> None:

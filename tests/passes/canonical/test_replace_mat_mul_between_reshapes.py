@@ -17,8 +17,8 @@ def windows(
     to: tuple[int, ...] = (4, 2, 2, 2), *, bias: tuple[int, ...] = (4,), weight: tuple[int, ...] = (8, 4)
 ) -> ModelProto:
     return model(
-        """g (float[2, 2, 2, 8] x) => (float[a, b, c, d] y) {
-            r = Reshape(x, rows) p = MatMul(r, w) s = Add(b, p) y = Reshape(s, to) }""",
+        f"""g (float[2, 2, 2, 8] x) => (float[{", ".join("abcd"[: len(to)])}] y) {{
+            r = Reshape(x, rows) p = MatMul(r, w) s = Add(b, p) y = Reshape(s, to) }}""",
         rows=np.array([2, 4, 8]), w=values(*weight), b=values(*bias), to=np.array(to),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ CONSTANTS = {
     "nil": np.zeros(1, np.float32),
     "zero": np.array(0, np.float32),
     "half": np.array(0.5, np.float32),
-    "gentle": np.linspace(-0.5, 1, 4, dtype=np.float32).reshape(4, 1, 1),
+    "gentle": np.geomspace(0.125, 1, 4, dtype=np.float32).reshape(4, 1, 1),
     "steep": np.linspace(1, 3, 4, dtype=np.float32).reshape(4, 1, 1),
     "mixed": np.linspace(0.5, 2, 4, dtype=np.float32).reshape(4, 1, 1),
     "two": np.array(2, np.float32),
@@ -38,7 +38,7 @@ def use(body: str) -> tuple[Graph, Changes]:
     [
         ("y = PRelu(x, tenth)", ["LeakyRelu"]),
         ("y = PRelu(x, alike)", ["LeakyRelu"]),
-        ("y = PRelu(x, nil)", ["Relu"]),
+        ("y = PRelu(x, nil)", ["LeakyRelu"]),
         ("r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, tenth) y = Sub(r, s)", ["LeakyRelu"]),
         ("s = Mul(x, tenth) y = Max(s, x)", ["LeakyRelu"]),
         # As Keras and MXNet write it, and TensorFlow's own examples.
@@ -46,7 +46,6 @@ def use(body: str) -> tuple[Graph, Changes]:
         ("r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, steep) y = Add(s, r)", ["Mul", "Max"]),
         ("r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, steep) y = Sub(r, s)", ["Mul", "Min"]),
         ("r = Relu(x) m = Min(x, zero) s = Mul(m, gentle) y = Add(r, s)", ["Mul", "Max"]),
-        ("r = Relu(x) m = Clip(x, , zero) s = Mul(m, mixed) y = Add(r, s)", ["Clip", "Mul", "Add"]),
         ("r = Relu(x) a = Abs(x) d = Sub(x, a) s = Mul(d, gentle) h = Mul(s, half) y = Add(r, h)", ["Mul", "Max"]),
         ("r = Relu(x) a = Abs(x) d = Sub(x, a) s = Mul(d, half) h = Mul(s, gentle) y = Add(r, h)", ["Mul", "Max"]),
     ],
@@ -60,12 +59,14 @@ def test_all_forms_are_known(body: str, expected: list[str]) -> None:
     [
         ("y = PRelu(x, each)", "each channel has a slope of its own"),
         ("s = Mul(x, two) y = Max(s, x)", "its slope is not between 0 and 1"),
+        ("s = Mul(x, zero) y = Max(s, x)", "its slope is not between 0 and 1"),
+        ("r = Relu(x) m = Min(x, zero) s = Mul(m, mixed) y = Add(r, s)", "its slopes lie on both sides of 1"),
     ],
 )
 def test_others_stay(body: str, reason: str) -> None:
     _, changes = use(body)
     assert not changes.changed
-    assert changes.left[0][1] == reason
+    assert changes.left[0][1].startswith(reason)
 
 
 @pytest.mark.parametrize(
