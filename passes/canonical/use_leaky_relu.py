@@ -15,21 +15,18 @@ from onnxq.graph.rectifiers import FIRST_OPSET, is_extreme_of_two, rectified
 class UseLeakyRelu(RewriteRule):
     """Rectifiers with a slope below zero are LeakyRelu, or where each channel has its own, two or three nodes.
 
-    These are faster than the one that PRelu would be.
+    These are faster than the one that PRelu would be. The formula with ``x - abs(x)`` stays: it makes NaN of infinity.
     """
 
     def pattern(self, op: Operators) -> tuple[Call, ...]:
         """Look for each form."""
         x, slope = op.any("x"), op.constant("slope")
         positive, turned = op.Relu(x), op.Relu(op.Neg(x))
-        doubled = op.Sub(x, op.Abs(x))
         return (
             op.PRelu(x, slope),
             op.Add(positive, op.Mul(turned, slope, name="turned")),
             op.Sub(positive, op.Mul(turned, slope)),
             *(op.Add(positive, op.Mul(below, slope)) for below in _below_zero(op, x)),
-            op.Add(positive, op.Mul(op.Mul(doubled, slope), 0.5)),
-            op.Add(positive, op.Mul(op.Mul(doubled, 0.5), slope)),
             op.Max(x, op.Mul(x, op.scalar("slope"))),
         )
 
