@@ -1,4 +1,4 @@
-"""Conditions of sound rewrites: what a type holds, what stays in its range, what decides, and which kernels there are."""
+"""Conditions of sound rewrites: what a type holds, what stays in range, what decides, and which kernels there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxq.errors import ModelError
 from onnxq.graph import Node, Variable, constant
 from onnxq.graph.soundness import Uses, affine_of, has_kernel, keeps_digits, stays_in_range, stored
-from onnxq.runtime import open_session, run
+from onnxq.runtime import open_session
 
 LARGEST = float(np.finfo(np.float32).max)
 DENORMAL = 1e-40
@@ -219,11 +219,15 @@ def of_one_operator(op: str, dtype: type, opset: int) -> ModelProto:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("op", KERNELS)
 def test_the_table_of_kernels_is_that_of_the_runtime(op: str, dtype: type) -> None:
-    for opset in sorted({KERNELS[op][2], 17, 23} - set(range(KERNELS[op][2]))):
-        made = of_one_operator(op, dtype, opset)
-        if has_kernel(op, np.dtype(dtype), opset):
-            (y,) = run(open_session(made, threads=1, optimize=False), {"i0": np.ones(KERNELS[op][0][0], dtype)})
-            assert y.dtype == dtype
+    loads = {}
+    for opset in range(KERNELS[op][2], 24):
+        try:
+            open_session(of_one_operator(op, dtype, opset), threads=1, optimize=False)
+        except ModelError:
+            loads[opset] = False
         else:
-            with pytest.raises(ModelError):
-                open_session(made, threads=1, optimize=False)
+            loads[opset] = True
+    claimed = {opset: has_kernel(op, np.dtype(dtype), opset) for opset in loads}
+    assert not [opset for opset, there in claimed.items() if there and not loads[opset]]
+    # Some versions in between have a kernel; an operator that is made at any version needs all.
+    assert all(claimed.values()) == all(loads.values())
