@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Column, Table
 
 from onnxq.accuracy.refining import TRAINING
 from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
+from onnxq.graph import Applied
 from onnxq.judging.agreement import OutputAgreement
 from onnxq.judging.gate import Judged
 from onnxq.passes.prepare.fix_initializers import FixInitializers
@@ -206,7 +208,9 @@ def print_applied(done: Rewritten) -> None:
         changed, left = len(one.changes.changed), len(one.changes.left)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
         table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
-    open_console(stderr=True).print(table)
+    console = open_console(stderr=True)
+    console.print(table)
+    _print_failed(console, done.applied)
 
 
 def print_optimized(done: Optimized) -> None:
@@ -219,6 +223,7 @@ def print_optimized(done: Optimized) -> None:
         console.print(table)
     for name, reason in done.left_out:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
+    _print_failed(console, done.applied)
     timed = ""
     if done.latency is not None:
         timed = f", {speed(done.latency)}"
@@ -226,6 +231,12 @@ def print_optimized(done: Optimized) -> None:
         f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
         f"the size{timed}; {_difference(done)}."
     )
+
+
+def _print_failed(console: Console, applied: Iterable[Applied]) -> None:
+    """Print which rules failed and were skipped, once each."""
+    for what in dict.fromkeys(what for one in applied for _, what in one.changes.failed):
+        console.print(f"Skipped: {what}.", markup=False)
 
 
 def _difference(done: Optimized) -> str:

@@ -65,6 +65,29 @@ def test_it_names_the_pass_that_changes_outputs_and_writes_nothing(tmp_path: Pat
     assert output.exists()
 
 
+def test_it_names_a_rule_that_raises_and_writes_what_the_others_make(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(
+        """
+from onnxq import RewriteRule
+
+class Broken(RewriteRule):
+    'It has a mistake.'
+
+    def pattern(self, op):
+        return op.Relu(op.any("x"), name="relu")
+
+    def replacement(self, new, found):
+        return found.nothing
+"""
+    )
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    done = invoke("run", MODEL, "-p", f"{tmp_path / 'rules.py'}:Broken", "-o", output, "--report", report)
+    assert "Skipped: rule Broken failed at Relu node" in " ".join(done.stderr.split())
+    ((name, what),) = json.loads(report.read_text())["passes"][0]["failed"]
+    assert (name, "the pattern names nothing 'nothing'" in what) == ("Broken", True)
+    assert "Relu" in {node.op for node in load(output).nodes}
+
+
 def test_it_lists_every_pass_as_it_can_be_written() -> None:
     lines = [line.split("\t") for line in invoke("run", "--list").stdout.splitlines()]
     assert [line[0].partition(":")[0] for line in lines] == list(passes_by_name())
