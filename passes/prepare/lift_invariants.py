@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx import defs
+
 from onnxq.graph import Changes, Graph, Node, Pass, Tensor, Variable, replace_uses, scopes
 
 
@@ -12,7 +14,8 @@ class LiftInvariants(Pass):
     """Take states out of a Loop or Scan that each iteration hands on as it found them.
 
     The body reads what the state began with, and so does whatever read the last one: Loops of TensorFlow hand their
-    weights on so, which are computed at run time as long as they are states. Leaves states that a graph returns.
+    weights on so, which are computed at run time as long as they are states. Leaves states that a graph returns, and
+    as many as the operator needs at this opset; the model then reads what the last of these began with.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -22,9 +25,8 @@ class LiftInvariants(Pass):
             for node in scope.nodes:
                 states = _states(node)
                 places = [place for place in states if _is_invariant(node, place, states)]
-                for place in reversed(places):
-                    _lift(node, place, states)
-                if places:
+                lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
+                if any(lifted):
                     changed.append(node.name)
         return Changes(tuple(changed))
 
@@ -49,10 +51,13 @@ def _handed_on(node: Node, place: int, states: range) -> int:
 def _is_invariant(node: Node, place: int, states: range) -> bool:
     (body,) = node.bodies()
     state, handed_on = body.inputs[place], body.outputs[_handed_on(node, place, states)]
+    # What a graph returns must be made in it, so a state that is another result as well stays.
+    if len(state.returned_by) > (handed_on is state) or not node.inputs[place].name:
+        return False
     while handed_on is not state and (maker := _identity(handed_on)) is not None:
         handed_on = maker.inputs[0]
     last = _last(node, place, states)
-    return handed_on is state and sum(one is state for one in body.outputs) <= 1 and not (last and last.returned_by)
+    return handed_on is state and not (last and last.returned_by)
 
 
 def _identity(tensor: Tensor) -> Node | None:
@@ -66,14 +71,21 @@ def _last(node: Node, place: int, states: range) -> Tensor | None:
     return node.outputs[index] if index < len(node.outputs) and node.outputs[index].name else None
 
 
-def _lift(node: Node, place: int, states: range) -> None:
+def _lift(node: Node, place: int, states: range, opset: int) -> bool:
+    """Take a state out, or where the operator needs it only the reads of its last value; return what changed."""
     (body,) = node.bodies()
     first, last = node.inputs[place], _last(node, place, states)
+    read = last is not None and bool(last.outputs)
+    if last is not None:
+        replace_uses(last, first)
+    outputs = len(node.outputs) - (place - states.start < len(node.outputs))
+    schema = defs.get_schema(node.op, opset)
+    if len(node.inputs) <= schema.min_input or outputs < schema.min_output:
+        return read
     del body.outputs[_handed_on(node, place, states)]
     replace_uses(body.inputs[place], first)
     del body.inputs[place]
-    if last is not None:
-        replace_uses(last, first)
     if place - states.start < len(node.outputs):
         del node.outputs[place - states.start]
     del node.inputs[place]
+    return True

@@ -47,20 +47,31 @@ class ScanCells(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Rewrite; ``changed`` holds the names of the cells, which the Scans keep."""
-        found = [node for _, node in nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)]
-        left = {node.name: problem for node in found if (problem := _obstacle(node))}
-        changed = tuple(node.name for node in found if node.name not in left)
-        if changed:
-            try:
-                UpgradeOpset(_OPSET).apply(graph)
-            except ModelError as error:
-                return Changes(left=tuple((name, str(error)) for name in changed))
-            infer_shapes(graph)
-            names = Names(graph)
-            replace_nodes(
-                graph, {node: _scan(node, scope, names) for scope, node in nodes(graph) if node.name in changed}
-            )
-        return Changes(changed, tuple(left.items()))
+        found = _large_cells(graph)
+        left = {node: problem for node in found if (problem := _obstacle(node))}
+        reasons = tuple((_name(node), problem) for node, problem in left.items())
+        if len(left) == len(found):
+            return Changes(left=reasons)
+        try:
+            UpgradeOpset(_OPSET).apply(graph)
+        except ModelError as error:
+            return Changes(left=(*reasons, *((_name(node), str(error)) for node in found if node not in left)))
+        infer_shapes(graph)
+        names = Names(graph)
+        # The upgrade makes new nodes.
+        cells = {node: scope for node, scope in _large_cells(graph).items() if not _obstacle(node)}
+        changed = tuple(_name(node) for node in cells)
+        replace_nodes(graph, {node: _scan(node, scope, names) for node, scope in cells.items()})
+        return Changes(changed, reasons)
+
+
+def _large_cells(graph: Graph) -> dict[Node, Graph]:
+    return {node: scope for scope, node in nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)}
+
+
+def _name(node: Node) -> str:
+    """Return the name, or for a node without one its operator and first output."""
+    return node.name or f"{node.op}_{next((tensor.name for tensor in node.outputs if tensor.name), '')}"
 
 
 def _is_large(node: Node) -> bool:

@@ -65,6 +65,9 @@ def _round(scope: Graph, names: Names) -> list[str]:
     made: list[Node] = []
     gone: list[Node] = []
     for region in list(_regions(scope.nodes)):
+        # Its new results would be sources of what it reads.
+        if region.reads_itself:
+            continue
         turns = [_turn(region, permutation, inside) for permutation in _suggested(region)]
         best = max(turns, key=lambda turned: turned.gain, default=None)
         if best is not None and best.gain > (0, 0):
@@ -92,6 +95,17 @@ class _Region:
         """What comes from outside, each tensor once."""
         made = set(self.made)
         return list(dict.fromkeys(tensor for node in self.nodes for tensor in laid_out(node) if tensor not in made))
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether Transposes alone lead from a tensor that the region makes to one that it reads."""
+        made = set(self.made)
+        for tensor in self.read:
+            while tensor.inputs and permutation_of(tensor.inputs[0]) is not None:
+                tensor = tensor.inputs[0].inputs[0]
+                if tensor in made:
+                    return True
+        return False
 
 
 def _regions(nodes: Sequence[Node]) -> Iterator[_Region]:
@@ -162,7 +176,8 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
             shown.append(tensor)
         else:
             losing.extend(others)
-    freed = [tensor for tensor in fed if _is_only_for(tensor, nodes, inside)]
+    sources = {source for source, _ in fed.values()}
+    freed = [tensor for tensor in fed if tensor not in sources and _is_only_for(tensor, nodes, inside)]
     asked = [tensor for tensor, (_, order) in fed.items() if order is not None]
     better = len(freed) - len(asked) + 2 * sum(feeds_channels_first(node.outputs[0]) for node in vanishing)
     better -= 2 * sum(map(feeds_channels_first, shown))
@@ -198,12 +213,16 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
         lose(node, permutation, names)
     for node in turned.region.nodes:
         turn(node, permutation, names)
+    fed: dict[Tensor, Tensor] = {}
     for tensor, (source, order) in turned.fed.items():
-        new = source
+        fed[tensor] = source
         if order is not None:
-            new = _changed(source, order, names.fresh(f"{tensor.name}.turned"))
+            fed[tensor] = new = _changed(source, order, names.fresh(f"{tensor.name}.turned"))
             made.append(_transpose(source, new, order, names))
-        replace_uses(tensor, new, nodes)
+    # All at once: what one tensor is replaced by may be replaced itself.
+    for node in turned.region.nodes:
+        node.inputs = [fed.get(tensor, tensor) for tensor in node.inputs]
+    for tensor in fed:
         if not tensor.outputs and not tensor.returned_by:
             gone.extend(maker for maker in tensor.inputs if permutation_of(maker))
     for tensor in results:

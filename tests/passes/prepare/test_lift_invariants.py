@@ -115,3 +115,50 @@ def test_a_loop_in_the_body_of_another() -> None:
     )  # fmt: skip
     graph = lifted(made)
     assert [len(node.inputs) for node in nodes(graph, "Loop")] == [3, 3]
+
+
+def test_a_state_that_is_a_scan_output_as_well_stays() -> None:
+    # What a body returns must be made in it, or be one of its states.
+    returned = "(bool go, float[4, 3] n, float[3, 3] k, float[3, 3] r)"
+    after = "y = MatMul(last, kept) z = ReduceSum<keepdims=0>(all, zero)"
+    text = LOOP.replace("float[4, 3] z", "float[3, 3] z")
+    handed_on = "k = Identity(r)"
+    made = model(
+        text.format(returned=returned, handed_on=handed_on, after=after),
+        w=values(3, 3), three=np.array(3), zero=np.array([0]),
+    )  # fmt: skip
+    (node,) = nodes(lifted(made), "Loop")
+    assert len(node.inputs) == 4
+
+
+@pytest.mark.parametrize(("opset", "ir_version", "states"), [(17, 8, 0), (10, 5, 1)])
+def test_a_loop_keeps_the_states_that_its_opset_asks_for(opset: int, ir_version: int, states: int) -> None:
+    made = model(
+        """g (float[2] x) => (float[2] y, float[3, 2] z) {
+            last, z = Loop (three, yes, x) <
+                body = step (int64 i, bool c, float[2] s) => (bool go, float[2] k, float[2] e) {
+                    go = Identity(c) k = Identity(s) e = Neg(s) }>
+            y = Neg(last)
+        }""",
+        opset=opset, ir_version=ir_version, three=np.array(3), yes=np.array(True),
+    )  # fmt: skip
+    graph = lifted(made)
+    (node,) = nodes(graph, "Loop")
+    assert len(node.inputs) == 2 + states
+    assert graph.nodes[-1].inputs[0].name == "x"
+
+
+def test_a_loop_keeps_an_output() -> None:
+    made = model(
+        """g (float[2] x) => (float[2] y) {
+            last = Loop (three, , x) <
+                body = step (int64 i, bool c, float[2] s) => (bool go, float[2] k) {
+                    go = Identity(c) k = Identity(s) }>
+            y = Neg(last)
+        }""",
+        three=np.array(3),
+    )  # fmt: skip
+    graph = lifted(made)
+    (node,) = nodes(graph, "Loop")
+    assert [tensor.name for tensor in node.outputs] == ["last"]
+    assert graph.nodes[-1].inputs[0].name == "x"

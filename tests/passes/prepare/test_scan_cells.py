@@ -9,6 +9,8 @@ from recurrent_models import LARGE, SMALL, cell, sample
 
 from onnxq.graph import Graph
 from onnxq.integer_steps import integer_steps, steps_named
+from onnxq.modelfile import as_graph
+from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import ScanCells
 from onnxq.planning.planner import make_plan
 from onnxq.preparation import prepare_for_integers
@@ -78,3 +80,17 @@ def test_what_a_step_multiplies_stays_codes() -> None:
     (product,) = (node for node in body(graph).nodes if node.op == "MatMul")
     assert plan.by_node[product.name].mode is Mode.WEIGHT_ONLY
     assert product.origins == (("cell", "GRU"),)
+
+
+def test_only_cells_are_replaced_where_no_node_has_a_name() -> None:
+    made = cell(LARGE, linear_before_reset=1)
+    made.graph.node[0].ClearField("name")
+    made.graph.node[0].output[0] = "inner"
+    made.graph.node.append(onnx.helper.make_node("Neg", ["inner"], ["y"]))
+    graph = as_graph(made)
+    infer_shapes(graph)
+    changes = apply_once(ScanCells(), graph)
+    assert changes.changed == ("GRU_inner",)
+    assert "GRU" not in ops(graph)
+    assert ops(graph).count("Neg") == 1
+    assert difference(outputs(graph, sample(1, LARGE)), outputs(made, sample(1, LARGE))) < 1e-5

@@ -125,3 +125,26 @@ def test_many_readers_take_linear_time() -> None:
     inner = " ".join(f"n{index} = Neg(t)" for index in range(2000))
     graph, _ = sink(image(f"e = Exp(x) t = Transpose<{LAST}>(e) {inner} u = Sum({names}) y = Transpose<{FIRST}>(u)"))
     assert "Transpose" not in ops(graph)
+
+
+@pytest.mark.parametrize(
+    ("inner", "left"),
+    [
+        ("t = Transpose<perm = [0, 2, 1]>(x) a = Add(x, t) r = Relu(a) y = Transpose<perm = [0, 2, 1]>(r)", 1),
+        (
+            """t = Transpose<perm = [0, 2, 1]>(x) u = Transpose<perm = [0, 2, 1]>(t) a = Mul(t, u) r = Relu(a)
+            y = Transpose<perm = [0, 2, 1]>(r)""",
+            1,
+        ),
+        ("t = Transpose<perm = [2, 0, 1]>(x) r = Relu(t) u = Transpose<perm = [2, 0, 1]>(r) y = Sub(u, r)", 2),
+        (
+            """t = Transpose<perm = [2, 0, 1]>(x) r = Relu(t) u = Transpose<perm = [2, 0, 1]>(r)
+            v = Transpose<perm = [2, 0, 1]>(u) y = Sub(v, r)""",
+            3,
+        ),
+    ],
+    ids=["a tensor and its transpose", "a transpose of a transpose", "its own result", "its own result turned twice"],
+)
+def test_a_region_that_reads_a_tensor_in_two_layouts(inner: str, left: int) -> None:
+    graph, _ = sink(model(f"g (float[3, 3, 3] x) => (float[3, 3, 3] y) {{ {inner} }}"))
+    assert ops(graph).count("Transpose") == left
