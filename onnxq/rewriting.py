@@ -14,6 +14,7 @@ from onnxq.equivalence import ROUNDING, Original, original
 from onnxq.errors import DataError, ModelError, PassError
 from onnxq.graph import Applied, Graph, Pass, Pipeline
 from onnxq.modelfile import load, save
+from onnxq.modelfile.declarations import forget_claims
 from onnxq.modelfile.intake import taken_in
 from onnxq.named_passes import Step, as_passes
 from onnxq.onnx_tools import check_functions, skeleton
@@ -98,6 +99,7 @@ def run_passes(
     if graph.functions:
         # onnxruntime would follow functions that call themselves until the stack ends.
         check_functions(skeleton(graph))
+    forget_claims(graph)
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")
         check = None if verify_each is None else _Check.of(reference_file(graph, source, folder), verify_each)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 Entry: TypeAlias = "int | bool | str | None"
 """A number, a name (of a dimension, or of a sum or product of some, so never negative), or None while unknown."""
+
+# Such as "?", "-1", "None" and the unk__12 of tools: each stands for some number, and two of them for two.
+_PLACEHOLDER = re.compile(r"(any|dyn(amic)?|nan|none|null|undefined|unk(nown)?)?[\W_]*\d*", re.IGNORECASE)
+
+
+def is_symbol(name: str) -> bool:
+    """Whether a name of a dimension stands for one number wherever it occurs.
+
+    >>> is_symbol("batch"), is_symbol("s77"), is_symbol("?"), is_symbol("None"), is_symbol("unk__12")
+    (True, True, False, False, False)
+    """
+    return _PLACEHOLDER.fullmatch(name) is None
 
 
 def plus(one: Entry, other: Entry) -> Entry:

@@ -8,6 +8,9 @@ from onnx import TypeProto, ValueInfoProto
 
 from onnxq.graph.data_types import data_type_of, numpy_dtype
 from onnxq.graph.elements import Constant, Shape, Tensor, Variable
+from onnxq.graph.model import Graph
+from onnxq.graph.scopes import scopes
+from onnxq.graph.shape_entries import is_symbol
 
 
 def read_tensor_type(info: ValueInfoProto) -> tuple[Any, Shape | None]:
@@ -52,12 +55,51 @@ def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[
             dimension.denotation = denotations[index]
 
 
+def forget_claims(graph: Graph) -> None:
+    """Make dimensions unknown whose names are claims of an exporter.
+
+    Equal names of the model's inputs stand for equal numbers, except placeholders and a name that one input has twice.
+    Names of outputs, of tensors inside and in bodies are forgotten, unless they were inferred.
+
+    Args:
+        graph: the main graph.
+    """
+    for scope in scopes(graph):
+        for tensor in scope.inputs:
+            if scope.parent is None and tensor.shape is not None:
+                tensor.shape = _trusted(tensor.shape)
+        inner = [tensor for node in scope.nodes for tensor in node.outputs]
+        for tensor in inner if scope.parent is None else (*scope.inputs, *inner):
+            if isinstance(tensor, Variable) and tensor.shape is not None and _is_as_read(tensor):
+                tensor.shape = _without_names(tensor.shape)
+
+
+def _trusted(shape: Shape) -> Shape:
+    return [
+        None if isinstance(size, str) and (not is_symbol(size) or shape.count(size) > 1) else size for size in shape
+    ]
+
+
+def _without_names(shape: Shape) -> Shape:
+    return [None if isinstance(size, str) else size for size in shape]
+
+
 def emit_info(
-    target: ValueInfoProto, tensor: Tensor, declared: ValueInfoProto | None, *, complete: bool = True
+    target: ValueInfoProto,
+    tensor: Tensor,
+    declared: ValueInfoProto | None,
+    *,
+    complete: bool = True,
+    names: bool = False,
 ) -> None:
     """Write the declaration of a tensor, as it was declared before unless the graph says something else.
 
-    With ``complete``, what the graph leaves unknown is taken from the declaration: inputs and outputs stay declared.
+    Args:
+        target: is written.
+        tensor: what is declared.
+        declared: how it was declared before, or None.
+        complete: whether a type or shape that the graph leaves unknown is taken from the declaration.
+        names: whether names of dimensions that the graph leaves unknown are taken as well, placeholders aside.
     """
     if declared is None and isinstance(tensor, Variable):
         declared = tensor.source
@@ -74,9 +116,20 @@ def emit_info(
     wanted = _told(tensor)
     known = _known(declared) if declared is not None else (0, None)
     if complete:
-        wanted = (wanted[0] or known[0], known[1] if wanted[1] is None else wanted[1])
+        wanted = (wanted[0] or known[0], _completed(wanted[1], known[1], names=names))
     if wanted != known:
         write_tensor_type(target, wanted[0], wanted[1])
+
+
+def _completed(shape: Shape | None, declared: Shape | None, *, names: bool) -> Shape | None:
+    if shape is None:
+        return declared
+    if not names or declared is None or len(shape) != len(declared):
+        return shape
+    return [
+        old if new is None and isinstance(old, str) and is_symbol(old) else new
+        for new, old in zip(shape, declared, strict=True)
+    ]
 
 
 def _told(tensor: Variable) -> tuple[int, Shape | None]:

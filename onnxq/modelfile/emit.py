@@ -138,7 +138,7 @@ class _Emission:
     def _stored_tensors(self, graph: Graph, target: GraphProto) -> None:
         inputs = _inputs(graph, self.placed[graph])
         for tensor in inputs:
-            emit_info(target.input.add(), tensor, _input_source(graph, tensor))
+            emit_info(target.input.add(), tensor, _input_source(graph, tensor), names=graph.parent is None)
         for tensor in self.placed[graph]:
             self.store(target.initializer.add(), tensor.payload, tensor.name)
             if tensor not in inputs:
@@ -204,7 +204,7 @@ class _Emission:
         declared = {info.name: info for info in source.output}
         for tensor in graph.outputs:
             visible.check(tensor, graph)
-            emit_info(target.output.add(), tensor, declared.get(tensor.name))
+            emit_info(target.output.add(), tensor, declared.get(tensor.name), names=graph.parent is None)
 
     def _value_info(
         self, graph: Graph, nodes: list[Node], source: GraphProto, target: GraphProto, visible: _Visible

@@ -13,11 +13,11 @@ from onnxq.graph.elements import Shape, Variable, domain_named
 from onnxq.graph.model import Graph
 from onnxq.graph.order import toposort
 from onnxq.graph.scopes import scopes
-from onnxq.modelfile.declarations import read_tensor_type
+from onnxq.graph.shape_entries import is_symbol
+from onnxq.modelfile.declarations import forget_claims, read_tensor_type
 from onnxq.onnx_tools.skeleton import skeleton
 from onnxq.onnx_tools.stand_ins import put_stand_ins
 
-_INVENTED = "unk__"
 _MOST_PROPAGATED = 1 << 20
 
 
@@ -26,20 +26,22 @@ def infer_shapes(graph: Graph) -> None:
 
     What was known before about tensors inside the graph is forgotten first, unless onnx cannot tell what the operator
     that makes them gives; what cannot be found out is None. Declared inputs and outputs are only completed. Where
-    inference gives up on the model as a whole, the graph is left as it is.
+    inference gives up on the model as a whole, the graph is left as it is. Names of dimensions come from the inputs of
+    the model alone, see `forget_claims`.
 
     Raises:
         ModelError: an overridable initializer has another type or rank than the input it stands for.
     """
     _check_overridable(graph)
     toposort(graph)
+    forget_claims(graph)
     model = skeleton(graph)
-    invented = _sanitise(model.graph, graph.opset)
+    _sanitise(model, graph)
     inferred = _infer(model)
     if inferred is None:
         return
     for scope, proto in zip(scopes(graph), _graphs(inferred.graph), strict=True):
-        _write_back(scope, proto, invented)
+        _write_back(scope, proto)
 
 
 def _check_overridable(graph: Graph) -> None:
@@ -100,25 +102,33 @@ def _propagated(graph: GraphProto) -> int:
     return total
 
 
-def _sanitise(graph: GraphProto, opset: int) -> set[str]:
-    """Unset negative dimensions and drop declarations that inference can replace; return the dimension names in use.
+def _sanitise(model: ModelProto, graph: Graph) -> None:
+    """Unset negative dimensions and names that are no facts, and drop declarations that inference can replace.
 
     Operators that onnx does not know are replaced by stand-ins.
     """
-    names: set[str] = set()
-    for scope in list(_graphs(graph)):
-        foreign = put_stand_ins(scope, graph, opset)
+    trusted = {tensor.name: {size for size in tensor.shape or () if isinstance(size, str)} for tensor in graph.inputs}
+    fed = {info.name for info in model.graph.input}
+    fixed = [tensor for tensor in model.graph.initializer if tensor.name not in fed]
+    if len(fixed) < len(model.graph.initializer):
+        # A caller may override the others, whose values onnx takes for constants.
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(fixed)
+    # Bodies first: stand-ins replace the nodes that hold them by copies.
+    for scope in reversed(list(_graphs(model.graph))):
+        foreign = put_stand_ins(scope, model, graph.opset)
         kept = [info for info in scope.value_info if info.name in foreign]
         del scope.value_info[:]
         scope.value_info.extend(kept)
         for info in (*scope.input, *scope.output, *scope.value_info):
             if info.type.WhichOneof("value") != "tensor_type":
                 continue
+            names = trusted.get(info.name, set()) if scope is model.graph else set()
             for dimension in info.type.tensor_type.shape.dim:
                 if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value < 0:
                     dimension.ClearField("dim_value")
-                names.add(dimension.dim_param)
-    return names
+                if dimension.WhichOneof("value") == "dim_param" and dimension.dim_param not in names:
+                    dimension.ClearField("dim_param")
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -137,31 +147,50 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
         pending.extend(reversed(bodies))
 
 
-def _write_back(scope: Graph, inferred: GraphProto, names: set[str]) -> None:
+def _write_back(scope: Graph, inferred: GraphProto) -> None:
     known = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
+    as_read = {info.name: info for info in scope.source.output} if scope.source is not None else {}
     declared = set(scope.inputs) | set(scope.outputs)
     for node in scope.nodes:
         for tensor in node.outputs:
             if tensor.name and isinstance(tensor, Variable) and tensor not in declared:
-                tensor.dtype, tensor.shape = _read(known.get(tensor.name), names)
+                tensor.dtype, tensor.shape = _read(known.get(tensor.name))
+                _let_names_be_facts(tensor)
     for tensor in declared:
         if isinstance(tensor, Variable) and tensor.name in known:
-            dtype, shape = _read(known.get(tensor.name), names)
+            dtype, shape = _read(known.get(tensor.name))
+            if scope.parent is None and tensor.name in as_read:
+                shape = _as_declared(shape, read_tensor_type(as_read[tensor.name])[1])
             tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
             tensor.shape = _complete(tensor.shape, shape)
+            if tensor not in scope.inputs:
+                _let_names_be_facts(tensor)
 
 
-def _read(info: ValueInfoProto | None, names: set[str]) -> tuple[object, Shape | None]:
+def _let_names_be_facts(tensor: Variable) -> None:
+    """Forget how a tensor was declared, so that the names of its dimensions count as inferred."""
+    if any(isinstance(size, str) for size in tensor.shape or ()):
+        tensor.source = None
+
+
+def _read(info: ValueInfoProto | None) -> tuple[object, Shape | None]:
     """Return dtype and shape, without the dimension names that inference made up."""
     if info is None:
         return None, None
     dtype, shape = read_tensor_type(info)
     if shape is not None:
-        shape = [
-            None if isinstance(size, str) and size.startswith(_INVENTED) and size not in names else size
-            for size in shape
-        ]
+        shape = [None if isinstance(size, str) and not is_symbol(size) else size for size in shape]
     return dtype, shape
+
+
+def _as_declared(inferred: Shape | None, declared: Shape | None) -> Shape | None:
+    """Return an inferred shape without what would change the name of a declared dimension."""
+    if inferred is None or declared is None or len(inferred) != len(declared):
+        return inferred
+    return [
+        None if isinstance(old, str) and is_symbol(old) and new != old else new
+        for new, old in zip(inferred, declared, strict=True)
+    ]
 
 
 def _complete(declared: Shape | None, inferred: Shape | None) -> Shape | None:

@@ -30,7 +30,8 @@ from onnxq.graph import (
 from onnxq.graph.shape_entries import Entry, plus
 from onnxq.graph.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
 from onnxq.graph.shape_values import Value, evaluate, value_of
-from onnxq.graph.types import infer_types
+from onnxq.graph.types import infer_types, shape_of
+from onnxq.modelfile.declarations import forget_claims
 
 _LAST = np.iinfo(np.int64).max
 _READS_SHAPES = frozenset({"Shape", "Size"})
@@ -54,6 +55,7 @@ class FoldShapes(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Fold; ``changed`` holds the names of tensors that became initializers, and of nodes with a new target."""
+        forget_claims(graph)
         folding = _Folding(graph, empty=self.empty)
         for scope in scopes(graph):
             folding.fold(scope)
@@ -104,8 +106,7 @@ class _Folding:
     def shape(self, tensor: Tensor) -> list[Any] | None:
         """Return what is known of a tensor's shape."""
         known = self.values.get(tensor)
-        shape = known.entries.shape if known is not None else tensor.shape
-        return None if shape is None else list(shape)
+        return list(known.entries.shape) if known is not None else shape_of(tensor)
 
     def _evaluated(self, node: Node) -> Value | None:
         if len(node.outputs) != 1 or not node.outputs[0].name:

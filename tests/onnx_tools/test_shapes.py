@@ -92,10 +92,15 @@ def test_declared_outputs_are_completed_and_never_changed() -> None:
     infer_shapes(graph)
 
     assert shapes(graph) == {
-        "a": ("float32", ["batch", 4]),
+        "a": ("float32", [None, 4]),
         "b": ("float32", ["N", 4]),
         "odd": ("float32", [None, None, None]),
     }
+    assert [[size.dim_param for size in info.type.tensor_type.shape.dim] for info in to_model(graph).graph.output] == [
+        ["batch", ""],
+        ["N", ""],
+        ["", "", ""],
+    ]
     assert graph.inputs[0].shape == ["N", 4]
 
 
@@ -193,3 +198,64 @@ def test_a_vector_that_doubles_again_and_again_needs_no_memory() -> None:
     )
     infer_shapes(graph)
     assert graph.tensors()["c40"].shape == [4 << 40]
+
+
+def test_initializers_that_a_caller_may_override_are_no_constants() -> None:
+    graph = graph_of(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[6] x, int64[2] s, float[N,2] w) => (y, z)
+        <int64[2] s = {2, 3}, float[1,2] w = {1, 2}> { y = Reshape(x, s) z = Relu(w) }"""
+    )
+
+    infer_shapes(graph)
+
+    assert shapes(graph) == {"y": ("float32", [None, None]), "z": ("float32", [None, 2])}
+
+
+@pytest.mark.parametrize(
+    ("declared", "rows", "other"),
+    [
+        ("float[batch,2] x, float[batch,3] w", "batch", "batch"),
+        ("float[?,2] x, float[?,3] w", None, None),
+        ("float[None,2] x, float[None,3] w", None, None),
+        ("float[unk__1,2] x, float[unk__1,3] w", None, None),
+        ("float[n,n] x, float[n,3] w", None, "n"),
+    ],
+)
+def test_equal_names_of_inputs_are_equal_dimensions_unless_they_are_placeholders(
+    declared: str, rows: str | None, other: str | None
+) -> None:
+    made = f'<ir_version: 8, opset_import: ["" : 17]> g ({declared}) => (y, z) {{ y = Relu(x) z = Relu(w) }}'
+    model = parser.parse_model(made.replace("?", "what"))
+    for info in model.graph.input:
+        for size in info.type.tensor_type.shape.dim:
+            size.dim_param = {"what": "?"}.get(size.dim_param, size.dim_param)
+    graph = read_model(model)
+
+    infer_shapes(graph)
+
+    found = shapes(graph)
+    assert found["y"][1][0] == rows
+    assert found["z"][1][0] == other
+    again = to_model(graph)
+    written = [size.dim_param for info in again.graph.input for size in info.type.tensor_type.shape.dim]
+    assert [name for name in written if name] == (["n", "n", "n"] if other == "n" else ["batch"] * 2 if rows else [])
+
+
+def test_names_of_outputs_of_inner_tensors_and_in_bodies_are_no_facts() -> None:
+    graph = graph_of(
+        """<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>
+        g (float[A,2] x, bool go, int64 n) => (float[A,2] kept, float[B,2] y) <float[A,2] odd> {
+            odd = custom.Mystery(x) kept = Identity(odd) y = Neg(kept)
+            last = Loop (n, go, x) <body = b (int64 i, bool c, float[A,2] s) => (bool d, float[A,2] t) {
+                d = Identity(c) t = Concat<axis = 0>(s, s) }>
+        }"""
+    )
+
+    infer_shapes(graph)
+
+    found = shapes(graph)
+    assert [found[name][1] for name in ("odd", "kept", "y", "t")] == [[None, 2]] * 4
+    written = to_model(graph).graph
+    assert [info.type.tensor_type.shape.dim[0].dim_param for info in written.output] == ["A", "B"]
+    body = written.node[-1].attribute[0].g
+    assert [info.type.tensor_type.shape.dim[0].dim_param for info in (body.input[2], body.output[1])] == ["", ""]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from onnxq.graph import nodes
+from onnxq.graph import Variable, nodes
+from onnxq.graph.types import infer_types
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 from onnxq.operators import OPERATORS
@@ -87,3 +88,54 @@ def test_what_is_declared_counts_where_onnx_knows_an_operator_but_not_what_it_ma
     graph = read_model(parser.parse_model(text))
     infer_shapes(graph)
     assert (graph.outputs[0].dtype, graph.outputs[0].shape) == (np.float32, [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("opset", "body", "shape"),
+    [
+        (10, "y = Slice (x, zero, one, zero)", [None, 5]),
+        (10, "y = Slice (x, zero, one, one)", ["A", 1]),
+        (11, "y = Slice (x, zero, one, zero)", [None, 5]),
+        (10, "y = Squeeze <axes = [-1]> (u)", ["A", 5]),
+        (10, "y = Unsqueeze <axes = [-1]> (x)", ["A", 5, 1]),
+        (13, 'y = Einsum <equation = "ij,ij->ij"> (u2, x)', ["A", 5]),
+        (13, 'y = Einsum <equation = "ij,ij->ij"> (x, z)', [None, 5]),
+        (13, 'y = Einsum <equation = "ij,kj->ki"> (x, z)', ["B", "A"]),
+        (13, 'y = Einsum <equation = "ij,kj"> (x, z)', ["A", "B"]),
+        (13, 'y = Einsum <equation = "...j,...j->...j"> (u2, x)', None),
+        (13, 'y = Einsum <equation = "ij->ji"> (x)', [5, "A"]),
+        (
+            10,
+            "y = If (c) <then_branch = t () => (p) { p = Neg (x) }, else_branch = e () => (q) { q = Neg (z) }>",
+            None,
+        ),
+        (
+            11,
+            "y = If (c) <then_branch = t () => (p) { p = Neg (x) }, else_branch = e () => (q) { q = Neg (z) }>",
+            [None, 5],
+        ),
+        (
+            10,
+            """l = com.microsoft.FastGelu (x) y = If (c) <then_branch = t () => (p) {
+                k = Slice (x, zero, one, zero) p = Neg (k) }, else_branch = e () => (q) { q = Neg (l) }>""",
+            None,
+        ),
+    ],
+)
+def test_what_onnx_infers_wrongly_is_not_believed(opset: int, body: str, shape: object) -> None:
+    graph = read_model(
+        parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+            g (float[A,5] x, float[B,5] z, float[A,5,1] u, float[1,5] u2, bool c) => (y)
+            <int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {body} }}"""
+        )
+    )
+    infer_shapes(graph)
+    found = {tensor.name: tensor.shape for _, node in nodes(graph) for tensor in node.outputs}
+    assert found["y"] == shape
+    assert found.get("k", [None])[0] is None
+    for _, node in nodes(graph):
+        if node.outputs[0].name == "y":
+            alone = node.copy(node.inputs, [Variable(tensor.name) for tensor in node.outputs])
+            infer_types(alone, graph.opset_imports)
+            assert alone.outputs[0].shape in (shape, None)
