@@ -38,16 +38,15 @@ def reshaped(data: Shape | None, target: Sequence[Entry], *, literal: bool = Fal
     return [None if place in free and extent == -1 else extent for place, extent in enumerate(made)]
 
 
-def reshape_target(
-    data: Shape | None, target: Sequence[Entry], *, literal: bool = False, empty: bool = False
-) -> list[int] | None:
+def reshape_target(data: Shape | None, target: Sequence[Entry], *, literal: bool = False) -> list[int] | None:
     """Return a target of Reshape made of numbers alone that gives the same, or None.
+
+    A name may stand for 0. No runtime infers a dimension (-1) beside a copied one (0) that is 0.
 
     Args:
         data: the shape of its data, None while the rank is unknown.
         target: what it is to become.
         literal: whether 0 is a number like others (``allowzero``).
-        empty: whether a name may stand for 0; nothing can be inferred beside a copied 0.
 
     >>> reshape_target(["batch", "seq", 192], ["batch", "seq", 3, 64])
     [0, 0, 3, 64]
@@ -61,7 +60,8 @@ def reshape_target(
         entry if isinstance(entry, int) else 0 if place < len(known) and _is_same(known[place], entry) else None
         for place, entry in enumerate(target)
     ]
-    if found.count(None) > 1 or (None in found and (-1 in found or (empty and 0 in found))):
+    copied = [known[place] if place < len(known) else None for place, entry in enumerate(found) if entry == 0]
+    if found.count(None) > 1 or (None in found and (-1 in found or not all(map(_is_filled, copied)))):
         return None
     return [-1 if extent is None else extent for extent in found]
 
@@ -125,6 +125,10 @@ def _common(extents: set[Entry]) -> Entry:
 
 def _aligned(shape: Sequence[Any], rank: int) -> list[Any]:
     return [*[1] * (rank - len(shape)), *shape][-rank:] if rank else []
+
+
+def _is_filled(extent: Entry) -> bool:
+    return isinstance(extent, int) and extent > 0
 
 
 def _is_same(extent: Entry, entry: Entry) -> bool:

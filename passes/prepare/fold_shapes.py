@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -37,7 +36,6 @@ _LAST = np.iinfo(np.int64).max
 _READS_SHAPES = frozenset({"Shape", "Size"})
 
 
-@dataclass(frozen=True)
 class FoldShapes(Pass):
     """Replace arithmetic on shapes by constants, in every graph of the model; dimensions may be numbers or names.
 
@@ -45,18 +43,13 @@ class FoldShapes(Pass):
     every entry becomes an initializer, and what has the same entries is computed once. A target of Reshape or Expand,
     or the ends of a Slice, become one where their unknown entries are dimensions of the data itself: Reshape copies
     them (0), and infers one other (-1). Shapes behind what is replaced are inferred on the way, so that a chain folds
-    at once. Leaves outputs of a graph.
-
-    Attributes:
-        empty: whether named dimensions may be 0 when the model runs; then none is inferred beside a copied one.
+    at once. Any named dimension may be 0 when the model runs. Leaves outputs of a graph.
     """
-
-    empty: bool = False
 
     def apply(self, graph: Graph) -> Changes:
         """Fold; ``changed`` holds the names of tensors that became initializers, and of nodes with a new target."""
         forget_claims(graph)
-        folding = _Folding(graph, empty=self.empty)
+        folding = _Folding(graph)
         for scope in scopes(graph):
             folding.fold(scope)
         folding.forget_invented()
@@ -68,8 +61,8 @@ class FoldShapes(Pass):
 class _Folding:
     """One walk over a graph and its bodies, in an order in which values are known before they are read."""
 
-    def __init__(self, graph: Graph, *, empty: bool) -> None:
-        self.graph, self.names, self.empty = graph, Names(graph), empty
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.names = graph, Names(graph)
         self.values: dict[Tensor, Value | None] = {}
         self.improved: set[Tensor] = set()
         self.invented: list[tuple[Variable, int]] = []
@@ -176,7 +169,9 @@ class _Folding:
         if not isinstance(tensor, Variable) or tensor.shape is None or None not in tensor.shape:
             return
         if any(reader.op in _READS_SHAPES for reader in tensor.outputs):
-            self.improve(tensor, [f"{tensor.name}#{axis}" for axis in range(len(tensor.shape))])
+            # Tensors of two bodies may have one name.
+            number = len(self.invented)
+            self.improve(tensor, [f"{tensor.name}#{axis}#{number}" for axis in range(len(tensor.shape))])
 
     def forget_invented(self) -> None:
         """Make dimensions unknown again whose names the model did not have."""
@@ -209,7 +204,7 @@ def _resolve_reshape(folding: _Folding, node: Node) -> None:
     folding.improve(node.outputs[0], reshaped(data, entries, literal=literal))
     if not isinstance(node.inputs[1], Variable):
         return
-    if (found := reshape_target(data, entries, literal=literal, empty=folding.empty)) is not None:
+    if (found := reshape_target(data, entries, literal=literal)) is not None:
         if 0 not in entries:
             node.attrs.pop("allowzero", None)
         folding.put(node, 1, found, "shape")
@@ -275,7 +270,7 @@ def _resolve_range(folding: _Folding, node: Node) -> None:
     if start is None or limit is None or delta is None:
         return
     if (*start.numbers, *delta.numbers) == (0, 1):
-        folding.improve(node.outputs[0], limit.entries.flat)
+        folding.improve(node.outputs[0], [max(end, 0) if isinstance(end, int) else end for end in limit.entries.flat])
 
 
 def _resolve_concat(folding: _Folding, node: Node) -> None:

@@ -42,7 +42,9 @@ def test_a_literal_zero_is_a_dimension() -> None:
     ("data", "target", "expected"),
     [
         (["a", "b", 6], ["a", "b", 2, 3], [0, 0, 2, 3]),
-        (["a", "b", 6], ["a", "c", 2, 3], [0, -1, 2, 3]),
+        (["a", "b", 6], ["a", "c", 2, 3], None),
+        ([4, "b", 6], [0, "c", 2, 3], [0, -1, 2, 3]),
+        ([0, "b", 6], [0, "c", 2, 3], None),
         (["a", "b", 6], [None, 2, 3], [-1, 2, 3]),
         (["a", "b", 6], [0, "b", -1], [0, 0, -1]),
         (["a", "b", 6], ["c", "d", 6], None),
@@ -62,7 +64,7 @@ def test_targets_of_reshape(data: Any, target: list[Any], expected: list[int] | 
     ("target", "expected"), [(["a", -1], [0, -1]), (["a", "c"], None), (["c", 6], [-1, 6]), (["a", "b"], [0, 0])]
 )
 def test_beside_a_dimension_that_may_be_empty_none_is_inferred(target: list[Any], expected: list[int] | None) -> None:
-    assert reshape_target(["a", "b", 6], target, empty=True) == expected
+    assert reshape_target(["a", "b", 6], target) == expected
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from model_texts import (
 from onnx import ModelProto
 
 from onnxq.graph import Changes, Graph, Pass
-from onnxq.modelfile import to_model
+from onnxq.modelfile import as_graph, to_model
 from onnxq.passes import FoldShapes
 
 PARTS = {
@@ -102,15 +102,76 @@ def test_what_may_be_anything_stays(text: str) -> None:
     assert ops(graph) == before
 
 
-def test_dimensions_that_may_be_empty_are_not_inferred_beside_copied_ones() -> None:
-    text = f"{BATCH} {LENGTH} k = Concat<axis=0>(b, half, l, four) y = Reshape(x, k)"
-    made = untyped(model(f"g (float[B, L, 2, 4] x) => (float y) {{ {text} }}", **PARTS))
-    assert ops(fold(made)[0]) == ["Reshape"]
+@pytest.mark.parametrize(
+    ("data", "rows", "text"),
+    [
+        ("B, L, 2, 4", (0, 3, 2, 4), f"{BATCH} {LENGTH} k = Concat<axis=0>(b, half, l, four) y = Reshape(x, k)"),
+        ("B, 2, 4", (0, 2, 4), f"{BATCH} c = Shape(z) k = Concat<axis=0>(b, c) y = Reshape(x, k)"),
+    ],
+)
+def test_dimensions_that_may_be_empty_are_not_inferred_beside_copied_ones(
+    data: str, rows: tuple[int, ...], text: str
+) -> None:
+    made = untyped(model(f"g (float[{data}] x, float[C] z) => (float y) {{ {text} }}", **PARTS))
     graph = named_graph(made)
-    FoldShapes(empty=True).apply(graph)
+    FoldShapes().apply(graph)
     assert ops(graph)[-2:] == ["Concat", "Reshape"]
-    empty = {"x": np.zeros((0, 3, 2, 4), np.float32)}
+    empty = {"x": np.zeros(rows, np.float32), "z": np.zeros(8, np.float32)}
     assert difference(outputs(graph, empty), outputs(made, empty)) == 0
+
+
+def test_a_range_of_nothing_is_empty() -> None:
+    text = "r = Range(zero, less, one) y = Shape(r)"
+    made = model(f"g (float[2] x) => (int64[1] y) {{ {text} }}", less=np.array(-3), **PARTS)
+    fold(made)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text", "given"),
+    [
+        (
+            "float[?, ?] x, float[6] w",
+            "s = Shape(x) b = Gather(s, zero) l = Gather(s, one) c = Unsqueeze(l, first) d = Unsqueeze(b, first) "
+            "k = Concat<axis=0>(c, d) y = Reshape(w, k)",
+            {"x": (2, 3), "w": (6,)},
+        ),
+        (
+            "float[?, 2] x, float[?, 3] w",
+            "s = Shape(w) b = Gather(s, first) y = Slice(x, first, b, first)",
+            {"x": (4, 2), "w": (2, 3)},
+        ),
+        (
+            "float[n, n] x, float[6] w",
+            "s = Shape(x) b = Gather(s, zero) l = Gather(s, one) c = Unsqueeze(l, first) d = Unsqueeze(b, first) "
+            "k = Concat<axis=0>(c, d) y = Reshape(w, k)",
+            {"x": (2, 3), "w": (6,)},
+        ),
+        (
+            "float[A, 2] x, float[B, 3] w",
+            "v = Relu(x) t = Neg(w) s = Shape(t) b = Gather(s, first) y = Slice(v, first, b, first)",
+            {"x": (4, 2), "w": (2, 3)},
+        ),
+    ],
+    ids=[
+        "placeholders of one tensor",
+        "placeholders of two",
+        "a name twice in one tensor",
+        "claims about inner tensors",
+    ],
+)
+def test_names_that_are_not_equal_dimensions(inputs: str, text: str, given: dict[str, tuple[int, ...]]) -> None:
+    named = inputs.replace("?", "what")
+    made = untyped(model(f"g ({named}) => (float y) {{ {text} }}", **PARTS))
+    for info in made.graph.input:
+        for size in info.type.tensor_type.shape.dim:
+            size.dim_param = {"what": "?"}.get(size.dim_param, size.dim_param)
+    for name in ("v", "t"):
+        if f"{name} = " in text:
+            made.graph.value_info.append(onnx.helper.make_tensor_value_info(name, 1, ["A", 3 if name == "t" else 2]))
+    graph = as_graph(made)
+    FoldShapes().apply(graph)
+    fed = {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in given.items()}
+    assert difference(outputs(graph, fed), outputs(made, fed)) == 0
 
 
 def test_unknown_dimensions_of_one_tensor_are_dimensions_too() -> None:
