@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -163,12 +164,17 @@ def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:
 
 
 def _worst(names: Sequence[str], expected: Sequence[Sequence[Any]], found: Iterable[Sequence[Any]]) -> Difference:
-    """Return the worst output, the first of equals; the scale of each is its largest value in any sample."""
-    scales = [max((_largest(outputs[index]) for outputs in expected), default=0.0) for index in range(len(names))]
+    """Return the worst output, the first of equals.
+
+    The scale of an output is its largest value in the sample, or in the median sample where that is larger: a sample of
+    large values hides no error in others.
+    """
+    largest = [[_largest(outputs[index]) for outputs in expected] for index in range(len(names))]
+    usual = [median(values) if values else 0.0 for values in largest]
     worst = Difference("", 0.0)
-    for outputs, others in zip(expected, found, strict=True):
-        for name, one, other, scale in zip(names, outputs, others, scales, strict=True):
-            share = _share(one, other, scale)
+    for place, (outputs, others) in enumerate(zip(expected, found, strict=True)):
+        for index, (name, one, other) in enumerate(zip(names, outputs, others, strict=True)):
+            share = _share(one, other, max(usual[index], largest[index][place]))
             if share > worst.share:
                 worst = Difference(name, share)
     return worst

@@ -38,15 +38,16 @@ def reshaped(data: Shape | None, target: Sequence[Entry], *, literal: bool = Fal
     return [None if place in free and extent == -1 else extent for place, extent in enumerate(made)]
 
 
-def reshape_target(data: Shape | None, target: Sequence[Entry], *, literal: bool = False) -> list[int] | None:
+def reshape_target(
+    data: Shape | None, target: Sequence[Entry], *, literal: bool = False, empty: bool = True
+) -> list[int] | None:
     """Return a target of Reshape made of numbers alone that gives the same, or None.
-
-    A name may stand for 0. No runtime infers a dimension (-1) beside a copied one (0) that is 0.
 
     Args:
         data: the shape of its data, None while the rank is unknown.
         target: what it is to become.
         literal: whether 0 is a number like others (``allowzero``).
+        empty: whether a name may stand for 0; no runtime infers a dimension (-1) beside a copied one (0) that is 0.
 
     >>> reshape_target(["batch", "seq", 192], ["batch", "seq", 3, 64])
     [0, 0, 3, 64]
@@ -61,7 +62,7 @@ def reshape_target(data: Shape | None, target: Sequence[Entry], *, literal: bool
         for place, entry in enumerate(target)
     ]
     copied = [known[place] if place < len(known) else None for place, entry in enumerate(found) if entry == 0]
-    if found.count(None) > 1 or (None in found and (-1 in found or not all(map(_is_filled, copied)))):
+    if found.count(None) > 1 or (None in found and (-1 in found or (empty and not all(map(_is_filled, copied))))):
         return None
     return [-1 if extent is None else extent for extent in found]
 

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, nearest
+from onnxq.graph.shape_entries import is_symbol
 from onnxq.samples.batches import Dims, counts_samples, open_batch, says_nothing
 
 Sample: TypeAlias = dict[str, NDArray[Any]]
@@ -105,8 +106,7 @@ def _dims(value: onnx.ValueInfoProto) -> Dims | None:
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.dim_value > 0:
         return dim.dim_value
-    name = dim.dim_param
-    return name if name and (name[0].isalpha() or name[0] == "_") and name != "None" else None
+    return dim.dim_param if is_symbol(dim.dim_param) else None
 
 
 def _reads_time_first(node: onnx.NodeProto) -> bool:

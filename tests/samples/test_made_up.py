@@ -26,9 +26,24 @@ def test_samples_fit_the_inputs() -> None:
     assert len(samples) == 16
     for sample in samples:
         check_sample(sample, INPUTS, "made up")
-        assert sample["ids"].min() >= 0
+        assert sample["ids"].min() >= -2
         assert sample["ids"].max() <= 3
     assert {sample["x"].shape[0] for sample in samples} == {1, 2, 3, 4}
+
+
+def test_the_first_samples_have_values_of_all_kinds() -> None:
+    inputs = (Input("x", np.dtype(np.float32), ("N", 50)), Input("i", np.dtype(np.int64), ("N", 9)))
+    samples = list(made_up_samples(inputs, 4))
+    assert all((sample["x"] == 0).any() and (sample["x"] < 0).any() for sample in samples)
+    assert max(np.abs(sample["x"]).max() for sample in samples) > 100
+    assert {np.sign(number) for sample in samples for number in sample["i"].flat} == {-1, 0, 1}
+
+
+def test_dims_are_equal_where_they_have_one_name_alone() -> None:
+    inputs = [Input(name, np.dtype(np.float32), ("N", None, "L", None)) for name in "ab"]
+    for sample in list(made_up_samples(inputs, 8))[::2]:
+        assert sample["a"].shape[::2] == sample["b"].shape[::2]
+        assert len({*sample["a"].shape, *sample["b"].shape[1::2]}) == 6
 
 
 def test_samples_are_the_same_each_time_and_differ_from_each_other() -> None:
