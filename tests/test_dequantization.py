@@ -242,16 +242,16 @@ def test_a_float_model_is_refused(products: ModelProto, dead: bool, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_between_integers_that_is_not_known_is_named_and_nothing_is_written(
+def test_codes_that_are_measured_and_computed_with_are_named_and_nothing_is_written(
     build: Callable[..., ModelProto], tmp_path: Path
 ) -> None:
     text = """(float[2,4] x) => (float[2,4] y) {
-        [quantize] a = QuantizeLinear(x, s, z)
+        [quantize] a, s, z = DynamicQuantizeLinear(x)
         [odd] b = BitShift <direction = "LEFT"> (a, one)
         [dequantize] y = DequantizeLinear(b, s, z)
     }"""
-    model = build(text, s=np.array(0.5, np.float32), z=np.array(3, np.uint8), one=np.array(1, np.uint8))
-    with pytest.raises(ModelError, match=r"node odd \(BitShift\) computes with the integer codes a"):
+    model = build(text, one=np.array(1, np.uint8))
+    with pytest.raises(ModelError, match=r"node odd \(BitShift\) needs the integer codes a, whose scale is measured"):
         dequantize(model, tmp_path / "back.onnx")
     assert not list(tmp_path.iterdir())
 

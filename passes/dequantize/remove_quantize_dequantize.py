@@ -49,18 +49,20 @@ _READERS: Final = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
 class RemoveQuantizeDequantize(Pass):
     """Remove QuantizeLinear, DynamicQuantizeLinear and DequantizeLinear of activations, in every graph of the model.
 
-    Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Where codes begin at zero
-    and nothing else keeps the values from falling below, a Relu takes over, or a Clip where codes end at six: tools
-    that quantize leave these nodes out. Codes that a graph is fed or returns stay, behind float operators. A factor
-    that lies in the scale with which codes are decoded becomes a Mul, and so do factors of single channels. Leaves
-    DequantizeLinear of constants, which are weights.
+    Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Tools that quantize leave
+    out a Relu or Clip in front of codes that end where it does. A Relu comes back where codes begin at zero and values
+    may lie below, a Clip where codes end at short numbers. Codes that a graph is fed or returns stay,
+    behind float operators, and so do those that a node computes with in another way. A factor that lies in the scale
+    with which codes are decoded becomes a Mul, and so do factors of single channels. Leaves DequantizeLinear of
+    constants, which are weights.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Remove; ``changed`` holds the names of the nodes that are gone or work on floats now.
 
         Raises:
-            ModelError: a node computes with codes in a way that is not known for floats; the message names it.
+            ModelError: a node needs codes that no float operators make, as their scale is measured; the message names
+                it.
         """
         rewriting = _Rewriting(Names(graph), graph.opset)
         for scope in scopes(graph):
@@ -78,7 +80,9 @@ class _Rewriting:
     coded: dict[Tensor, Coded] = field(default_factory=dict)
     owner: dict[Node, Graph] = field(default_factory=dict)
     intervals: Intervals = field(default_factory=Intervals)
-    clamped: dict[tuple[Tensor, float], Tensor] = field(default_factory=dict)
+    clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
+    makers: dict[Tensor, tuple[Node, Graph]] = field(default_factory=dict)
+    kept: set[Tensor] = field(default_factory=set)
     behind: dict[Graph, dict[Node, list[Node]]] = field(default_factory=lambda: defaultdict(dict))
     gone: list[Node] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -87,29 +91,24 @@ class _Rewriting:
     def visit(self, node: Node, scope: Graph) -> None:
         """Rewrite a node whose inputs have been rewritten."""
         self.owner[node] = scope
-        reads = [tensor for tensor in node.inputs if tensor in self.coded]
         if node.op in _QUANTIZERS:
             self._quantizer(node, scope)
-        elif node.op == "DequantizeLinear":
+            return
+        if node.op == "DequantizeLinear":
             self._dequantizer(node, scope)
-        elif node.domain or node.op not in _CARRIERS | _READERS:
-            if reads:
-                raise ModelError(
-                    f"node {node.name} ({node.op}) computes with the integer codes {reads[0].name}, and onnxq does not "
-                    "know what it means for floats; dequantize in front of this node first"
-                )
-            self.intervals.see(node)
-        elif node.op in _READERS:
+            return
+        if node.op in _READERS and not node.domain:
             for index, tensor in enumerate(node.inputs):
                 if tensor in self.coded:
                     node.inputs[index] = self.coded[tensor].value
-        elif reads or (ahead := self._ahead(node)) is None:
-            if reads:
-                self._carrier(node, scope, self.coded[reads[0]])
-            self.intervals.see(node)
+            return
+        moved = self._moved(node)
+        if moved is not None:
+            self._carrier(node, scope, moved)
         else:
-            self._carrier(node, scope, ahead)
-            self.intervals.see(node)
+            for tensor in node.inputs:
+                self._keep(tensor, node)
+        self.intervals.see(node)
 
     def finish(self, graph: Graph) -> Changes:
         """Edit the lists of nodes, and say what was done."""
@@ -131,71 +130,94 @@ class _Rewriting:
 
     def _quantizer(self, node: Node, scope: Graph) -> None:
         value, codes = node.inputs[0], node.outputs[0]
+        self._drop(node)
         if node.op == "DynamicQuantizeLinear":
             self.coded[codes] = Coded(value, node.outputs[1], node.outputs[2])
-            self._drop(node)
             return
         coded = Coded.by(node, value)
         if codes.dtype is None and node.attrs.get("output_dtype"):
             codes.dtype = numpy_dtype(node.attrs["output_dtype"])
-        zero_point = self._zero_point(coded, codes)
-        clamped = self._clamp(node, scope, coded, zero_point)
-        self.coded[codes] = Coded(clamped, coded.scale, coded.zero_point, coded.layout)
-        self._drop(node)
+        clamped = self._clamp(node, scope, coded, self._zero_point(coded, codes))
+        self._code(codes, Coded(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
+
+    def _code(self, codes: Variable, coded: Coded, maker: Node, scope: Graph) -> None:
+        """Note what codes mean; those that a graph returns stay."""
+        self.coded[codes], self.makers[codes] = coded, (maker, scope)
         if codes.returned_by:
-            node.outputs.clear()
-            self._return(self.coded[codes], zero_point, codes, node, scope)
+            self._keep(codes, None)
+
+    def _keep(self, codes: Tensor, reader: Node | None) -> None:
+        """Have float operators make the codes that a node reads, or that a graph returns where there is none."""
+        if codes not in self.coded or codes in self.kept:
+            return
+        coded, who = self.coded[codes], "a graph" if reader is None else f"node {reader.name} ({reader.op})"
+        scale = self._spread(coded.scale, coded.layout, codes)
+        zero = self._spread(self._zero_point(coded, codes), coded.layout, codes)
+        if codes not in self.makers or scale is None or not isinstance(zero, Constant):
+            raise ModelError(
+                f"{who} needs the integer codes {codes.name}, whose scale is measured or in blocks, and only constant "
+                "ones can be made from floats; dequantize in front of this node first"
+            )
+        self.kept.add(codes)
+        maker, scope = self.makers[codes]
+        maker.outputs = [tensor for tensor in maker.outputs if tensor is not codes]
+        self._put(scope, maker, encode_codes(coded.value, scale, zero, codes, self.names, self.opset))
+
+    def _spread(self, parameter: Tensor, layout: tuple[int, ...], codes: Tensor) -> Tensor | None:
+        """Return a scale or zero point in a shape that is broadcast to the codes; None where it is not known."""
+        if not layout:
+            return parameter
+        axis, block = layout
+        if block or codes.shape is None or not isinstance(parameter, Constant):
+            return None
+        shape = [-1 if place == axis % len(codes.shape) else 1 for place in range(len(codes.shape))]
+        spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
+        return constant(self.names.fresh(f"{parameter.name}.spread"), spread)
 
     def _clamp(self, node: Node, scope: Graph, coded: Coded, zero_point: Tensor) -> Tensor:
-        if coded.layout or not isinstance(zero_point, Constant) or math.prod(zero_point.shape) != 1:
+        if coded.layout or not isinstance(coded.scale, Constant) or not isinstance(zero_point, Constant):
+            return coded.value
+        if math.prod(zero_point.shape) != 1:
             return coded.value
         limits = code_range(zero_point.dtype)
-        if limits is None or zero_point.values.item() != limits[0]:
+        if limits is None:
             return coded.value
-        high = float(coded.scale.values.item()) * (limits[1] - limits[0])
-        key = coded.value, high
+        step = float(coded.scale.values.item())
+        low, high = (step * (code - int(zero_point.values.item())) for code in limits)
+        key = coded.value, low, high
         if key not in self.clamped:
-            clamp = self.intervals.clamp(coded.value, 0.0, high, self.opset, self.names.fresh)
+            clamp = self.intervals.clamp(coded.value, low, high, step, self.opset, self.names.fresh)
             self.clamped[key] = coded.value
             if clamp is not None:
                 self.clamped[key] = clamp.outputs[0]
                 self._put(scope, node, [clamp])
         return self.clamped[key]
 
-    def _return(self, coded: Coded, zero_point: Tensor, codes: Variable, node: Node, scope: Graph) -> None:
-        """Make the codes, which a graph returns, from floats."""
-        if coded.layout or not isinstance(zero_point, Constant):
-            raise ModelError(
-                f"the codes {codes.name} leave the graph with several scales, expected one; dequantize them first"
-            )
-        self._put(scope, node, encode_codes(coded.value, coded.scale, zero_point, codes, self.names, self.opset))
-
     def _dequantizer(self, node: Node, scope: Graph) -> None:
         codes, values = node.inputs[0], node.outputs[0]
-        wanted = Coded.by(node, codes)
-        known = self.coded.get(codes)
-        if known is not None:
-            if known.agrees(wanted):
-                self._substitute(node, values, known.value, scope)
-            elif (factor := known.factor(wanted)) is not None and onnx_dtype(known.value) == onnx_dtype(values):
-                self._multiply(node, values, known.value, factor, scope)
-            else:
-                raise ModelError(
-                    f"node {node.name} (DequantizeLinear) decodes {codes.name} with another scale or zero point than "
-                    "it was encoded with, so that it has no float meaning; give both the same"
-                )
-        elif isinstance(codes, Constant):
+        wanted, known = Coded.by(node, codes), self.coded.get(codes)
+        if known is None and isinstance(codes, Constant):
             self.left.append((node.name, "it decodes a weight"))
             return
-        elif wanted.layout:
+        self._drop(node)
+        if known is not None and known.agrees(wanted):
+            self._substitute(node, values, known.value, scope)
+            return
+        factor = known.factor(wanted) if known is not None else None
+        if known is not None and factor is not None and onnx_dtype(known.value) == onnx_dtype(values):
+            self._multiply(node, values, known.value, factor, scope)
+            return
+        self._keep(codes, node)
+        scale = self._spread(wanted.scale, wanted.layout, codes)
+        zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, codes)
+        if scale is None:
             raise ModelError(
                 f"node {node.name} (DequantizeLinear) decodes {codes.name}, which the model is fed or computes, with "
-                "several scales, expected one; dequantize it outside of the model"
+                "scales in blocks or of an unknown axis, expected one scale or one of each index; dequantize it "
+                "outside of the model"
             )
-        else:
-            node.outputs.clear()
-            self._put(scope, node, decode_codes(codes, wanted.scale, wanted.zero_point, values, self.names))
-        self._drop(node)
+        node.outputs.clear()
+        self._put(scope, node, decode_codes(codes, scale, zero_point, values, self.names))
 
     def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
         """Let the consumers of ``values`` read ``value``; what a graph returns keeps its name and a producer there."""
@@ -218,58 +240,59 @@ class _Rewriting:
         factors = constant(self.names.fresh(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
         self._put(scope, node, [Node("Mul", self.names.fresh(node.name), {}, [value, factors], [values])])
 
+    def _moved(self, node: Node) -> Coded | None:
+        """Return what the codes mean that a node moves; None where it moves none, or not all of them mean the same."""
+        places = _moved_inputs(node)
+        moved = [node.inputs[index] for index in places]
+        known = next((self.coded[tensor] for tensor in moved if tensor in self.coded), None) or self._ahead(node)
+        if known is None or known.layout:
+            return None
+        others = [tensor for index, tensor in enumerate(node.inputs) if index not in places]
+        fixed = isinstance(known.scale, Constant) and isinstance(known.zero_point, Constant | None)
+        alike = all(
+            known.agrees(self.coded[tensor]) if tensor in self.coded else fixed and isinstance(tensor, Constant)
+            for tensor in moved
+        )
+        filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
+        return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
+
     def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
         """Let a node that moves codes move the floats that they stand for."""
-        operator = operator_of(node)
-        indices = range(len(node.inputs)) if operator is not None and operator.data is None else [0]
-        if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant":
+        if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional(node, 2) is None:
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
-            if optional(node, 2) is None:
-                dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
-                fill = constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype))
-                if len(node.inputs) < 3:
-                    node.inputs.append(fill)
-                node.inputs[2] = fill
-            indices = [0, 2]
-        for index in indices:
+            dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
+            node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
+            node.inputs[2] = constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype))
+        places = _moved_inputs(node)
+        for index in places:
             tensor = node.inputs[index]
-            other = self.coded.get(tensor, coded)
-            if coded.layout or not coded.agrees(other) or not (tensor in self.coded or isinstance(tensor, Constant)):
-                raise ModelError(
-                    f"node {node.name} ({node.op}) brings together codes that are not known to have one scale, such as "
-                    f"{tensor.name}; dequantize in front of this node first"
-                )
-            node.inputs[index] = other.value if tensor in self.coded else self._decoded(tensor, coded)
+            known = self.coded.get(tensor)
+            node.inputs[index] = known.value if known is not None else self._decoded(tensor, coded)
         for codes in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
-            values = Variable(value_name(codes.name, self.names), node.inputs[indices[0]].dtype, codes.shape)
-            self.coded[codes] = Coded(values, coded.scale, coded.zero_point)
+            values = Variable(value_name(codes.name, self.names), node.inputs[places[0]].dtype, codes.shape)
             node.outputs[node.outputs.index(codes)] = values
-            if codes.returned_by:
-                self._return(self.coded[codes], self._zero_point(coded, codes), codes, node, scope)
+            self._code(codes, Coded(values, coded.scale, coded.zero_point), node, scope)
         self.changed.append(node.name)
 
     def _decoded(self, tensor: Constant, coded: Coded) -> Constant:
         """Return the floats that constant codes stand for."""
-        scale, zero_point = coded.scale, coded.zero_point
-        if not isinstance(scale, Constant) or not isinstance(zero_point, Constant | None):
-            raise ModelError(
-                f"the codes {tensor.name} have a scale that is not constant, so they have no float meaning"
-            )
-        payload = dequantized(tensor.payload, scale.payload, zero_point and zero_point.payload)
+        zero_point = coded.zero_point
+        payload = dequantized(tensor.payload, coded.scale.payload, zero_point and zero_point.payload)
         return Constant(value_name(tensor.name, self.names), payload)
 
     def _ahead(self, node: Node) -> Coded | None:
-        """Return what the constant codes of a carrier mean: what the DequantizeLinear says that they reach."""
-        source = node.inputs[0]
-        if not isinstance(source, Constant) or code_range(source.dtype) is None:
+        """Return what the constant codes that a node moves mean: what the DequantizeLinear says that they reach."""
+        moved = [node.inputs[index] for index in _moved_inputs(node)]
+        if not moved or not all(isinstance(one, Constant) and code_range(one.dtype) is not None for one in moved):
             return None
         pending, seen = list(node.outputs[:1]), set(node.outputs[:1])
         while pending:
-            for reader in pending.pop().outputs:
-                if reader.op == "DequantizeLinear":
-                    return Coded.by(reader, source)
-                if reader.op in _CARRIERS:
-                    pending.extend(tensor for tensor in reader.outputs if tensor not in seen)
+            tensor = pending.pop()
+            for reader in tensor.outputs:
+                if reader.op == "DequantizeLinear" and reader.inputs[0] is tensor:
+                    return Coded.by(reader, moved[0])
+                if any(reader.inputs[index] is tensor for index in _moved_inputs(reader)):
+                    pending.extend(one for one in reader.outputs if one not in seen)
                     seen.update(reader.outputs)
         return None
 
@@ -286,3 +309,14 @@ class _Rewriting:
     def _drop(self, node: Node) -> None:
         self.gone.append(node)
         self.changed.append(node.name)
+
+
+def _moved_inputs(node: Node) -> list[int]:
+    """Return the inputs whose values a node moves to its outputs as they are; empty where it does anything else."""
+    operator = operator_of(node)
+    if node.domain or node.op not in _CARRIERS:
+        return []
+    if operator is not None and operator.data is None:
+        return list(range(len(node.inputs)))
+    filling = node.op == "Pad" and node.attrs.get("mode", "constant") == "constant"
+    return [0, 2] if filling and optional(node, 2) is not None else [0]

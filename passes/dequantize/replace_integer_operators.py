@@ -80,24 +80,27 @@ class _Replacing:
             inputs.append(bias)
         name = self.names.fresh(f"{node.name}.float")
         nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
-        output = node.outputs[0].name
+        output, shape = node.outputs[0].name, node.outputs[0].shape
         if bias is not None and row.float_op not in _ADDS_A_BIAS:
-            self._then(nodes, "Add", f"{node.name}.bias", self.names.fresh(f"{output}.product"), bias)
+            self._then(
+                nodes, "Add", f"{node.name}.bias", Variable(self.names.fresh(f"{output}.product"), shape=shape), bias
+            )
         scale = optional(node, row.result[0]) if row.result is not None else None
         if row.result is not None and scale is not None:
             parameters: list[Tensor] = [scale]
             parameters += filter(None, [optional(node, row.result[1])])
-            self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", value_name(output, self.names), *parameters)
+            values = Variable(value_name(output, self.names), shape=shape)
+            self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", values, *parameters)
         outputs = list(node.outputs)
         node.outputs.clear()
         nodes[-1].outputs.extend(outputs)
         return nodes
 
-    def _then(self, nodes: list[Node], op: str, name: str, values: str, *others: Tensor) -> None:
-        """Append a node that reads what the last one makes, which is called ``values``."""
-        made = Variable(values)
-        nodes[-1].outputs.append(made)
-        nodes.append(Node(op, self.names.fresh(name), {}, [made, *others]))
+    def _then(self, nodes: list[Node], op: str, name: str, values: Variable, *others: Tensor) -> None:
+        """Append a node that reads what the last one makes."""
+        values.dtype = others[0].dtype
+        nodes[-1].outputs.append(values)
+        nodes.append(Node(op, self.names.fresh(name), {}, [values, *others]))
 
     def _inputs(
         self,

@@ -156,16 +156,15 @@ def test_what_onnxruntime_computes_lies_in_the_interval(op: str, ends: list[int]
     assert np.all(finite <= high + 1e-4)
 
 
-def clamp(high: float, low: float = 0.0, most: float | None = None, opset: int = 17) -> Node | None:
+def clamp(high: float, low: float = 0.0, found: Interval = ANY, opset: int = 17) -> Node | None:
     known = Intervals()
     _, value = made_by("Conv", Variable("x"))
-    if most is not None:
-        known.known[value] = Interval(0.0, most)
-    return known.clamp(value, low, high, opset, lambda name: name)
+    known.known[value] = found
+    return known.clamp(value, low, high, (high - low) / 255, opset, lambda name: name)
 
 
-def test_a_range_from_zero_was_a_relu_and_one_to_six_a_clip() -> None:
-    relu, clip = clamp(4.0), clamp(6.0)
+def test_a_range_from_zero_was_a_relu_and_one_to_a_short_number_a_clip() -> None:
+    relu, clip = clamp(4.31), clamp(6.0)
     assert relu is not None
     assert clip is not None
     assert (relu.op, [tensor.name for tensor in relu.inputs]) == ("Relu", ["y"])
@@ -174,20 +173,47 @@ def test_a_range_from_zero_was_a_relu_and_one_to_six_a_clip() -> None:
     old = clamp(6.0, opset=10)
     assert old is not None
     assert (old.attrs, len(old.inputs)) == ({"min": 0.0, "max": 6.0}, 1)
-    rounded = clamp(float(np.float32(6 / 255) * np.float32(255)))
-    assert rounded is not None
-    assert rounded.op == "Clip"
+
+
+@pytest.mark.parametrize("codes", [(0, 255), (-128, 127), (0, 65535)])
+@pytest.mark.parametrize(
+    "ends", [(0, 1), (0, 6), (0, 0.5), (0, 20), (0, 2.5), (0, 0.03), (-1, 1), (-0.5, 3), (-2, 0), (-0.03, 0.2)]
+)
+def test_a_clip_comes_back_between_the_ends_that_it_had(ends: tuple[float, float], codes: tuple[int, int]) -> None:
+    scale = float(np.float32((ends[1] - ends[0]) / (codes[1] - codes[0])))
+    zero_point = round(codes[0] - ends[0] / scale)
+    low, high = ((code - zero_point) * scale for code in codes)
+    known = Intervals()
+    _, value = made_by("Conv", Variable("x"))
+    node = known.clamp(value, low, high, scale, 17, lambda name: name)
+    assert node is not None
+    assert [float(tensor.values) for tensor in node.inputs[1:]] == pytest.approx(ends)
+    # Values that lie between these ends anyway are not clamped.
+    known.known[value] = Interval(*ends)
+    assert known.clamp(value, low, high, scale, 17, lambda name: name) is None
 
 
 @pytest.mark.parametrize(
-    ("high", "low", "most"), [(4.0, -1.0, None), (4.0, 0.0, math.inf), (6.0, 0.0, 6.0), (6.0, 0.0, 1.0)]
+    ("high", "low", "found"),
+    [
+        (4.31, -1.0, ANY),
+        (3.0001, 0.0, Interval(0, INF)),
+        (127 / 50, -128 / 50, ANY),
+        (3.1, -2.0, ANY),
+        (25.4, -25.6, ANY),
+        (15.5, -10.0, ANY),
+        (6.0, 0.0, Interval(0, 6)),
+        (6.0, 0.0, Interval(0, 1)),
+    ],
 )
-def test_what_cannot_leave_the_range_is_not_clamped(high: float, low: float, most: float | None) -> None:
-    assert clamp(high, low, most) is None
+def test_what_cannot_leave_the_range_or_has_an_ordinary_one_is_not_clamped(
+    high: float, low: float, found: Interval
+) -> None:
+    assert clamp(high, low, found) is None
 
 
 def test_values_that_are_only_not_negative_are_cut_at_six() -> None:
-    node = clamp(6.0, most=math.inf)
+    node = clamp(6.0, found=Interval(0, INF))
     assert node is not None
     assert node.op == "Clip"
 
@@ -195,4 +221,4 @@ def test_values_that_are_only_not_negative_are_cut_at_six() -> None:
 def test_inputs_constants_and_what_was_cast_are_not_clamped() -> None:
     known = Intervals()
     for value in (Variable("x"), constant("c", np.float32([-1])), made_by("Cast", Variable("i"))[1]):
-        assert known.clamp(value, 0.0, 4.0, 17, str) is None
+        assert known.clamp(value, 0.0, 4.0, 4 / 255, 17, str) is None

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_texts import difference, model, node_named, ops, outputs, sample
+from model_texts import Array, difference, model, named_graph, node_named, ops, outputs, sample
 from quantized_pairs import SCALE, quantized, remove
 
 from onnxq.errors import ModelError
 from onnxq.graph import constants
 from onnxq.modelfile import as_graph
-from onnxq.passes import NameNodes, RemoveQuantizeDequantize
+from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 
 def test_a_pair_vanishes_and_the_output_keeps_its_name() -> None:
@@ -151,7 +151,7 @@ def test_codes_that_are_fed_and_returned_stay_bit_for_bit(code: Any) -> None:
 
 
 @pytest.mark.parametrize(("code", "lowest"), [(np.uint8, 0), (np.int8, -128)])
-@pytest.mark.parametrize(("highest", "op"), [(4.0, "Relu"), (6.0, "Clip")])
+@pytest.mark.parametrize(("highest", "op"), [(4.31, "Relu"), (4.0, "Clip"), (6.0, "Clip")])
 @pytest.mark.parametrize("opset", [10, 13])
 def test_a_clamp_that_the_range_of_codes_took_over_comes_back(
     code: Any, lowest: int, highest: float, op: str, opset: int
@@ -165,7 +165,7 @@ def test_a_clamp_that_the_range_of_codes_took_over_comes_back(
     graph, _ = remove(made)
     assert ops(graph) == ["Add", op, "Mul"]
     inputs = {"x": np.linspace(-8, 8, 600, dtype=np.float32).reshape(2, 300)}
-    expected = np.square(np.clip(2 * inputs["x"], 0, 6 if op == "Clip" else None))
+    expected = np.square(np.clip(2 * inputs["x"], 0, highest if op == "Clip" else None))
     np.testing.assert_allclose(outputs(graph, inputs)["y"], expected, rtol=1e-6)
 
 
@@ -185,7 +185,7 @@ NOT_NEGATIVE = (
 def test_values_that_cannot_be_negative_get_no_clamp(body: str) -> None:
     made = model(
         f"g (float[4, 4] x) => (float y) {{ {body} q = QuantizeLinear(a, s, z)  y = DequantizeLinear(q, s, z) }}",
-        s=np.array((6 if "Clip" in body else 4) / 255, np.float32), z=np.array(0, np.uint8),
+        s=np.array((6 if "Clip" in body else 4.31) / 255, np.float32), z=np.array(0, np.uint8),
         low=np.array(0, np.float32), high=np.array(6, np.float32),
     )  # fmt: skip
     made.graph.output[0].type.tensor_type.ClearField("shape")
@@ -206,23 +206,111 @@ def test_nodes_share_the_clamp_of_a_tensor() -> None:
     assert ops(graph) == ["Neg", "Relu", "Tanh", "Sin"]
 
 
-REFUSED = {
-    "c = Mod(q, q)  y = DequantizeLinear(c, s, z)": r"node Mod_c \(Mod\) computes with the integer codes q, and",
-    "y = DequantizeLinear(q, s)": r"node DequantizeLinear_y \(DequantizeLinear\) decodes q with another scale",
-    "r = QuantizeLinear(x, t, z)  c = Concat <axis = 0> (q, r)  y = DequantizeLinear(c, s, z)": (
-        r"node Concat_c \(Concat\) brings together codes that are not known to have one scale, such as r"
+COMPUTED = {
+    "an operator on codes": "c = Mod(q, q)  d = Max(c, q)  y = DequantizeLinear(d, s, z)",
+    "another zero point": "y = DequantizeLinear(q, s)",
+    "a scale for each row": "y = DequantizeLinear <axis = 0> (q, rows, other)",
+    "codes of two scales": "r = QuantizeLinear(x, t, z)  c = Concat <axis = 0> (q, r)  y = DequantizeLinear(c, s, z)",
+    "constant codes as well": (
+        "m, n, o = DynamicQuantizeLinear(x)  d = DequantizeLinear(m, n, o)  e = QuantizeLinear(d, s, z)"
+        "  c = Max(e, z)  y = DequantizeLinear(c, s, z)"
     ),
+    "codes that are moved, then computed with": (
+        "r = Transpose(q)  c = Mod(r, r)  d = Max(c, r)  e = DequantizeLinear(d, s, z)  y = Transpose(e)"
+    ),
+    "a filling that is computed": "f = Max(z, z)  c = Pad(q, margins, f)  y = DequantizeLinear(c, s, z)",
+}
+
+
+@pytest.mark.parametrize("body", COMPUTED.values(), ids=COMPUTED)
+def test_codes_that_a_node_computes_with_are_made_and_decoded_by_float_operators(body: str) -> None:
+    made = quantized(
+        f"g (float[2, 3] x) => (float[a, b] y) {{ q = QuantizeLinear(x, s, z)  {body} }}",
+        t=np.array(1, np.float32),
+        rows=np.array([0.1, 0.3], np.float32),
+        other=np.array([7, 9], np.uint8),
+        margins=np.array([0, 1, 1, 0]),
+    )
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"} & set(ops(graph))
+    inputs = {"x": np.float32(SCALE * np.arange(-3, 3).reshape(2, 3))}
+    # The largest is three steps away from the next code of a measured scale.
+    tolerance = 3 / 255 if "Dynamic" in body else 1e-6
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= tolerance
+
+
+@pytest.mark.parametrize("factor", [np.array(2, np.float32), np.array([2, 0.5, 1], np.float32)])
+def test_a_factor_in_the_scale_behind_an_integer_operator_is_multiplied(factor: Array) -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            q = QuantizeLinear(x, s, z)  p = QLinearMatMul(q, s, z, w, s, z, s, z)  y = DequantizeLinear(p, t, zs)
+        }""",
+        w=np.array([[120, 140, 130], [110, 120, 125], [140, 125, 120]], np.uint8), t=SCALE * factor,
+        zs=np.full(factor.shape, 120, np.uint8),
+    )  # fmt: skip
+    graph = named_graph(made)
+    ReplaceIntegerOperators().apply(graph)
+    RemoveQuantizeDequantize().apply(graph)
+    assert ops(graph) == ["MatMul", "Mul"]
+    inputs = {"x": np.float32(SCALE * np.arange(-3, 3).reshape(2, 3))}
+    # Half a step of the codes behind the product, with the factor.
+    np.testing.assert_allclose(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], atol=float(SCALE))
+
+
+def test_codes_of_a_scale_for_each_channel_are_computed_with_as_well() -> None:
+    made = quantized(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            q = QuantizeLinear <axis = 1> (x, columns, other)  c = Max(q, z)
+            y = DequantizeLinear <axis = 1> (c, columns, other)
+        }""",
+        columns=np.array([0.1, 0.3, 0.02], np.float32), other=np.array([100, 110, 119], np.uint8),
+    )  # fmt: skip
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
+    inputs = sample(made)
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "m = Identity(minus)  n = Gather(size, one)  t = Concat <axis = 0> (m, n)  c = Reshape(q, t)",
+        "t = Concat <axis = 0> (minus, three)  c = Reshape(q, t)",
+        "t = Unsqueeze(number, zero)  c = Gather <axis = 0> (q, t)",
+        "t = Gather(ends, one)  c = Slice(q, zero, t)",
+        "t = Identity(minus)  n = Concat <axis = 0> (t, three)  c = Expand(q, n)",
+        "t = Concat <axis = 0> (one, three)  c = Tile(q, t)",
+    ],
+)
+def test_sizes_and_indices_of_what_moves_codes_are_no_codes(body: str) -> None:
+    made = quantized(
+        f"""g (float[1, 3] x) => (float y) {{
+            q = QuantizeLinear(x, s, z)  size = Shape(x)  {body}  y = DequantizeLinear(c, s, z)
+        }}""",
+        minus=np.array([-1 if "Reshape" in body else 2]), one=np.array([1]), three=np.array([3]), zero=np.array([0]),
+        number=np.array(0), ends=np.array([2, 1]),
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph, _ = remove(made)
+    assert not {"QuantizeLinear", "DequantizeLinear", "Sub"} & set(ops(graph))
+    inputs = {"x": np.float32(SCALE * np.arange(3).reshape(1, 3))}
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 1e-6
+
+
+REFUSED = {
     "m, n, o = DynamicQuantizeLinear(x)  p = DequantizeLinear(m, n, o)  y = Mul(p, n)": (
         r"node Mul_y \(Mul\) reads n of node DynamicQuantizeLinear_m"
+    ),
+    "m, n, o = DynamicQuantizeLinear(x)  p = Mod(m, m)  y = DequantizeLinear(p, s, z)": (
+        r"node Mod_p \(Mod\) needs the integer codes m, whose scale is measured"
     ),
 }
 
 
 @pytest.mark.parametrize(("body", "message"), REFUSED.items())
 def test_what_has_no_float_meaning_is_refused_by_name(body: str, message: str) -> None:
-    made = quantized(
-        f"g (float[2, 3] x) => (float[2, 3] y) {{ q = QuantizeLinear(x, s, z)  {body} }}", t=np.array(1, np.float32)
-    )
+    made = quantized(f"g (float[2, 3] x) => (float[2, 3] y) {{ {body} }}")
     graph = as_graph(made)
     NameNodes().apply(graph)
     with pytest.raises(ModelError, match=message):
