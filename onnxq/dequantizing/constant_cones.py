@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -100,7 +100,7 @@ class ConstantCones:
 
     nodes: dict[Node, Graph] = field(default_factory=dict)
     positions: dict[Node, int] = field(default_factory=dict)
-    makers: dict[Tensor, Node] = field(default_factory=dict)
+    makers: dict[Variable, Node] = field(default_factory=dict)
     codes: dict[Tensor, str] = field(default_factory=dict)
     elements: dict[Tensor, int] = field(default_factory=dict)
     rows: dict[Tensor, Rows] = field(default_factory=dict)
@@ -146,26 +146,42 @@ class ConstantCones:
     def _known(self, tensor: Tensor) -> bool:
         return is_fixed(tensor) or tensor in self.makers
 
-    def results(self, opset: int) -> Iterator[Decoded]:
-        """Yield the float tensors computed from codes that the rest of the graph reads.
+    def results(self, opset: int) -> list[Decoded]:
+        """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
+
+        Where the values of one cannot take its place, or it is no float, its node is left to the rest of the graph, and
+        what that node reads is a result.
 
         Raises:
             ModelError: one cannot be computed; the message names the node.
         """
-        for tensor, maker in self.makers.items():
-            outside = [consumer for consumer in tensor.outputs if consumer not in self.nodes]
-            coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
-            if not (outside or tensor.returned_by) or not coded or onnx_dtype(tensor) not in {*_FLOATS, 0}:
+        found: list[Decoded] = []
+        left: set[Node] = set()
+        for tensor, maker in reversed(self.makers.items()):
+            outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
+            if not (outside or tensor.returned_by):
                 continue
-            rows = self.rows.get(tensor)
-            steps = self._steps(tensor)
-            if rows is None:
-                payload, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
-            else:
-                payload, obstacle = _table(tensor, steps, rows, opset), _MIXED
-            if payload is None or payload.onnx_dtype in _FLOATS:
-                codes, recipe = self.codes.get(tensor, ""), _recipe(tensor, steps, rows)
-                yield Decoded(tensor, self.nodes[maker], codes, payload, rows, obstacle, recipe)
+            coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
+            is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
+            one = self._result(tensor, maker, opset) if coded and is_float else None
+            if one is not None and (one.payload is not None or not left.intersection(outside)):
+                found.append(one)
+            if one is not None and one.payload is not None:
+                continue
+            left.add(maker)
+        return found[::-1]
+
+    def _result(self, tensor: Variable, maker: Node, opset: int) -> Decoded | None:
+        """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
+        rows, steps = self.rows.get(tensor), self._steps(tensor)
+        if rows is None:
+            payload, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
+        else:
+            payload, obstacle = _table(tensor, steps, rows, opset), _MIXED
+        if payload is not None and payload.onnx_dtype not in _FLOATS:
+            return None
+        recipe = _recipe(tensor, steps, rows)
+        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), payload, rows, obstacle, recipe)
 
     def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> Payload | None:
         sizes = [size for size in tensor.shape or () if isinstance(size, int)]

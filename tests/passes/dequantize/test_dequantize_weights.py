@@ -228,7 +228,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("body", MIXED.values(), ids=MIXED)
-def test_rows_that_depend_on_more_than_their_index_are_left(body: str) -> None:
+def test_what_depends_on_more_than_the_index_of_a_row_is_left_behind_decoded_rows(body: str) -> None:
     made = model(
         f"g (int64[2, 3] i) => (float[2, 3, 24] y) {{ a = Gather(c, i)  b = Cast <to = 1> (a) {body} }}",
         c=CODES, s=np.linspace(1, 2, 144, dtype=np.float32).reshape(2, 3, 24), turned=np.array([2, 3, 24]),
@@ -237,7 +237,38 @@ def test_rows_that_depend_on_more_than_their_index_are_left(body: str) -> None:
     )  # fmt: skip
     graph = as_graph(made)
     infer_shapes(graph)
-    assert DequantizeWeights().apply(graph) == Changes((), (("y", "its rows cannot be computed one by one"),))
+    assert DequantizeWeights().apply(graph) == Changes(("b",), (("y", "its rows cannot be computed one by one"),))
+    inputs = {"i": np.array([[0, 15, 3], [-1, 7, 7]])}
+    np.testing.assert_array_equal(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("d = DequantizeLinear(c, s)  g = Gather(d, i)  y = Reshape(g, flat)", ["Gather", "Reshape"]),
+        ("d = DequantizeLinear(c, s)  n = Squeeze(i)  y = Gather(d, n)", ["Squeeze", "Gather"]),
+        ("d = DequantizeLinear(c, s)  y = Expand(d, large)", ["Expand"]),
+        (
+            "d = DequantizeLinear(c, s)  g = Gather(d, i)  q = QuantizeLinear(g, t, z)  r = Transpose(q)"
+            "  y = DequantizeLinear(r, t, z)",
+            ["Gather", "QuantizeLinear", "Transpose", "DequantizeLinear"],
+        ),
+        ("d = Cast <to = 1> (c)  e = Mul(d, s)  f = Cast <to = 7> (e)  y = Gather(f, i)", ["Cast", "Gather"]),
+    ],
+)
+def test_the_largest_part_of_a_decoder_goes_whose_values_can_take_its_place(body: str, expected: list[str]) -> None:
+    made = model(
+        f"g (int64[1, 3] i) => (float y) {{ {body} }}",
+        c=CODES, s=np.array(0.5, np.float32), t=np.array(0.25, np.float32), z=np.array(3, np.int8),
+        flat=np.array([1, -1]), large=np.array([5000, 16, 24]),
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    if "Cast" in expected:
+        made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    graph, _ = dequantized(made)
+    assert ops(graph) == expected
+    inputs = {"i": np.array([[0, 15, 3]])}
+    np.testing.assert_array_equal(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], strict=True)
 
 
 FLOAT_MODELS = {
