@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
 
 from onnxq.dequantizing.coded import same_parameter
 from onnxq.dequantizing.decoding import dequantized, value_name
@@ -32,22 +35,26 @@ from onnxq.operators import OPERATORS, operator_of
 _FLOAT_OP: Final = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
 _OPERANDS = 2
-_ROUNDING: Final = frozenset({"Cast", "Ceil", "Floor", "Reshape", "Round", "Unsqueeze"})
+_ROUNDING: Final = frozenset({"Cast", "Ceil", "Floor", "Round"})
+_SHAPING: Final = frozenset({"Reshape", "Unsqueeze"})
 
 
 class ReplaceIntegerProducts(Pass):
     """Replace MatMulInteger and ConvInteger, and the Cast and Mul that scale what they give, by MatMul and Conv.
 
-    The factors of the scale are those of the operands: what a quantizer measured, and a constant, which with the
-    constant codes makes the float weight. A bias that was divided by the scale, rounded and added to the integers is
-    added as it was. Other operands are read through DequantizeLinear. Removes what nothing reads any longer.
+    The factors of the scale are those of the operands: what a quantizer measured, and constants, which with constant
+    codes make the float weight. Other factors are multiplied behind the product. A bias that was divided by the scale,
+    rounded and added to the integers is added as it was. Operands that are no constants are read through
+    DequantizeLinear. A product that is not scaled back multiplies the numbers that codes count, and is rounded. Removes
+    what nothing reads any longer.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; ``changed`` holds the names of the nodes.
 
         Raises:
-            ModelError: a product is not scaled back in this way; the message names the node.
+            ModelError: the scale of an operand is measured, and the product is not scaled by it, or an operand that is
+                no constant has several zero points; the message names the node.
         """
         products = _Products(Names(graph))
         changed = []
@@ -69,14 +76,16 @@ class _Scaled:
     """A product on its way back to floats.
 
     Attributes:
+        last: the node that makes it floats of the right size, or the product itself where none does.
         factors: what it is multiplied by, broken down.
-        bias: integers that are added before, or None.
-        last: the node that makes it floats of the right size.
+        bias: floats that are added behind the factors, or None.
+        by_channel: whether the bias has one number for each channel of a convolution.
     """
 
-    factors: list[Tensor]
-    bias: Tensor | None
     last: Node
+    factors: list[Tensor] = field(default_factory=list)
+    bias: Tensor | None = None
+    by_channel: bool = False
 
 
 @dataclass(eq=False)
@@ -86,60 +95,76 @@ class _Products:
 
     def float_nodes(self, node: Node) -> tuple[Node, list[Node]]:
         """Return the node that gave the scaled product, and the nodes that make it instead."""
-        scaled = _scaled(node)
-        op = _FLOAT_OP[node.op]
-        nodes: list[Node] = []
-        factors = list(scaled.factors)
+        scaled = _scaled(node) or _Scaled(node)
+        op, factors, nodes = _FLOAT_OP[node.op], list(scaled.factors), list[Node]()
         inputs: list[Tensor] = [Variable(""), Variable("")]
+        stored = [index for index in OPERATORS["", op].weights if isinstance(node.inputs[index], Constant)]
         for index in (0, 1):
-            codes, zero_point = node.inputs[index], optional(node, index + 2)
-            if isinstance(codes, Constant):
-                continue
-            scale = _measured_scale(codes)
-            found = next((factor for factor in factors if scale is not None and same_parameter(factor, scale)), None)
-            if scale is None or found is None:
-                raise _not_scaled(node, f"the scale of {codes.name} is not among its factors")
-            factors.remove(found)
-            inputs[index] = Variable(self.names.fresh(f"{codes.name}.dequantized"))
-            read = [codes, scale, *filter(None, [zero_point])]
-            name = self.names.fresh(f"{node.name}.dequantize")
-            nodes.append(Node("DequantizeLinear", name, {}, read, [inputs[index]]))
-        for index in (0, 1):
-            if isinstance(node.inputs[index], Constant):
-                inputs[index] = self._weight(node, index, factors)
-                factors = []
-        if factors:
-            raise _not_scaled(node, f"{factors[0].name} is not the scale of one of its operands")
-        return scaled.last, [*nodes, *self._product(node, op, inputs, scaled)]
-
-    def _product(self, node: Node, op: str, inputs: list[Tensor], scaled: _Scaled) -> list[Node]:
+            if index not in stored:
+                inputs[index] = self._operand(node, index, factors, nodes)
+        for index in stored:
+            own = [factor for factor in factors if _is_of_channels(factor, node, index)]
+            factors = [factor for factor in factors if factor not in own]
+            inputs[index] = self._weight(node, index, own)
         output = scaled.last.outputs[0]
         scaled.last.outputs[0] = Variable("")
-        bias = None if scaled.bias is None else _float_bias(node, scaled.bias)
-        name = self.names.fresh(f"{node.name}.float")
-        if bias is None or (op == "Conv" and isinstance(bias, Constant) and len(bias.shape) == 1):
-            return [Node(op, name, dict(node.attrs), [*inputs, *filter(None, [bias])], [output])]
-        product = Variable(self.names.fresh(f"{output.name}.product"))
-        return [
-            Node(op, name, dict(node.attrs), inputs, [product]),
-            Node("Add", self.names.fresh(f"{node.name}.bias"), {}, [product, bias], [output]),
-        ]
+        if scaled.by_channel and not factors and scaled.bias is not None:
+            inputs.append(scaled.bias)
+        nodes.append(Node(op, self.names.fresh(f"{node.name}.float"), dict(node.attrs), inputs))
+        for factor in factors:
+            self._then(nodes, "Mul", f"{node.name}.factor", output, factor)
+        if scaled.bias is not None and scaled.bias not in inputs:
+            self._then(nodes, "Add", f"{node.name}.bias", output, scaled.bias)
+        if scaled.last is node:
+            self._then(nodes, "Round", f"{node.name}.round", output)
+            self._then(nodes, "Cast", f"{node.name}.integers", output, to=int(TensorProto.INT32))
+        nodes[-1].outputs.append(output)
+        return scaled.last, nodes
+
+    def _then(
+        self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
+    ) -> None:
+        """Append a node that reads what the last one makes."""
+        made = Variable(self.names.fresh(f"{output.name}.product"), np.float32, output.shape)
+        nodes[-1].outputs.append(made)
+        nodes.append(Node(op, self.names.fresh(name), attributes, [made, *others]))
+
+    def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
+        """Return the floats of an operand, behind a DequantizeLinear; its scale is taken out of the factors."""
+        codes, zero_point = node.inputs[index], optional(node, index + 2)
+        scale = _measured_scale(codes) or _likely_scale(codes, factors) or self._number(node, np.ones(()))
+        found = next((factor for factor in factors if same_parameter(factor, scale)), None)
+        if found is not None:
+            factors.remove(found)
+        elif isinstance(scale, Constant) and scale.values.all():
+            factors.append(self._number(node, 1 / scale.values))
+        else:
+            raise _not_read(node, f"the measured scale of {codes.name} is not among its factors")
+        if isinstance(scale, Constant) and scale.shape:
+            scale = self._number(node, scale.values.reshape(()))
+        if isinstance(zero_point, Constant) and zero_point.shape:
+            if zero_point.values.size != 1:
+                raise _not_read(node, f"{codes.name} has {zero_point.values.size} zero points, expected one")
+            zero_point = constant(self.names.fresh(f"{node.name}.zero"), zero_point.values.reshape(()))
+        values = Variable(self.names.fresh(f"{codes.name}.dequantized"), np.float32, codes.shape)
+        read = [codes, scale, *filter(None, [zero_point])]
+        nodes.append(Node("DequantizeLinear", self.names.fresh(f"{node.name}.dequantize"), {}, read, [values]))
+        return values
+
+    def _number(self, node: Node, value: NDArray[Any]) -> Constant:
+        return constant(self.names.fresh(f"{node.name}.scale"), np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
-        """Return the float weight: constant codes times the factors that are no other operand's scale."""
+        """Return the float weight: constant codes times the factors that are its own."""
         codes, zero_point = node.inputs[index], optional(node, index + 2)
-        stored = [factor for factor in factors if isinstance(factor, Constant)]
-        if len(stored) < len(factors) or not isinstance(zero_point, Constant | None):
-            raise _not_scaled(node, "the scale or the zero point of its weight is computed")
-        axis = OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node) % max(1, len(codes.shape))
-        key = axis, codes, zero_point, *stored
+        if not isinstance(zero_point, Constant | None):
+            raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
+        axis = _channels(node, index) % max(1, len(codes.shape))
+        key = axis, codes, zero_point, *factors
         if key not in self.weights:
             scale = np.ones((), np.float32)
-            for factor in stored:
-                scale = scale * factor.values
-            extent = codes.shape[axis] if codes.shape else 1
-            if scale.size not in (1, extent):
-                raise _not_scaled(node, f"its weight has {scale.size} scales, expected 1 or {extent}")
+            for factor in factors:
+                scale = scale * factor.values.reshape(-1)
             flat = constant("", np.asarray(scale, np.float32).reshape(-1))
             zero = zero_point and zero_point.payload
             payload = dequantized(codes.payload, flat.payload, zero, axis)
@@ -147,15 +172,32 @@ class _Products:
         return self.weights[key]
 
 
-def _scaled(node: Node) -> _Scaled:
-    """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]."""
+def _channels(node: Node, index: int) -> int:
+    return OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node)
+
+
+def _is_of_channels(factor: Tensor, node: Node, index: int) -> bool:
+    """Whether a factor of the product is a constant of one number, or one for each channel of a constant operand."""
+    if not isinstance(factor, Constant):
+        return False
+    shape, weight = factor.shape, node.inputs[index].shape
+    if len(shape) > max(1, len(weight)):
+        return False
+    size, axis = math.prod(shape), _channels(node, index)
+    # The product of a convolution has its channels second, that of a matrix where the weight has them.
+    place = 1 - len(weight) if node.op == "ConvInteger" else axis
+    return size == 1 or (len(weight) > 1 and size == weight[axis] and -place <= len(shape) and shape[place] == size)
+
+
+def _scaled(node: Node) -> _Scaled | None:
+    """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]; None where it does not."""
     bias = None
     current = only_reader(node.outputs[0])
     if current is not None and current.op == "Add":
         bias = next(tensor for tensor in current.inputs if tensor is not node.outputs[0])
         current = only_reader(current.outputs[0])
-    if current is None or current.op != "Cast":
-        raise _not_scaled(node, "no Cast to floats is what alone reads it")
+    if current is None or current.op != "Cast" or current.attrs.get("to") != TensorProto.FLOAT:
+        return None
     measured = [_measured_scale(tensor) for tensor in node.inputs[:2] if not isinstance(tensor, Constant)]
     factors: list[Tensor] = []
     last = current
@@ -166,8 +208,8 @@ def _scaled(node: Node) -> _Scaled:
         factors.extend(_factors(next(tensor for tensor in reader.inputs if tensor is not last.outputs[0])))
         last = reader
     if last is current:
-        raise _not_scaled(node, "no Mul with a scale is what alone reads its Cast")
-    return _Scaled(factors, bias, last)
+        return None
+    return _Scaled(last, factors) if bias is None else _with_bias(_Scaled(last, factors), node, bias)
 
 
 def _factors(tensor: Tensor) -> list[Tensor]:
@@ -183,33 +225,85 @@ def _factors(tensor: Tensor) -> list[Tensor]:
 
 
 def _measured_scale(codes: Tensor) -> Tensor | None:
-    """Return the scale of the quantizer that codes come from, through nodes that only move them."""
-    while codes.inputs:
-        maker = codes.inputs[0]
+    """Return the scale of the quantizers that codes come from, through nodes that only move them."""
+    found: list[Tensor] = []
+    pending, seen = [codes], {codes}
+    while pending:
+        maker = next(iter(pending.pop().inputs), None)
+        if maker is None:
+            return None
         if maker.op in _QUANTIZERS:
-            scale: Tensor = maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1]
-            return scale
+            found.append(maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1])
+            continue
         operator = operator_of(maker)
         if operator is None or not operator.moves:
             return None
-        codes = maker.inputs[0]
+        moved = maker.inputs if operator.data is None else [maker.inputs[index] for index in operator.data]
+        pending.extend(tensor for tensor in moved if tensor not in seen)
+        seen.update(moved)
+    first = found[0]
+    single = not isinstance(first, Constant) or math.prod(first.shape) == 1
+    return first if single and all(same_parameter(first, scale) for scale in found) else None
+
+
+def _likely_scale(codes: Tensor, factors: Sequence[Tensor]) -> Constant | None:
+    """Return a factor that can be the scale of codes that no quantizer made: what else decodes them has it, or any."""
+    numbers = [factor for factor in factors if isinstance(factor, Constant) and math.prod(factor.shape) == 1]
+    decoders = [node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes]
+    known = (one for one in numbers for node in decoders if same_parameter(one, node.inputs[1]))
+    return next(known, None) or next(iter(numbers), None)
+
+
+def _with_bias(scaled: _Scaled, node: Node, added: Tensor) -> _Scaled | None:
+    """Return a product with what was divided by its factors and rounded to the integers that are added."""
+    tensor, shaped = added, False
+    while tensor.inputs:
+        maker = tensor.inputs[0]
+        if maker.op == "Div":
+            if not _are_same(scaled.factors, _factors(maker.inputs[1])):
+                return None
+            bias = maker.inputs[0]
+            by_channel = node.op == "ConvInteger" and isinstance(bias, Constant) and _is_by_channel(added, bias)
+            return replace(scaled, bias=bias, by_channel=by_channel) if by_channel or not shaped else None
+        if maker.op not in _ROUNDING | _SHAPING:
+            return None
+        shaped = shaped or maker.op in _SHAPING
+        tensor = maker.inputs[0]
     return None
 
 
-def _float_bias(node: Node, bias: Tensor) -> Tensor:
-    """Return what was divided by the scale and rounded to the integers that are added."""
-    while bias.inputs:
-        maker = bias.inputs[0]
-        if maker.op == "Div":
-            divided: Tensor = maker.inputs[0]
-            return divided
-        if maker.op not in _ROUNDING:
-            break
-        bias = maker.inputs[0]
-    raise _not_scaled(node, f"{bias.name} is added to it, expected a bias divided by the scale")
+def _is_by_channel(added: Tensor, bias: Constant) -> bool:
+    """Whether a vector is added along the second axis of a convolution's result."""
+    sizes = list(added.shape or ())
+    return len(bias.shape) == 1 and len(sizes) > 1 and sizes == [1, bias.shape[0], *(1,) * (len(sizes) - 2)]
 
 
-def _not_scaled(node: Node, reason: str) -> ModelError:
+def _are_same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    left = list(others)
+    for one in ones:
+        found = next((other for other in left if other is one or _are_equal(one, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same constant numbers along the same axes, counted from the last."""
+    stored, extents = [], []
+    for tensor in (one, other):
+        sizes = list(tensor.shape or ())
+        while sizes and sizes[0] == 1:
+            sizes.pop(0)
+        extents.append(sizes if tensor.shape is not None else None)
+        while tensor.inputs and tensor.inputs[0].op in _SHAPING:
+            tensor = tensor.inputs[0].inputs[0]
+        stored.append(tensor)
+    fixed = all(isinstance(tensor, Constant) for tensor in stored)
+    return fixed and None not in extents and extents[0] == extents[1] and same_parameter(*stored)
+
+
+def _not_read(node: Node, reason: str) -> ModelError:
     return ModelError(
         f"node {node.name} ({node.op}) gives integers that have no float meaning known to onnxq: {reason}; "
         "dequantize the model that it was optimised from"

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxq.errors import ModelError
 from onnxq.graph import Graph
 from onnxq.modelfile import as_graph
-from onnxq.passes import RemoveQuantizeDequantize, ReplaceIntegerProducts
+from onnxq.passes import DequantizeWeights, RemoveQuantizeDequantize, RemoveUnused, ReplaceIntegerProducts
 
 NOISE = 0.02
 """Data on 8 bits and nothing else."""
@@ -168,25 +168,113 @@ def test_products_in_bodies_read_what_was_measured_around_them() -> None:
         assert difference(outputs(graph, inputs), outputs(made, inputs)) <= NOISE
 
 
-REFUSED = {
-    "[op] y = MatMulInteger(q, w, z, wz)": "no Cast to floats is what alone reads it",
-    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  y = Neg(b)": "no Mul with a scale is what alone reads",
-    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  y = Mul(b, ws)": "the scale of q is not among its",
-    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  c = Mul(s, x)  y = Mul(b, c)": (
-        "the scale or the zero point of its weight is computed"
+CODED = {
+    "a": np.array(0.03, np.float32), "za": np.array(120, np.uint8), "t": np.array(0.5, np.float32),
+    "odd": np.arange(1, 8, dtype=np.float32).reshape(7, 1), "k": np.arange(5, dtype=np.int32),
+    "rows": np.random.default_rng(2).integers(0, 256, (9, 6)).astype(np.uint8),
+    "zeros": np.full(1, 120, np.uint8),
+}  # fmt: skip
+STATIC = "[op] p = MatMulInteger(q, w, za, wz)"
+OTHERWISE: dict[str, tuple[str, list[str]]] = {
+    "a factor that belongs to no operand": (
+        f"{STATIC}  b = Cast <to = 1> (p)  c = Mul(a, odd)  y = Mul(b, c)",
+        ["MatMul", "Mul"],
     ),
-    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  c = Mul(s, odd)  y = Mul(b, c)": (
-        "its weight has 7 scales, expected 1 or 5"
+    "a factor that is computed": (
+        f"{STATIC}  b = Cast <to = 1> (p)  m = ReduceMax <axes = [1]> (x)  c = Mul(a, m)  y = Mul(b, c)",
+        ["ReduceMax", "MatMul", "Mul"],
     ),
-    "[op] a = MatMulInteger(q, w, z, wz)  i = Add(a, k)  b = Cast <to = 1> (i)  c = Mul(s, ws)  y = Mul(b, c)": (
-        "k is added to it, expected a bias divided by the scale"
+    "no scale of the data": (f"{STATIC}  b = Cast <to = 1> (p)  y = Mul(b, ws)", ["MatMul"]),
+    "no scale at all": (
+        f"{STATIC}  b = Cast <to = 1> (p)  y = Neg(b)",
+        ["MatMul", "Round", "Cast", "Cast", "Neg"],
     ),
-}
+    "integers that are returned": (f"{STATIC}  b = Add(p, k)  y = Cast <to = 1> (b)", []),
+    "a bias that is no float": (f"{STATIC}  i = Add(p, k)  b = Cast <to = 1> (i)  c = Mul(a, ws)  y = Mul(b, c)", []),
+    "a bias divided by another scale": (
+        f"""c = Mul(a, ws)  d = Mul(c, t)  f = Div(t, d)  g = Round(f)  h = Cast <to = 6> (g)
+            {STATIC}  i = Add(p, h)  b = Cast <to = 1> (i)  y = Mul(b, c)""",
+        [],
+    ),
+    "a square of what comes out": (f"{STATIC}  b = Cast <to = 1> (p)  y = Mul(b, b)", []),
+    "rows of codes": (
+        """n = ArgMax <axis = 1, keepdims = 0> (x)  g = Gather(rows, n)
+           [op] p = MatMulInteger(g, w, za, wz)  b = Cast <to = 1> (p)  c = Mul(t, ws)
+           y = Mul(b, c)""",
+        ["ArgMax", "Gather", "MatMul"],
+    ),
+    "rows of codes that are decoded elsewhere": (
+        """n = ArgMax <axis = 1, keepdims = 0> (x)  g = Gather(rows, n)
+           d = DequantizeLinear(g, t, za)  [op] p = MatMulInteger(g, w, za, wz)
+           b = Cast <to = 1> (p)  c = Mul(a, t)  f = Mul(b, c)  e = MatMul(d, d2)  y = Add(e, f)""",
+        ["ArgMax", "Gather", "MatMul", "MatMul", "Add"],
+    ),
+    "a zero point that is a vector of one": (
+        "[op] p = MatMulInteger(q, w, zeros, wz)  b = Cast <to = 1> (p)  c = Mul(a, ws)  y = Mul(b, c)",
+        ["MatMul"],
+    ),
+    "codes of two scales": (
+        """r = QuantizeLinear(x, t, za)  u = Concat <axis = 0> (q, r)
+           [op] p = MatMulInteger(u, w, za, wz)  b = Cast <to = 1> (p)  c = Mul(a, ws)  y = Mul(b, c)""",
+        [],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "reason"), REFUSED.items())
-def test_what_is_not_scaled_back_is_refused_by_name(body: str, reason: str) -> None:
-    made = dot(body, odd=np.ones((7, 1), np.float32), k=np.ones(5, np.int32))
-    graph = as_graph(made)
+@pytest.mark.parametrize(("body", "expected"), OTHERWISE.values(), ids=OTHERWISE)
+def test_products_that_are_scaled_otherwise_compute_the_same_as_well(body: str, expected: list[str]) -> None:
+    made = model(
+        f"g (float[7, 6] x) => (float y) {{ q = QuantizeLinear(x, a, za)  {body} }}",
+        **DOT, **CODED, d2=values(6, 5),
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = replaced(made)
+    DequantizeWeights().apply(graph)
+    RemoveQuantizeDequantize().apply(graph)
+    RemoveUnused().apply(graph)
+    assert not {"MatMulInteger", "QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
+    assert not expected or sorted(ops(graph)) == sorted(expected)
+    inputs = {"x": np.float32(0.03 * np.random.default_rng(3).integers(-100, 100, (7, 6)))}
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 2e-6
+
+
+def test_a_scale_along_the_rows_is_not_taken_for_one_of_the_columns() -> None:
+    square = np.random.default_rng(2).integers(-64, 65, (6, 7)).astype(np.int8)
+    made = model(
+        """g (float[7, 6] x) => (float y) {
+            q = QuantizeLinear(x, a, za)  [op] p = MatMulInteger(q, v, za)  b = Cast <to = 1> (p)  c = Mul(a, odd)
+            y = Mul(b, c)
+        }""",
+        v=square, **CODED,
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = replaced(made)
+    RemoveQuantizeDequantize().apply(graph)
+    inputs = {"x": np.float32(0.03 * np.arange(42).reshape(7, 6))}
+    assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 2e-6
+
+
+def test_a_bias_along_the_columns_of_an_image_is_not_that_of_the_channels() -> None:
+    made = conv("""t = Mul(s, scale)  f = Div(b, t)  g = Floor(f)  h = Cast <to = 6> (g)  i = Reshape(h, row)
+                   [op] a = ConvInteger(q, w, z, wz)  j = Add(a, i)  k = Cast <to = 1> (j)  y = Mul(k, t)""")
+    made.graph.input[0].type.tensor_type.shape.dim[3].dim_value = 6
+    more = model("g () => () {}", scale=np.array(0.015, np.float32), row=np.array([1, 1, 1, 4]))
+    made.graph.initializer.extend(more.graph.initializer)
+    with pytest.raises(ModelError, match="the measured scale of q is not among its factors"):
+        replaced(made)
+
+
+REFUSED = (
+    "[op] y = MatMulInteger(q, w, z, wz)",
+    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  y = Neg(b)",
+    "[op] a = MatMulInteger(q, w, z, wz)  b = Cast <to = 1> (a)  y = Mul(b, ws)",
+    "[op] a = MatMulInteger(q, w, z, wz)  i = Add(a, k)  b = Cast <to = 1> (i)  c = Mul(s, ws)  y = Mul(b, c)",
+)
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_is_not_scaled_by_the_measured_scale_is_refused_by_name(body: str) -> None:
+    graph = as_graph(dot(body, k=np.ones(5, np.int32)))
+    reason = "the measured scale of q is not among its factors"
     with pytest.raises(ModelError, match=rf"node op \(MatMulInteger\) gives integers .*{reason}"):
         ReplaceIntegerProducts().apply(graph)
