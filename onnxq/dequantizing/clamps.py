@@ -98,7 +98,7 @@ def _ends(low: float, high: float, step: float) -> Interval | None:
     # The zero point was rounded, and both ends with it.
     start, width = _rounded(low), high - low
     end = 0.0 if _is_close(start + width, 0.0, width) else _rounded(start + width)
-    moved = abs(start - low) > step * (0.5 + _CLOSE)
+    moved = abs(start - low) > step / 2 + _CLOSE * width
     return Interval(start, end) if not moved and _is_close(end, start + width, width) else None
 
 

@@ -36,6 +36,15 @@ def together(node: Node, given: Sequence[Interval]) -> Interval:
     return Interval(min(one.low for one in given), max(one.high for one in given))
 
 
+def padded(node: Node, given: Sequence[Interval]) -> Interval:
+    """Pad, which fills in a number of its own, zero where none is said."""
+    if node.attrs.get("mode", "constant") != "constant":
+        return given[0]
+    filled = len(node.inputs) > 2 and node.inputs[2].name
+    number = float(node.attrs.get("value", 0.0))
+    return together(node, [given[0], given[2] if filled else Interval(number, number)])
+
+
 def added(node: Node, given: Sequence[Interval]) -> Interval:
     """Add."""
     return Interval(sum(one.low for one in given), sum(one.high for one in given))

@@ -23,6 +23,7 @@ from onnxq.operators.intervals import (
     leaky,
     multiplied,
     of_one_sign,
+    padded,
     power,
     rectified,
     summed,
@@ -135,7 +136,7 @@ _STANDARD: Mapping[str, Operator] = {
     "Flatten": replace(_MOVING, passage=reshaped),
     "MaxPool": replace(_MOVING, passage=alike),
     # It brings in a value of its own.
-    "Pad": Operator(_CARRIER, settings=True),
+    "Pad": Operator(_CARRIER, settings=True, interval=padded),
     "ReduceMax": _MOVING,
     "Reshape": replace(_MOVING, passage=reshaped),
     # It can overshoot.

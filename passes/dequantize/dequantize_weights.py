@@ -39,22 +39,28 @@ class DequantizeWeights(Pass):
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         made: dict[object, Constant] = {}
+        chosen: dict[object, Variable] = {}
         for found in tuple(cones.results(graph.opset)):
             if found.payload is None:
                 left.append((found.tensor.name, found.obstacle))
                 continue
             weight = made.get(found.recipe)
-            if found.rows is not None or found.tensor.returned_by:
+            place = found.scope, found.recipe, found.rows
+            if found.rows is not None and place in chosen and not found.tensor.returned_by:
+                replace_uses(found.tensor, chosen[place])
+            elif found.rows is not None or found.tensor.returned_by:
                 if weight is None:
                     weight = Constant(value_name(found.codes or found.tensor.name, names), found.payload)
                 _make_by_node(found, weight, names)
+                chosen[place] = found.tensor
             elif weight is None:
                 weight = become_constant(found.tensor, found.payload)
                 weight.name = value_name(found.codes, names, otherwise=weight.name)
                 found.scope.initializers.append(weight)
             else:
                 replace_uses(found.tensor, weight)
-            made[found.recipe] = weight
+            if weight is not None:
+                made[found.recipe] = weight
             changed.append(found.tensor.name)
         remove_nodes(graph, cones.unread())
         return Changes(tuple(changed), tuple(left))
