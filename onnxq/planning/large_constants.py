@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeGuard
@@ -10,6 +11,9 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.graph import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
+from onnxq.numbers.blocks import block_shape, grid_shape
+from onnxq.numbers.formats import format_named
+from onnxq.numbers.scale_formats import scale_format_named
 from onnxq.operators import OPERATORS, operator_of
 from onnxq.planning.obstacles import volume
 from onnxq.planning.plan import Weight
@@ -28,37 +32,34 @@ _LOOKED_AT, _SHORT_FRACTION = 4096, 64.0
 
 
 def weight_at(node: Node, index: int, spec: Spec) -> Weight:
-    """Return the weight at an input of a node."""
+    """Return the weight at an input of a node, with a spec whose scales do not outweigh what its codes save."""
     operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
-    return Weight(
-        index,
-        tensor.name,
-        spec,
-        operator.weights[index].channels(node),
-        volume(tensor.shape),
-        operator.weights[index].reduction(node),
-    )
+    axes = operator.weights[index]
+    weight = Weight(index, tensor.name, spec, axes.channels(node), volume(tensor.shape), axes.reduction(node))
+    return replace(weight, spec=_worthwhile(weight, tensor) or spec)
 
 
 def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
     """Yield the weights of a node, and whatever else it holds of learned numbers that are worth storing as codes."""
     operator = operator_of(node)
-    for index in operator.weights if operator else ():
+    for index, axis_of in operator.weights.items() if operator else ():
         tensor = optional(node, index)
         if not _is_table(tensor, _SMALLEST_STORED_WEIGHT):
             continue
-        weight = weight_at(node, index, spec)
+        axes = axis_of.channels(node), axis_of.reduction(node)
         rank = len(tensor.shape)
         # A damaged model's weight may lack an axis that its operator speaks of.
-        if all(-rank <= axis < rank for axis in (weight.axis, weight.reduction_axis)):
-            yield replace(weight, spec=_with_full_blocks(spec, tensor.shape, weight.reduction_axis))
+        if all(-rank <= axis < rank for axis in axes):
+            full = _with_full_blocks(spec, tensor.shape, axes[1])
+            yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
     if (operator is not None and operator.settings) or node.bodies():
         return
     named = {*operator.weights, operator.bias} if operator else set()
     for index, tensor in enumerate(node.inputs):
         if index not in named and _is_table(tensor, _SMALLEST_STORED_CONSTANT) and _is_learned(tensor):
             axis = _finest_axis(tensor.shape)
-            yield Weight(index, tensor.name, spec, axis, volume(tensor.shape), len(tensor.shape) - 1)
+            weight = Weight(index, tensor.name, spec, axis, volume(tensor.shape), len(tensor.shape) - 1)
+            yield from _saving(weight, tensor)
 
 
 def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
@@ -102,6 +103,46 @@ def every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
         ):
             # Blocks lie along the last axes, whatever the operator sums over.
             yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
+
+
+def _saving(weight: Weight, tensor: Constant) -> Iterator[Weight]:
+    """Yield a weight with a spec that saves bytes, or nothing where none does."""
+    if spec := _worthwhile(weight, tensor):
+        yield replace(weight, spec=spec)
+
+
+def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
+    """Return the spec of a weight, with one scale for the whole tensor where more take too much, or None where all do.
+
+    Scales of channels take too much where they take as much as the codes: codes of twice the bits and one scale would
+    be as small. What a toolkit's arithmetic says stays, and so does the granularity of small weights.
+    """
+    spec = weight.spec
+    shape = tuple(tensor.shape)
+    misfit = isinstance(spec.per, tuple) and len(spec.per) > len(shape)
+    if spec.is_followed or misfit or weight.elements < _SMALLEST_STORED_WEIGHT:
+        return spec
+    # Scales of a small range are for several that one more multiplies.
+    scale = "float32" if spec.two_level else spec.scale
+    single = replace(spec, per=Granularity.TENSOR, two_level=False, scale=scale)
+    for one in (spec, single):
+        codes, scales = stored_bytes(replace(weight, spec=one), shape)
+        fine = one.per is not Granularity.CHANNEL or scales < codes
+        if fine and codes + scales < weight.elements * tensor.dtype.itemsize:
+            return one
+    return None
+
+
+def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many bytes the codes of a weight take, and its scales and zero points.
+
+    >>> stored_bytes(Weight(0, "table", Spec("int8", Granularity.CHANNEL), axis=0, reduction_axis=-1), (1000, 16))
+    (16000, 4000)
+    """
+    spec, format = weight.spec, format_named(weight.spec.format)
+    block = block_shape(spec.per, shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    each = scale_format_named(spec.scale).dtype.itemsize + (0 if spec.symmetric else format.bits / 8)
+    return math.ceil(volume(shape) * format.bits / 8), math.ceil(volume(grid_shape(shape, block)) * each)
 
 
 def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.graph import Node, Tensor, Variable, constant
-from onnxq.planning.large_constants import every_weight, large_weights
-from onnxq.scheme import Granularity, Spec
+from onnxq.planning.large_constants import every_weight, large_weights, weight_at
+from onnxq.scheme import Granularity, Method, Spec
 
 INT8 = Spec("int8-narrow", Granularity.CHANNEL)
 CONTRIB = "com.microsoft"
@@ -92,3 +93,56 @@ def test_small_chosen_and_setting_numbers_are_not(node: Node) -> None:
 
 def test_every_weight_is_any_size() -> None:
     assert [weight.index for weight in every_weight(call("Add", None, HALVES[:1]), INT8)] == [1]
+
+
+BLOCKS = Spec("int4-narrow", (32,), scale="float16")
+NV = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "expected"),
+    [
+        ((5000, 1), INT8, Granularity.TENSOR),
+        ((5000, 2), INT8, Granularity.TENSOR),
+        ((5000, 4), INT8, Granularity.TENSOR),
+        ((5000, 5), INT8, Granularity.CHANNEL),
+        ((5000, 16), INT8, Granularity.CHANNEL),
+        ((5000, 1), replace(INT8, format="int16-narrow"), Granularity.TENSOR),
+        ((5000, 3), replace(INT8, format="int16-narrow"), Granularity.CHANNEL),
+        ((5000, 1), BLOCKS, (32,)),
+        ((5000, 1), replace(BLOCKS, scale="float32"), Granularity.TENSOR),
+        ((5000, 1), replace(BLOCKS, per=(1,)), (1,)),
+        ((5000, 2), BLOCKS, (32,)),
+        ((5000, 64), BLOCKS, (32,)),
+        ((5000, 1), NV, (16,)),
+        ((5000, 1), replace(NV, scale="float16", two_level=False), (16,)),
+        ((5000, 1), replace(INT8, method=Method.TORCH, format="int8"), Granularity.CHANNEL),
+        ((64, 1), INT8, Granularity.CHANNEL),
+        ((300, 1), INT8, Granularity.TENSOR),
+    ],
+)
+def test_scales_take_no_more_than_their_codes_and_less_than_codes_save(
+    shape: tuple[int, ...], spec: Spec, expected: Granularity | tuple[int, ...]
+) -> None:
+    table = call("Gather", learned(*shape), None)
+    assert weight_at(table, 0, spec).spec.per == expected
+    stored = [weight.spec.per for weight in large_weights(table, spec)]
+    assert stored == ([expected] if np.prod(shape) >= 256 else [])
+    turned = call("MatMul", None, learned(*shape[::-1]))
+    assert weight_at(turned, 1, spec).spec.per == expected
+
+
+def test_a_weight_that_no_codes_make_smaller_stays() -> None:
+    half = call("MatMul", None, learned(64, 64).astype(np.float16))
+    assert not list(large_weights(half, Spec("int16-narrow", Granularity.CHANNEL)))
+    assert list(large_weights(half, INT8))
+
+
+def test_one_scale_of_a_tensor_needs_no_second_level() -> None:
+    spec = replace(NV, per=(1,))
+    (weight,) = large_weights(call("MatMul", None, learned(64, 64).astype(np.float16)), spec)
+    assert weight.spec == spec
+    (weight,) = large_weights(
+        call("Gather", learned(5000, 1).astype(np.float16), None), replace(spec, format="float8e4m3fn")
+    )
+    assert (weight.spec.per, weight.spec.two_level, weight.spec.scale) == (Granularity.TENSOR, False, "float32")
