@@ -26,6 +26,7 @@ from onnxq.judging.latency import NOT_SLOWER, Latency, measure_latency
 from onnxq.large_models import is_large
 from onnxq.modelfile import load, save
 from onnxq.modelfile.intake import taken_in
+from onnxq.passes.place.expand_constants import ExpandConstants
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.strip_metadata import StripMetadata
@@ -222,7 +223,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     applied: tuple[Applied, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
-        tied = Pipeline((StoreOnce(), RemoveUnused()))
+        tied = Pipeline((StoreOnce(), ExpandConstants(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)

@@ -14,6 +14,7 @@ from onnxq.passes.place.add_to_codes import AddToCodes
 from onnxq.passes.place.decode_weights import DecodeWeights
 from onnxq.passes.place.divide_channels import DivideChannels
 from onnxq.passes.place.drop_defaults import DropDefaults
+from onnxq.passes.place.expand_constants import ExpandConstants
 from onnxq.passes.place.fuse_biases import FuseBiases
 from onnxq.passes.place.insert_quantize_dequantize import InsertQuantizeDequantize
 from onnxq.passes.place.isolate_floats import IsolateFloats
@@ -87,6 +88,7 @@ class Placing:
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
                 StoreOnce(),
+                ExpandConstants(),
                 RemoveUnused(),
                 DropDefaults(),
             )

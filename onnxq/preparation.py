@@ -67,8 +67,9 @@ _REPEATED = (
     "FuseBatchNorm",
     "FoldScalesIntoProducts",
 )
-# What is computed from constants may make a model twice as large, or as much larger as nobody minds.
-_ALWAYS_FINE = 2**16
+# What is computed from constants may make a model larger by this part of it, or by as much as nobody minds. It saves
+# nodes that a runtime computes once.
+_GROWTH, _ALWAYS_FINE = 100, 2**16
 # Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
 _MOST_ROUNDS = 16
 
@@ -188,33 +189,36 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
         What each pass changed and left in the first round, in later ones those that changed something, and what the one
         that is not repeated did.
     """
-    repeated = _without(
-        (
+    rules, stored = _rules(without), _stored(graph)
+    most = stored + max(_ALWAYS_FINE, stored // _GROWTH)
+    applied: list[Applied] = []
+    infer_shapes(graph)
+    for _ in range(_MOST_ROUNDS):
+        repeated = (
             DropNoOps(),
             FoldShapes(),
-            FoldConstants(growth=max(_ALWAYS_FINE, sum(tensor.nbytes for tensor in constants(graph)))),
+            FoldConstants(growth=max(0, most - _stored(graph))),
             InlineIfs(),
             LiftInvariants(),
             ShareInitializers(),
             MergeEqual(),
             DropInitialStates(),
-            _rules(without),
+            rules,
             SinkTransposes(),
             FuseBatchNorm(),
             FoldScalesIntoProducts(),
             RemoveUnused(),
-        ),
-        without,
-    )
-    applied: list[Applied] = []
-    infer_shapes(graph)
-    for _ in range(_MOST_ROUNDS):
-        found = repeated.apply(graph)
+        )
+        found = _without(repeated, without).apply(graph)
         applied += found if not applied else [one for one in found if one]
         if not any(found):
             break
         infer_shapes(graph)
     return (*applied, *_without((FlushDenormals(),), without).apply(graph))
+
+
+def _stored(graph: Graph) -> int:
+    return sum(tensor.nbytes for tensor in constants(graph))
 
 
 def canonical_steps() -> tuple[str, ...]:

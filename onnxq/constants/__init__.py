@@ -6,6 +6,7 @@ from onnxq.constants.evaluation import Evaluated, evaluate, evaluate_all
 from onnxq.constants.linear import Array, dequantize_linear
 from onnxq.constants.moves import VIEWS
 from onnxq.constants.payloads import ComputedPayload, DerivedPayload, computed
+from onnxq.constants.repeats import without_repeats
 from onnxq.constants.steps import Step, is_small
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "evaluate",
     "evaluate_all",
     "is_small",
+    "without_repeats",
 ]

@@ -70,6 +70,12 @@ class Chain:
         """Append a Reshape; an extent of 0 copies that of the source."""
         return self.then("Reshape", role, [source, self.store(f"{role}.shape", np.array(shape, np.int64))])
 
+    def expand(self, role: str, source: Constant, shape: Sequence[int]) -> Variable:
+        """Append an Expand of a constant, which keeps its type."""
+        made = self.then("Expand", role, [source, self.store(f"{role}.shape", np.array(shape, np.int64))])
+        made.dtype, made.shape = source.dtype, list(shape)
+        return made
+
     def cut(self, role: str, source: Tensor, axis: int, extent: int) -> Variable:
         """Append a Slice that keeps the first ``extent`` elements along an axis."""
         bounds = {"start": 0, "end": extent, "axis": axis}

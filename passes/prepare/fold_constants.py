@@ -76,6 +76,8 @@ _LARGEST_ELEMENT = 8
 # Smaller integers are shape arithmetic, larger ones the codes of stored weights.
 _SMALLEST_CODES = 256
 _LARGEST_CODE = 2
+# So few bytes of a result are always worth the nodes that they save.
+_SMALL_RESULT = 1 << 12
 # Layouts and types of large weights may make a model grow by so many times the bytes of all its constants.
 _MOST_GROWTH = 2
 
@@ -86,8 +88,9 @@ class FoldConstants(Pass):
 
     Leaves what reads initializers that a caller may feed, quantization, weights stored as codes behind a Cast or in
     words, random numbers, control flow, custom operators, outputs of a graph, results larger than ``largest``, and
-    those that together make the model larger by more than ``growth``. Weights that are only transposed, reshaped, cut
-    or cast are folded whatever their size: they become values that are computed when somebody asks for them.
+    those that together make the model larger by more than ``growth``. Small results are folded all the same. Weights
+    that are only transposed, reshaped, cut or cast are folded whatever their size: they become values that are computed
+    when somebody asks for them.
 
     Attributes:
         largest: bytes that one computed result may have.
@@ -106,19 +109,27 @@ class FoldConstants(Pass):
         gone: list[Node] = []
         stored = sum(tensor.nbytes for tensor in constants(graph))
         growth = self.largest if self.growth is None else self.growth
-        sizes = _Sizes(self.largest, growth, max(self.largest, _MOST_GROWTH * stored), self.layouts_only)
+        work, room = max(growth, stored), max(self.largest, _MOST_GROWTH * stored)
+        sizes = _Sizes(self.largest, growth, work, room, self.layouts_only)
         for scope in scopes(graph):
-            gone += self._fold(scope, sizes.cone(scope, left), graph.opset, changed, left)
+            cone = sizes.cone(scope, left)
+            gone += self._fold(scope, cone, sizes.too_large(cone, left), graph.opset, changed, left)
         remove_nodes(graph, gone)
         return Changes(tuple(changed), tuple(left))
 
     def _fold(
-        self, scope: Graph, cone: Sequence[Node], opset: int, changed: list[str], left: list[tuple[str, str]]
+        self,
+        scope: Graph,
+        cone: Sequence[Node],
+        large: set[Node],
+        opset: int,
+        changed: list[str],
+        left: list[tuple[str, str]],
     ) -> list[Node]:
         """Make what others read constant, and return the nodes that are not needed any longer."""
         # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
         steps = {Step.of(node): node for node in cone}
-        kept = {node for node in cone if any(tensor.returned_by for tensor in node.outputs)}
+        kept = large | {node for node in cone if any(tensor.returned_by for tensor in node.outputs)}
         wanted = _read_outside(cone, kept)
         if not wanted:
             return []
@@ -144,19 +155,23 @@ class _Sizes:
 
     Attributes:
         largest: bytes that one result may have that is computed at once.
-        growth: bytes by which all of them may exceed what they are computed from.
+        growth: bytes by which those that are stored may exceed what they are computed from.
+        work: bytes by which all of them may, those that only others are computed from included.
         room: bytes by which other layouts and types of what is there may make the model grow.
         layouts_only: whether nothing but other layouts is folded.
         known: bytes and elements of the results that are folded, of the graph that is looked at.
         grown: bytes of results beyond those they are computed from.
+        stored: bytes of results that others read beyond the constants they are computed from.
     """
 
     largest: int
     growth: int
+    work: int
     room: int
     layouts_only: bool = False
     known: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
     grown: int = 0
+    stored: int = 0
 
     def cone(self, scope: Graph, left: list[tuple[str, str]]) -> list[Node]:
         """Return the nodes of a graph that depend on constants alone, in its order.
@@ -199,11 +214,43 @@ class _Sizes:
             grown = self.grown + max(0, made - sum(count for count, _ in read))
             if made > self.largest:
                 return f"its result of up to {elements} elements is too large"
-            if grown > self.growth:
+            if grown > self.work:
                 return "its result and those before it make the model too large"
             self.grown = grown
         self.known.update(dict.fromkeys(node.outputs, (made, elements)))
         return ""
+
+    def too_large(self, cone: Sequence[Node], left: list[tuple[str, str]]) -> set[Node]:
+        """Return the nodes of a cone whose results would make the model too large where they were stored."""
+        going, sources = set(cone), self._sources(cone)
+        kept: set[Node] = set()
+        for node in reversed(cone):
+            read = [one for one in node.outputs if any(user not in going or user in kept for user in one.outputs)]
+            grown = sum(max(0, self.known[one][0] - sources[node]) for one in read)
+            if grown > _SMALL_RESULT and self.stored + grown > self.growth:
+                left.append((node.name, "its result and those before it make the model too large"))
+                kept.add(node)
+                for tensor in node.outputs:
+                    del self.known[tensor]
+            else:
+                self.stored += grown
+        return kept
+
+    def _sources(self, cone: Sequence[Node]) -> dict[Node, int]:
+        """Return how many bytes of constants the results of each node are computed from, which go with the cone."""
+        going, found = set(cone), dict[Node, int]()
+        for node in cone:
+            # Other layouts and types have room of their own.
+            derived = _is_derived(node)
+            read = 0
+            for tensor in {tensor for tensor in node.inputs[: 1 if derived else None] if tensor.name}:
+                if not isinstance(tensor, Constant):
+                    read += found[tensor.inputs[0]] if tensor.inputs[0] in going else self.known[tensor][0]
+                elif derived or going.issuperset(tensor.outputs):
+                    read += tensor.nbytes
+            grown = self.known[node.outputs[0]][0] - self._size(node.inputs[0])[0] if derived else 0
+            found[node] = read + max(0, grown)
+        return found
 
 
 def _is_derived(node: Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from model_texts import Array, model, node_named, ops, values
+from model_texts import Array, difference, model, node_named, ops, outputs, sample, values
 
 from onnxq.constants import DerivedPayload
 from onnxq.encoding.codes import encode
@@ -166,3 +166,58 @@ def test_bytes_are_counted_by_type() -> None:
     infer_shapes(graph)
     changes = FoldConstants(largest=1100).apply(graph)
     assert changes.changed == ("e",)
+
+
+STORED = {
+    "wide": np.array([16, 4096]), "row": values(4096), "table": values(16, 8), "index": np.arange(4096) % 16,
+    "w": values(256, 256), "down": values(256, 4), "up": values(4, 256), "half": values(256, 256).astype(np.float16),
+    "s": values(256), "one": np.array([1]), "few": np.arange(40) % 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "folded"),
+    [
+        ("c = Expand(row, wide)  y = Add(x, c)", False),
+        ("c = ConstantOfShape(wide)  y = Add(x, c)", False),
+        ("c = Gather(table, index)  d = Neg(c)  y = Add(x, d)", False),
+        ("c = Gather(table, few)  y = Add(x, c)", True),
+        ("c = Expand(row, wide)  d = ReduceMax(c)  y = Add(x, d)", True),
+        ("c = MatMul(down, up)  d = Add(w, c)  e = Mul(d, s)  y = Add(x, e)", True),
+        ("c = MatMul(down, up)  y = Add(x, c)", False),
+        ("c = Mul(w, s)  d = Mul(w, w)  e = Add(c, d)  f = Transpose(e)  y = Add(x, f)", True),
+        ("c = Mul(w, s)  d = Add(x, w)  y = Add(c, d)", False),
+        ("c = Cast <to = 1> (half)  y = Add(x, c)", True),
+        ("c = Transpose(w)  d = Add(x, w)  y = Add(c, d)", True),
+    ],
+)
+def test_what_is_stored_counts_against_the_constants_that_go(body: str, folded: bool) -> None:
+    made = model(f"g (float[1] x) => (float y) {{ {body} }}", **STORED)
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = as_graph(made)
+    infer_shapes(graph)
+    before = ops(graph)
+    changes = FoldConstants(growth=10_000).apply(graph)
+    assert set(ops(graph)) == ({"Add"} if folded else set(before))
+    assert bool(changes) is folded
+    assert bool(changes.left) is not folded
+    if folded:
+        inputs = sample(made)
+        assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 1e-6
+    assert not FoldConstants(growth=10_000).apply(graph)
+
+
+def test_a_body_does_not_read_what_is_too_large_around_it() -> None:
+    made = model(
+        """g (bool b, float[1] x) => (float y) {
+            c = Expand(row, wide)
+            y = If (b) <then_branch = one () => (float[16, 4096] t) { d = Neg(c)  t = Add(d, x) },
+                        else_branch = two () => (float[16, 4096] e) { e = Add(c, x) }>
+        }""",
+        **STORED,
+    )
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = as_graph(made)
+    infer_shapes(graph)
+    assert FoldConstants(growth=10_000).apply(graph).changed == ()
+    assert sorted(ops(graph)) == ["Add", "Add", "Expand", "If", "Neg"]
