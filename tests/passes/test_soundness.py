@@ -82,7 +82,8 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
               k=np.float32(1e-10)), {"a": np.full((1, 1), 1e20, np.float32), "b": np.full((1, 1), 1e20, np.float32)}),
     "scaled weight of a Gemm underflows": (
         "FoldGemmFactors",
-        model("g (float16[1, 4] x) => (float16[1, 1] y) { y = Gemm<alpha = 1e-6>(x, w) }", w=np.full((4, 1), 0.01, HALF)),
+        model("g (float16[1, 4] x) => (float16[1, 1] y) { y = Gemm<alpha = 1e-6>(x, w) }",
+              w=np.full((4, 1), 0.01, HALF)),
         {"x": np.full((1, 4), 6e4, HALF)}),
     "scaled bias of a Gemm overflows": (
         "FoldGemmFactors",
@@ -116,7 +117,8 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
         {"x": f32(1e8 + 8, 1e8 + 16).reshape(1, 1, 1, 2)}),
     "factors of another normalization": (
         "FoldIntoBatchNorm",
-        model("g (float[1, 2, 1, 1] x) => (float[1, 2, 1, 1] y) { n = BatchNormalization(x, s, b, m, v) y = Mul(n, k) }",
+        model("g (float[1, 2, 1, 1] x) => (float[1, 2, 1, 1] y) "
+              "{ n = BatchNormalization(x, s, b, m, v) y = Mul(n, k) }",
               **{**NORM, "s": f32(1e-25, 1)}, k=f32(1e-20, 1).reshape(2, 1, 1)),
         {"x": f32(1e30, 1).reshape(1, 2, 1, 1)}),
     "slopes on both sides of 1": (
@@ -127,7 +129,8 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
         {"x": f32(np.inf, -np.inf, np.inf, -1).reshape(1, 4)}),
     "GELU of what twice leaves the range": (
         "FuseGelu",
-        model("g (float[2] x) => (float[2] y) { d = Div(x, r) e = Erf(d) p = Add(e, one) q = Mul(p, half) y = Mul(q, x) }",
+        model("g (float[2] x) => (float[2] y) "
+              "{ d = Div(x, r) e = Erf(d) p = Add(e, one) q = Mul(p, half) y = Mul(q, x) }",
               r=np.float32(2**0.5), one=np.float32(1), half=np.float32(0.5)), {"x": f32(3e38, -1)}),
     # Limits.
     "the largest number is a limit": (
@@ -137,16 +140,19 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
         "MergeClamps", model("g (float[3] x) => (float[3] y) { y = Clip(x, k) }", k=np.float32(0)),
         {"x": f32(np.inf, -np.inf, np.nan)}),
     "a limit of infinity": (
-        "MergeClamps", model("g (float[2] x) => (float[2] y) { y = Max(x, k) }", k=np.float32(np.inf)), {"x": f32(1, 2)}),
+        "MergeClamps", model("g (float[2] x) => (float[2] y) { y = Max(x, k) }",
+              k=np.float32(np.inf)), {"x": f32(1, 2)}),
     "minus infinity below a Min": (
         "MergeClamps", model("g (float[2] x) => (bool[2] y) { m = Min(x, k) y = IsInf(m) }", k=np.float32(5)),
         {"x": f32(-np.inf, 2)}),
     "infinity above a Max of an old opset": (
-        "MergeClamps", model("g (float[2] x) => (float[2] y) { y = Max(x, k) }", opset=9, ir_version=5, k=np.float32(5)),
+        "MergeClamps", model("g (float[2] x) => (float[2] y) { y = Max(x, k) }",
+              opset=9, ir_version=5, k=np.float32(5)),
         {"x": f32(np.inf, 2)}),
     # Decisions.
     "a quotient behind which a Floor decides": (
-        "UseAddAndMul", model("g (float[1] x) => (float[1] y) { d = Div(x, k) r = Relu(d) y = Floor(r) }", k=np.float32(41)),
+        "UseAddAndMul", model("g (float[1] x) => (float[1] y) { d = Div(x, k) r = Relu(d) y = Floor(r) }",
+              k=np.float32(41)),
         {"x": f32(41)}),
     "a quotient of which a body decides": (
         "UseAddAndMul",
@@ -190,7 +196,8 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
     "two normalizations of other sizes": (
         "FoldIntoBatchNorm",
         model("g (float[1, 3, 2] x) => (float[1, 3, 2] y) { n = BatchNormalization<spatial = 0>(x, s, s, s, s) "
-              "y = BatchNormalization(n, t, t, t, t) }", opset=8, ir_version=4, s=image(3, 2) ** 2 + 1, t=image(3) ** 2 + 1),
+              "y = BatchNormalization(n, t, t, t, t) }", opset=8, ir_version=4,
+              s=image(3, 2) ** 2 + 1, t=image(3) ** 2 + 1),
         {"x": image(1, 3, 2)}),
     "a scale for each value behind a product": (
         "FuseBatchNorm",
@@ -224,7 +231,8 @@ CASES: dict[str, tuple[str, ModelProto, dict[str, np.ndarray]]] = {
         "DivideBySquareRoot", model("g (float[2] x) => (float[2] y) { s = Sqrt(x) r = Reciprocal(s) y = Mul(r, s) }"),
         {"x": f32(4, 9)}),
     "a scaled tensor that is scaled again": (
-        "MergeScalesOfProduct", model("g (float[2, 2] x) => (float[2, 2] y) { m = Mul(x, k) n = Mul(m, j) y = MatMul(n, m) }",
+        "MergeScalesOfProduct", model("g (float[2, 2] x) => (float[2, 2] y) "
+              "{ m = Mul(x, k) n = Mul(m, j) y = MatMul(n, m) }",
                                       k=np.float32(0.5), j=np.float32(3)), {"x": image(2, 2)}),
 }  # fmt: skip
 
