@@ -78,7 +78,7 @@ class StoreOnce(Pass):
         groups: dict[int, list[tuple[Constant, Graph]]] = defaultdict(list)
         for scope, tensors in place_constants(graph).items():
             for tensor in tensors:
-                if is_fixed(tensor) and tensor.outputs and not tensor.returned_by and tensor.nbytes >= self.smallest:
+                if _may_be_shown(tensor) and tensor.nbytes >= self.smallest:
                     groups[tensor.nbytes].append((tensor, scope))
         for alike in groups.values():
             # Numbers that share bytes with others have no ends of their own.
@@ -132,6 +132,12 @@ def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) ->
     if isinstance(shown, Variable):
         shown.dtype, shown.shape = tensor.dtype, list(tensor.shape)
     return shown
+
+
+def _may_be_shown(tensor: Constant) -> bool:
+    """Whether nodes may make a constant; shapes are left, which such nodes read themselves."""
+    shapes = any(node.op == "Reshape" and node.inputs[0] is not tensor for node in tensor.outputs)
+    return is_fixed(tensor) and bool(tensor.outputs) and not tensor.returned_by and not shapes
 
 
 def _is_looked_up(tensor: Constant) -> bool:

@@ -55,8 +55,7 @@ class WidenFloats(Pass):
         border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
         border.update(tensor for tensor in graph.initializers if tensor.input_source is not None)
         rounding = _rounding_casts(graph)
-        kept = {node.outputs[0] for node in rounding}
-        changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border | kept)]
+        changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border, rounding)]
         changed += _read_widened(graph, [tensor for tensor in border if _is_half(tensor)], names)
         changed += _read_rounded(graph, rounding, names)
         changed += _return_narrowed(graph, names)
@@ -101,13 +100,14 @@ def _widened(payload: Payload) -> Any:
     return payload.load().astype(_FLOAT)
 
 
-def _widen_nodes(graph: Graph, border: set[Tensor]) -> Iterator[str]:
-    """Let the nodes make float32, but for the Casts that make outputs of the model."""
+def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Iterator[str]:
+    """Let the nodes make float32, but for the Casts that round or make outputs of the model."""
+    kept = set(rounding)
     for scope in scopes(graph):
         for tensor in scope.inputs if scope is not graph else ():
             _widen_type(tensor)
         for node in scope.nodes:
-            if _makes_output(node, graph) or (node.outputs and node.op == "Cast" and node.outputs[0] in border):
+            if node in kept or _makes_output(node, graph):
                 continue
             for name in _TYPES:
                 if node.attrs.get(name) in _HALVES:

@@ -135,3 +135,17 @@ def test_bodies_do_not_read_what_another_body_holds() -> None:
         graph.initializers.remove(weight)
         body.initializers.append(weight)
     assert not StoreOnce().apply(graph)
+
+
+def test_the_shapes_that_it_makes_are_not_stored_by_nodes_themselves() -> None:
+    made = model(
+        """g (float[3, 64] x) => (float[3, 48] y, float[3, 64] z, float[48, 64] u) {
+        y = MatMul(x, w) m = MatMul(y, v) z = Neg(m) u = Neg(t) }""",
+        w=TABLE, v=TABLE.reshape(48, 64), t=TABLE.reshape(48, 64),
+    )  # fmt: skip
+    graph = as_graph(made)
+    infer_shapes(graph)
+    assert StoreOnce(1).apply(graph)
+    assert not StoreOnce(1).apply(graph)
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) == 0
