@@ -26,6 +26,10 @@ class FlattenBatchedWeight(RewriteRule):
             return "others than products read its weight"
         return ""
 
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the product with the same values as a matrix."""
         return new.like(

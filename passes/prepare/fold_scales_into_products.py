@@ -23,9 +23,9 @@ class FoldScalesIntoProducts(Pass):
 
     A number passes through whatever moves values, through the Add of a bias and through products of two tensors, as
     the scale of an attention does on its way from the scores to the query. Each tensor on the way must have one reader,
-    and the weight, a floating-point constant, none but the product. Leaves numbers by which values may leave the range
-    of their type, and those whose last bit may decide something. Works in the main graph and in bodies; linear,
-    since ways end after 16 nodes.
+    and the weight, a floating-point constant, none but the product. Leaves a weight that may be a table which is looked
+    up, numbers by which values may leave the range of their type, and those whose last bit may decide something. Works
+    in the main graph and in bodies; linear, since ways end after 16 nodes.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -40,6 +40,8 @@ class FoldScalesIntoProducts(Pass):
                 scaled = _scaled(node)
                 terms = _terms(scaled[0], inside, _FARTHEST) if scaled is not None else None
                 if scaled is None or terms is None or uses.decides(node.outputs):
+                    continue
+                if any(uses.is_like_a_table(one.inputs[index]) for one, index in terms):
                     continue
                 if not _fold(terms, scaled[1], names):
                     continue

@@ -52,6 +52,8 @@ class FuseBatchNorm(Pass):
                 found = _foldable(node, inside) if graph.opset >= _BROADCASTS else "its operands lie along an axis"
                 if not isinstance(found, str) and uses.decides(node.outputs):
                     found = "its last bit may decide what reads it"
+                if not isinstance(found, str) and uses.is_like_a_table(found.producer.inputs[1]):
+                    found = f"the weight of {found.producer.name} may be a table that is looked up too"
                 if isinstance(found, str):
                     if node.op == "BatchNormalization":
                         left.append((node.name, found))

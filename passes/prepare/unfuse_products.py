@@ -52,7 +52,8 @@ class UnfuseProducts(Pass):
             if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
                 continue
             found = _FORMS[node.op](node, names, graph.opset)
-            if not isinstance(found, str) and float(node.attrs.get("alpha", 1.0)) != 1.0 and uses.decides(node.outputs):
+            rounds = node.op == "Attention" or float(node.attrs.get("alpha", 1.0)) != 1.0
+            if rounds and not isinstance(found, str) and uses.decides(node.outputs):
                 found = "its last bit may decide what reads it"
             if isinstance(found, str):
                 left.append((node.name, found))
