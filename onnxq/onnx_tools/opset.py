@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from onnx import (
     AttributeProto,
@@ -10,7 +11,10 @@ from onnx import (
     ModelProto,
     NodeProto,
     checker,
+    defs,
+    helper,
     inliner,
+    numpy_helper,
     shape_inference,
     version_converter,
 )
@@ -18,6 +22,7 @@ from onnx import (
 from onnxq.errors import ModelError
 from onnxq.graph.elements import domain_named
 from onnxq.graph.model import Graph
+from onnxq.graph.reading import nodes
 from onnxq.modelfile.protos import copy_other_fields
 from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
 from onnxq.onnx_tools.functions import check_functions
@@ -26,6 +31,7 @@ from onnxq.onnx_tools.skeleton import Skeleton
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
 
 _CONVERTED = {"node", "initializer", "sparse_initializer", "input", "output", "value_info"}
+_HARDMAX_OF_ONE_AXIS = 13
 _NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
 
 
@@ -52,12 +58,14 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
         raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
     if graph.functions:
         graph = inline_functions(graph)
+    _check_convertible(graph, version)
     skeleton = Skeleton.of(graph)
     converted = _run(
         lambda: version_converter.convert_version(skeleton.model, version),
         f"the model cannot be converted from opset {graph.opset} to {version}",
     )
     _graft(skeleton.model, converted, version)
+    _mend(skeleton.model, converted, version)
     return skeleton.restore(converted)
 
 
@@ -100,6 +108,85 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
     ) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise ModelError(f"{problem}: {reason}") from error
+
+
+def _check_convertible(graph: Graph, version: int) -> None:
+    """Refuse a Hardmax that onnx's converter lets compute something else, as it does where the axis is not the last."""
+    for _, node in nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
+        if node.op == "Hardmax" and not node.domain:
+            shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
+            if shape is None or axis not in (-1, len(shape) - 1):
+                raise ModelError(
+                    f"Hardmax node {node.name!r} cannot be converted from opset {graph.opset} to {version}: its axis "
+                    f"{axis} is not known to be the last; export the model at opset {_HARDMAX_OF_ONE_AXIS} or later"
+                )
+
+
+def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
+    """Correct what the converter writes wrongly: attributes that an operator has no more, and constants of float32.
+
+    Raises:
+        ModelError: a node has another attribute that its operator does not have at the version.
+    """
+    types = _element_types(source)
+    for graph in _graphs(converted.graph):
+        made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
+        invented = {name: node for name, node in made.items() if name not in types}
+        for node in graph.node:
+            if domain_named(node.domain) or not defs.has(node.op_type, version, ""):
+                continue
+            schema = defs.get_schema(node.op_type, version)
+            if node.op_type == "Pad" and "value" not in schema.attributes:
+                # Only a constant edge has a value, which has become an input.
+                kept = [proto for proto in node.attribute if proto.name != "value"]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+            if unknown := next((proto.name for proto in node.attribute if proto.name not in schema.attributes), None):
+                raise ModelError(
+                    f"{node.op_type} node {node.name!r} has the attribute {unknown!r} once it is converted, which "
+                    f"opset {version} does not know; keep the model's own opset"
+                )
+            _unify_types(node, schema, types, invented)
+
+
+def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], invented: dict[str, NodeProto]) -> None:
+    """Give constants that the converter made the type of the inputs that must have the same one."""
+    wanted: dict[str, int] = {}
+    for make in (False, True):
+        for index, name in enumerate(node.input):
+            formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+            if not formal.is_homogeneous or "(" in formal.type_str:
+                continue
+            if not make and types.get(name):
+                wanted.setdefault(formal.type_str, types[name])
+            elif make and name in invented and (data_type := wanted.get(formal.type_str)):
+                tensor = invented[name].attribute[0].t
+                if tensor.data_type != data_type:
+                    dtype = helper.tensor_dtype_to_np_dtype(data_type)
+                    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+
+
+def _element_types(model: ModelProto) -> dict[str, int]:
+    """Return the element types of all tensors by name, 0 where onnx cannot tell."""
+    with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        model = shape_inference.infer_shapes(model)
+    types: dict[str, int] = {}
+    for graph in _graphs(model.graph):
+        types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            types.setdefault(info.name, info.type.tensor_type.elem_type)
+        for node in graph.node:
+            for name in node.output:
+                types.setdefault(name, 0)
+    return types
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    pending = [graph]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        pending.extend(body for node in scope.node for body in _bodies(node).values())
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:

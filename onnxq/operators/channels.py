@@ -90,13 +90,15 @@ def split(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
 
 def transposed(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     """Transpose."""
-    order = node.attrs.get("perm") or list(range(_rank(node.inputs[0])))[::-1]
-    return _passed(node, index, axis, 0, list(order).index(axis))
+    order = list(node.attrs.get("perm") or range(_rank(node.inputs[0]))[::-1])
+    if axis not in order:
+        return "has an unknown number of dimensions"
+    return _passed(node, index, axis, 0, order.index(axis))
 
 
 def reshaped(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     """Reshape and its kin: as many elements lie behind a channel's place as before, or each channel becomes several."""
-    before, after = node.inputs[index].shape, node.outputs[0].shape
+    before, after = node.inputs[index].shape or (), node.outputs[0].shape or ()
     channels, inner = _extent(node.inputs[index], axis), _volume(before[axis + 1 :])
     for place in range(len(after) - 1, -1, -1):
         extent, behind = _extent(node.outputs[0], place), _volume(after[place + 1 :])

@@ -15,6 +15,9 @@ from onnxq.planning.plan import Activation
 from onnxq.scheme import Granularity, Method, Spec
 from onnxq.targets import Target
 
+# Nodes that onnxruntime moves a DequantizeLinear behind.
+_MOVED_BEHIND = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+
 
 def check_activation_spec(spec: Spec, target: Target) -> None:
     """Check that integer kernels take data as a rule or a plan wants it.
@@ -71,7 +74,30 @@ def plan_activations(
         if operator is not None and operator.moves:
             moved = (tensor for tensor in inputs if isinstance(tensor, Variable))
             _share_one_scale(tuple(moved), outputs, limits, groups)
+    _quantize_for_bodies(graph, found, groups)
     return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+
+
+def _quantize_for_bodies(graph: Graph, found: dict[Tensor, Activation], groups: Groups[Tensor]) -> None:
+    """Quantize again, with the same scale, what nodes in float move from a DequantizeLinear to a body.
+
+    onnxruntime moves a DequantizeLinear behind such nodes, and aborts where a body reads what they give.
+    """
+    homes = owner_graphs(graph)
+    moved: dict[Tensor, Tensor] = {}
+    for node, home in homes.items():
+        source = node.inputs[0] if node.op in _MOVED_BEHIND and not node.domain and node.inputs else None
+        if source is None or (made := node.outputs[0]) in found:
+            continue
+        known = found.get(source)
+        origin = source if known is not None and known.every_consumer else moved.get(source)
+        if origin is None:
+            continue
+        if all(homes[reader] is home for reader in made.outputs):
+            moved[made] = origin
+        else:
+            found[made] = replace(found[origin], tensor=made.name, every_consumer=True)
+            groups.join(origin, made)
 
 
 def _all_want_codes(tensor: Variable, integer: set[Node]) -> bool:

@@ -9,6 +9,8 @@ from onnxq.errors import ModelError
 from onnxq.graph import Graph, constant, scopes
 from onnxq.modelfile import load, minimum_ir_version, read_model, save, to_model
 from onnxq.onnx_tools import inline_functions, upgrade_opset
+from onnxq.runtime import open_session
+from onnxq.runtime import run as outputs_of
 
 WEIGHT = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
 OLD = """<ir_version: 6, opset_import: ["" : 11, "com.microsoft" : 1], producer_name: "p">
@@ -243,3 +245,52 @@ def test_a_graph_can_become_its_upgrade_in_place() -> None:
     assert [body.parent for body in node(graph, "branch").bodies()] == [graph, graph]
     assert graph.outputs[0].returned_by == [graph]
     assert [tensor.name for tensor in to_model(graph).graph.initializer] == ["other"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Pad <pads = [0, 1, 0, 1]>",
+        "Pad <pads = [0, 1, 0, 1], value = 2.0>",
+        'Pad <pads = [0, 1, 0, 1], mode = "edge", value = 0.0>',
+        'Pad <pads = [0, 1, 0, 1], mode = "reflect", value = 2.0>',
+        "Clip <min = -0.5, max = 0.5>",
+        "Clip <min = -0.5>",
+    ],
+)
+@pytest.mark.parametrize("in_body", [False, True], ids=["", "in a body"])
+def test_what_the_converter_writes_wrongly_is_corrected(node: str, dtype: type, *, in_body: bool) -> None:
+    name = {np.float32: "float", np.float16: "float16", np.float64: "double"}[dtype]
+    body = f"y = {node} (x)"
+    if in_body:
+        body = (
+            f"y = If (c) <then_branch = t () => (p) {{ p = {node} (x) }}, "
+            f"else_branch = e () => (r) {{ r = {node} (x) }}>"
+        )
+    made, plain = (
+        parser.parse_model(
+            f'<ir_version: 5, opset_import: ["" : 10]> g ({one}[1,3] x, bool c) => ({one}[n,m] y) {{ {body} }}'
+        )
+        for one in (name, "float")
+    )
+    given = np.array([[-1, 0.25, 3]], np.float32)
+    # onnxruntime has no Clip of other types at opset 10.
+    (expected,) = outputs_of(open_session(plain, optimize=False), {"x": given, "c": np.array(True)})
+    for version in (13, 21):
+        converted = to_model(upgrade_opset(read_model(made), version))
+        onnx.checker.check_model(converted, full_check=True)
+        fed = {"x": given.astype(dtype), "c": np.array(True)}
+        (found,) = outputs_of(open_session(converted, optimize=False), fed)
+        np.testing.assert_array_equal(found, expected.astype(dtype), strict=True)
+
+
+@pytest.mark.parametrize(("axis", "fits"), [(1, True), (-1, True), (0, False)])
+def test_hardmax_of_several_axes_is_not_converted(axis: int, *, fits: bool) -> None:
+    text = f"g (float[2,3] x) => (float[2,3] y) {{ y = Hardmax <axis = {axis}> (x) }}"
+    graph = read_model(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> {text}'))
+    if fits:
+        assert upgrade_opset(graph, 13).opset == 13
+    else:
+        with pytest.raises(ModelError, match="its axis 0 is not known to be the last"):
+            upgrade_opset(graph, 13)

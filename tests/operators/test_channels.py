@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.graph import Node, Variable
-from onnxq.operators.channels import aligned, concatenated, picked, reshaped, scaled, split, transposed
+from onnxq.operators.channels import PassageRule, aligned, concatenated, picked, reshaped, scaled, split, transposed
 
 
 def node(op: str, inputs: list[list[int | None]], outputs: list[list[int | None]], **attributes: object) -> Node:
@@ -63,3 +63,12 @@ def test_transposed_picked_and_broadcast() -> None:
     assert picked(node("Gather", [[1, 3, 8]], [[1, 3]], axis=2), 0, 1)[0].axis == 1  # type: ignore[union-attr]
     assert isinstance(picked(node("Gather", [[1, 3, 8]], [[1, 8]], axis=1), 0, 1), str)
     assert isinstance(aligned(node("Add", [[1, 1, 8], [1, 3, 8]], [[1, 3, 8]]), 0, 1), str)
+
+
+@pytest.mark.parametrize(
+    ("op", "rule"),
+    [("Reshape", reshaped), ("Unsqueeze", reshaped), ("Transpose", transposed), ("Concat", concatenated)],
+)
+def test_channels_of_unknown_shapes_are_not_followed(op: str, rule: PassageRule) -> None:
+    unknown = Node(op, "n", {"axis": 1}, [Variable("x", np.float32)], [Variable("y", np.float32)])
+    assert isinstance(rule(unknown, 0, 1), str)
