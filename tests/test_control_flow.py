@@ -309,11 +309,13 @@ def test_other_runtimes_get_no_integers_in_bodies(branches: onnx.ModelProto) -> 
         ("u = Slice(r, zero, two, one)", "Pad(u, edges)"),
     ],
 )
+@pytest.mark.parametrize("is_integer", [False, True], ids=["float bodies", "integer bodies"])
 def test_what_is_moved_for_bodies_alone_is_quantized_behind(
-    build, quantize_to, tmp_path: Path, moved: str, back: str
+    build, quantize_to, tmp_path: Path, moved: str, back: str, *, is_integer: bool
 ) -> None:
-    branch = "{name} = {kind} () => (float[a,b,c,d] {name}y) {{ {name}s = {back} {name}y = Conv{pads}({name}s, w) }}"
-    then, other = (branch.format(name=name, kind=name, back=back, pads=PADS).partition(" = ")[2] for name in ("t", "e"))
+    branch = "{name} () => (float[a,b,c,d] {name}y) {{ {name}s = {back} {name}y = {op}({name}s{weight}) }}"
+    op, weight = (f"Conv{PADS}", ", w") if is_integer else ("Erf", "")
+    then, other = (branch.format(name=name, back=back, op=op, weight=weight) for name in ("t", "e"))
     text = f"""(float[1,8,8,8] x, bool c) => (float[a,b,c,d] y) {{
         a = Conv{PADS}(x, v) r = Relu(a) {moved}
         y = If (c) <then_branch = {then}, else_branch = {other}> }}"""
