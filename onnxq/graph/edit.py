@@ -111,7 +111,7 @@ def remove_unused(graph: Graph) -> None:
     """Remove nodes that nothing depends on, in all scopes, and declared constants that have lost their last use.
 
     What a body reads from the graphs around it counts as used while the node that holds the body is. Graph inputs stay,
-    and so do initializers that were unused when the model was read.
+    and so do initializers that a caller may override, and those that were unused when the model was read.
     """
     restore_classes(graph)
     root_scopes = list(scopes(graph))
@@ -131,7 +131,9 @@ def remove_unused(graph: Graph) -> None:
     for scope in scopes(graph):
         returned = set(scope.outputs) | set(scope.inputs)
         scope.initializers[:] = [
-            tensor for tensor in scope.initializers if tensor.outputs or tensor.kept or tensor in returned
+            tensor
+            for tensor in scope.initializers
+            if tensor.outputs or tensor.kept or tensor.input_source is not None or tensor in returned
         ]
 
 

@@ -65,7 +65,7 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
     for domain in sorted(emission.domains - imports.keys()):
         imports[domain] = 1
     read = {domain_named(entry.domain): entry.version for entry in source.opset_import}
-    if imports == read:
+    if imports == read and len(read) == len(source.opset_import):
         model.opset_import.extend(source.opset_import)
     else:
         for domain, version in imports.items():

@@ -13,7 +13,8 @@ def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
     """Return for every graph the constants that it must declare.
 
     A constant stays in the graph that declares it unless a user outside of that graph reads it too; a new one goes
-    into the innermost graph around all its users. What nothing uses any longer is left out.
+    into the innermost graph around all its users. What nothing uses any longer is left out, unless
+    a caller may feed it.
     """
     placed: dict[Graph, list[Constant]] = {}
     depth: dict[Graph, int] = {}
@@ -24,7 +25,7 @@ def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
         depth[scope] = depth[scope.parent] + 1 if scope.parent in depth else 0
         for initializer in scope.initializers:
             homes.setdefault(initializer, scope)
-            if initializer.kept:
+            if initializer.kept or initializer.input_source is not None:
                 used.add(initializer)
     for scope in placed:
         for tensor in constants_read(scope):

@@ -10,12 +10,17 @@ from onnxq.graph import Changes, Constant, Graph, Node, Pass, remove_unused, sco
 class RemoveUnused(Pass):
     """Remove what no output of the model needs, such as the float weight behind its codes.
 
-    Leaves graph inputs, and initializers that were unused when the model was read.
+    Leaves graph inputs, initializers that a caller may override, and those that a quantization annotation names.
     """
 
     def apply(self, graph: Graph) -> Changes:
         """Remove; ``changed`` holds the names of the nodes and initializers."""
         before = [(item, _name(item)) for item in _items(graph)]
+        for scope in scopes(graph):
+            annotations = scope.source.quantization_annotation if scope.source is not None else ()
+            named = {entry.value for one in annotations for entry in one.quant_parameter_tensor_names}
+            for tensor in scope.initializers:
+                tensor.kept = tensor.kept and tensor.name in named
         remove_unused(graph)
         after = set(_items(graph))
         return Changes(tuple(name for item, name in before if item not in after))

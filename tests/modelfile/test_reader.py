@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, parser
 from small_models import model, small
 
 from onnxq.errors import ModelError
@@ -219,3 +219,15 @@ def test_other_text_of_the_model_that_is_no_text_is_refused(field: str) -> None:
     else:
         with pytest.raises(ModelError, match=r"the text b'MA\\xffK', which is not UTF-8"):
             read_model(damaged)
+
+
+@pytest.mark.parametrize(("first", "last"), [(13, 13), (11, 13), (13, 11)])
+def test_a_domain_that_is_imported_twice_is_written_once_as_runtimes_read_it(first: int, last: int) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
+    )
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("", first), helper.make_opsetid("ai.onnx", last)])
+    written = to_model(read_model(model))
+    assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", last)]
+    onnx.checker.check_model(written, full_check=True)

@@ -1,4 +1,4 @@
-"""RemoveUnused removes what no output depends on, and nothing that was there unused to begin with."""
+"""RemoveUnused removes what no output depends on, and leaves what a caller may feed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,19 @@ def test_a_weight_that_lost_its_last_reader_goes() -> None:
     assert initializer_names(to_model(graph)) == {"other"}
 
 
-def test_inputs_and_initializers_that_were_unused_when_read_stay() -> None:
-    made = model("g (float[4] x, float[4] z) => (float[4] y) { y = Neg(x) }", w=values(4))
+def test_initializers_that_no_node_ever_read_go_and_inputs_stay() -> None:
+    made = model(
+        """g (float[4] x, float[4] z, float[4] v, float[4] u) => (float[4] y)
+        <float[4] v = {1, 2, 3, 4}, float[4] u = {4, 3, 2, 1}> { y = Neg(x) d = Abs(u) }""",
+        w=values(4),
+    )
     graph = as_graph(made)
-    assert not RemoveUnused().apply(graph)
-    assert initializer_names(to_model(graph)) == {"w"}
-    assert [tensor.name for tensor in graph.inputs] == ["x", "z"]
+    assert RemoveUnused().apply(graph).changed == ("Abs_d", "w")
+    written = to_model(graph)
+    assert initializer_names(written) == {"v", "u"}
+    assert [info.name for info in written.graph.input] == ["x", "z", "v", "u"]
+    given = {"x": values(4), "z": values(4), "v": values(4), "u": values(4)}
+    assert difference(outputs(graph, given), outputs(made, given)) == 0
 
 
 def test_what_a_body_reads_is_used_until_the_node_of_the_body_goes() -> None:
