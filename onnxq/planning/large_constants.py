@@ -24,6 +24,9 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 # Below this a weight saves less than the nodes that decode it cost.
 _SMALLEST_STORED_WEIGHT = 256
 
+# With fewer bits one scale for a whole weight is too coarse.
+_FINE_BITS = 8
+
 # A constant that is no weight saves nothing to speak of below this.
 _SMALLEST_STORED_CONSTANT = 4096
 _VALUES_PER_SCALE = 32
@@ -114,8 +117,8 @@ def _saving(weight: Weight, tensor: Constant) -> Iterator[Weight]:
 def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
     """Return the spec of a weight, with one scale for the whole tensor where more take too much, or None where all do.
 
-    Scales of channels take too much where they take as much as the codes: codes of twice the bits and one scale would
-    be as small. What a toolkit's arithmetic says stays, and so does the granularity of small weights.
+    Scales of channels take too much where they take as much as codes of 8 bits and more: those of twice the bits and
+    one scale would be as small. What a toolkit's arithmetic says stays, and so does the granularity of small weights.
     """
     spec = weight.spec
     shape = tuple(tensor.shape)
@@ -127,7 +130,8 @@ def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
     single = replace(spec, per=Granularity.TENSOR, two_level=False, scale=scale)
     for one in (spec, single):
         codes, scales = stored_bytes(replace(weight, spec=one), shape)
-        fine = one.per is not Granularity.CHANNEL or scales < codes
+        few = format_named(one.format).bits < _FINE_BITS
+        fine = one.per is not Granularity.CHANNEL or few or scales < codes
         if fine and codes + scales < weight.elements * tensor.dtype.itemsize:
             return one
     return None

@@ -24,6 +24,7 @@ from onnxq.planning.large_constants import weight_at
 from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import EXCLUDED, Activation, Decision, Demotion, Plan, Weight
+from onnxq.planning.second_layouts import with_second_layouts
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
 from onnxq.scheme import Mode, Rule, Scheme, Spec
 from onnxq.targets import Target
@@ -86,6 +87,7 @@ def make_plan(
         for scope, node in found
     )
     decisions = tuple(with_pairs((node for _, node in found), decisions, target))
+    decisions = tuple(with_second_layouts([node for _, node in found], decisions))
     if scheme.correct_biases:
         decisions = tuple(with_corrections(graph, decisions))
     return Plan(decisions, activations, scheme.name, target.name)
