@@ -89,7 +89,7 @@ class Switchboard:
 
     def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         """Yield what the float model and the one with some sets of codes gave for samples."""
-        expected, given = self.trials.answered.expected, self.trials.answered.samples
+        expected, given = self.trials.answered.expected, self.trials.answered.given
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
         answers = self.view.run_each(fed)
         while some := list(islice(answers, len(samples))):

@@ -169,10 +169,9 @@ class Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={}, hard=None)
 
-    def joined(self, reference: Path, samples: SampleSource) -> Trials:
+    def joined(self, samples: SampleSource) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
-        joined = self.answered.joined(Answered.of(reference, self.bench.prepared, samples))
-        return replace(self, answered=joined, measured={}, earlier=self.count, hard=None)
+        return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count, hard=None)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
@@ -234,7 +233,7 @@ class Trials:
             view = views.open_decoded(model, at_once=at_once)
         else:
             view = views.open(model, optimize=optimize, mapped=large, at_once=at_once)
-        given = (answered.samples[answered.numbers.index(number)] for number in numbers)
+        given = (answered.given[answered.numbers.index(number)] for number in numbers)
         found = dict(zip(numbers, view.run_each(given), strict=True))
         if large:
             del view

@@ -46,7 +46,7 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
     assert trials.size(demoted(Mode.STORAGE), Recipe()) < trials.size(demoted(Mode.FLOAT), Recipe())
     assert trials.count == len(trials.measured) == 3
-    more = trials.joined(MODELS / "resnet.onnx", SAMPLES[:2])
+    more = trials.joined(SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.answered.samples)) == (3, 0, 10)
     assert more.process_seconds(2.0) - trials.process_seconds(2.0) == pytest.approx(4.0)
     assert 0 < trials.process_seconds(0.0) < 2

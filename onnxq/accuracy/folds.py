@@ -212,7 +212,7 @@ class Folds:
             return replace(self._judges[1], evidence=evidence)
         evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
         none = replace(self.trials.part(()), evidence=evidence)
-        return none.joined(bench.prepared, self.of((2,), _MOST_HELD_OUT))
+        return none.joined(self.of((2,), _MOST_HELD_OUT))
 
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         """Yield the noise that a fold sees of a finding, one after the other."""

@@ -18,7 +18,7 @@ from onnxq.execution.chain import samples_of
 from onnxq.judging.bounds import RISK
 from onnxq.judging.joined import Part
 from onnxq.judging.labels import decibels_of_labels
-from onnxq.judging.reference import FloatView, run_beside
+from onnxq.judging.reference import Reference, run_beside
 from onnxq.judging.tally import Tally
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import WorstPlace, traced, worst_places
@@ -135,7 +135,7 @@ class Agreement:
 
 
 def compare(
-    one: FloatView, other: View | EngineView, samples: SampleSource, risk: float = RISK, most: int = 0
+    one: Reference, other: View | EngineView, samples: SampleSource, risk: float = RISK, most: int = 0
 ) -> Agreement:
     """Run both models on samples and compare them, holding no more samples at a time than there are cores.
 
@@ -188,7 +188,7 @@ def compare_files(
     samples, views = samples_of(reference, data), Views.of(reference, candidate)
     with staging(None) as folder:
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
-        return compare(views.open(reference), there, samples)
+        return compare(Reference(reference, views), there, samples)
 
 
 def agreement_of(

@@ -27,8 +27,9 @@ class Answered:
     """Samples with the answers of the float model.
 
     Attributes:
-        samples: what models are run on.
-        views: by what other models are compared with the float model.
+        samples: what the float model is run on.
+        given: what other models are run on: the samples, and what the float model chose.
+        reference: the float model as it was given, and by what others are compared with it.
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
         numbers: of the samples, which no others have.
@@ -36,11 +37,17 @@ class Answered:
     """
 
     samples: tuple[Sample, ...]
-    views: Views
+    given: tuple[Sample, ...]
+    reference: Reference
     expected: tuple[tuple[Any, ...], ...]
     seconds: float
     numbers: tuple[int, ...]
     files: tuple[str, ...] = ()
+
+    @property
+    def views(self) -> Views:
+        """By what other models are compared with the float model."""
+        return self.reference.views
 
     @classmethod
     def of(cls, reference: Path, prepared: Path, samples: SampleSource) -> Answered:
@@ -53,9 +60,11 @@ class Answered:
             prepared: file of what other models are built from.
             samples: of the float model's inputs.
         """
+        return cls._by(Reference(reference, Views.of(reference, prepared)), samples)
+
+    @classmethod
+    def _by(cls, model: Reference, samples: SampleSource) -> Answered:
         kept = tuple(samples)
-        views = Views.of(reference, prepared)
-        model = Reference(reference, views)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
         places = even_places(len(kept), max(_HELD // max(held, 1), _FEWEST_SAMPLES))
         kept = tuple(kept[place] for place in places)
@@ -63,23 +72,27 @@ class Answered:
         expected = tuple(tuple(answer.outputs) for answer in answers)
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
         numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
-        return cls(kept, views, expected, seconds, numbers, shared_files(Selection(samples, places)))
+        given = tuple({**sample, **answer.choices} for sample, answer in zip(kept, answers, strict=True))
+        return cls(kept, given, model, expected, seconds, numbers, shared_files(Selection(samples, places)))
 
     def part(self, places: Sequence[int]) -> Answered:
         """Return some of the samples, for which the float model does not run again."""
         return replace(
             self,
             samples=tuple(self.samples[place] for place in places),
+            given=tuple(self.given[place] for place in places),
             expected=tuple(self.expected[place] for place in places),
             numbers=tuple(self.numbers[place] for place in places),
             files=tuple(self.files[place] for place in places) if self.files else (),
         )
 
-    def joined(self, more: Answered) -> Answered:
-        """Return these samples and more of the same model behind them."""
+    def joined(self, samples: SampleSource) -> Answered:
+        """Return these samples and more behind them, on which the float model runs now."""
+        more = self._by(self.reference, samples)
         return replace(
             self,
             samples=self.samples + more.samples,
+            given=self.given + more.given,
             expected=self.expected + more.expected,
             numbers=self.numbers + more.numbers,
             files=self._own_files + more._own_files if self.files or more.files else (),

@@ -1,9 +1,12 @@
-"""What data decides in a model: how many elements outputs have, their order, or labels; and by what."""
+"""What data decides in a model: the places that it chooses, their order, and how many elements outputs have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,37 +16,107 @@ from onnxq.operators import operator_of
 from onnxq.samples.inputs import is_floating
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
+# Which tensors hold what a node chose, where all that it chooses can be told from these.
+_CHOSEN: Mapping[str, Callable[[Node], Sequence[Tensor]]] = MappingProxyType(
+    {
+        "ArgMax": lambda node: node.outputs,
+        "ArgMin": lambda node: node.outputs,
+        "Compress": lambda node: node.inputs[1:2],
+        "NonMaxSuppression": lambda node: node.outputs,
+        "NonZero": lambda node: node.outputs,
+        "TopK": lambda node: node.outputs[1:],
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A node of the main graph that chooses by floats that the model computes.
+
+    Attributes:
+        node: it.
+        chosen: the tensor of integers or bools that says what it chose.
+        scores: the float tensors that it chooses by.
+    """
+
+    node: Node
+    chosen: Variable
+    scores: tuple[Variable, ...]
+
+    @property
+    def named(self) -> Chosen:
+        """What is known of it without the graph."""
+        return Chosen(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
+
+
+class Chosen(NamedTuple):
+    """A choice of the float model.
+
+    Attributes:
+        op: operator of the node that chooses.
+        name: of the tensor that says what it chose.
+        scores: names of the float tensors that it chooses by.
+    """
+
+    op: str
+    name: str
+    scores: tuple[str, ...]
 
 
 class Decided:
     """The tensors of a graph that data decides on, such as the boxes that a detector keeps.
 
-    A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. It is
-    *decided* when an operator that counts or orders its data made it of what varies, or anything behind one. It is a
-    *label* when it tells which of what varies is the largest or least, or is made of that without becoming a float.
+    A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. What a node
+    *chose* in one model can be given to another. Everything behind it can then be compared, except for what is made of
+    the choice alone: all else is *free*. A tensor is *counted* when its number of elements depends on what is free, or
+    when it is computed from such a tensor.
+
+    Args:
+        graph: its types are known, and its nodes are in order.
+        only: names of chosen tensors that are given; None gives all.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        """Follow values through a graph whose types are known and whose nodes are in order."""
+    def __init__(self, graph: Graph, only: Container[str] | None = None) -> None:
         self._graph = graph
+        self._only = only
         self._fixed: set[Tensor] = set()
         self._varying: set[Tensor] = set()
-        self._decided: set[Tensor] = set()
-        self._labels: set[Tensor] = set()
+        self._free: set[Tensor] = set()
+        self._counted: set[Tensor] = set()
+        self._found: dict[Tensor, Choice] = {}
+        self._behind: dict[Tensor, dict[Choice, None]] = {}
         for node in graph.nodes:
             self._visit(node)
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All choices, in the order of the graph."""
+        return tuple(self._found.values())
+
+    @cached_property
+    def chosen(self) -> Mapping[str, tuple[Choice, ...]]:
+        """The choices before each output, of those that lie behind any."""
+        outputs = (output for output in self._graph.outputs if output in self._varying)
+        found = {output.name: tuple(self._behind.get(output, ())) for output in outputs}
+        return {name: choices for name, choices in found.items() if choices}
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The outputs that are made of choices alone."""
+        outputs = (output for output in self._graph.outputs if output in self._varying)
+        return tuple(output.name for output in outputs if output not in self._free)
+
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
-        """The float tensors that decided outputs and labels are decided by, by output."""
-        decided = self._decided | self._labels
-        entering = {output.name: self._entering(output) for output in self._graph.outputs if output in decided}
+        """The float tensors that decide the outputs of no known shape, by output."""
+        outputs = (output for output in self._graph.outputs if output in self._counted and not self._is_sized(output))
+        entering = {output.name: self._entering([output]) for output in outputs}
         return {name: tensors for name, tensors in entering.items() if tensors}
 
     @cached_property
     def weighted(self) -> tuple[str, ...]:
-        """Names of the nodes with weights that compute with what was decided."""
-        made = [node for node in self._graph.nodes if any(tensor in self._decided for tensor in node.outputs)]
+        """Names of the nodes with weights that compute with what was counted."""
+        made = [node for node in self._graph.nodes if any(tensor in self._counted for tensor in node.outputs)]
         inside = [inner for node in made for inner in (node, *_inner_nodes(node))]
         return tuple(node.name or node.op for node in inside if _has_weights(node))
 
@@ -53,27 +126,56 @@ class Decided:
         if all(isinstance(tensor, Constant) or tensor in self._fixed for tensor in read):
             self._fixed.update(outputs)
             return
-        varying = any(tensor in self._varying for tensor in read) and node.op not in _OF_SHAPES
-        decided = any(tensor in self._decided for tensor in read)
-        if decided or (varying and self._decides(node)):
-            self._decided.update(outputs)
+        behind = {choice: None for tensor in read for choice in self._behind.get(tensor, ())}
+        counted = any(tensor in self._counted for tensor in read)
+        choice = None if counted else self._choice(node)
+        if choice is not None:
+            behind[choice] = None
+            self._found[choice.chosen] = choice
+            self._behind.setdefault(choice.chosen, behind)
+        if counted or (choice is None and self._counts(node)):
+            self._counted.update(outputs)
             self._varying.update(outputs)
-        elif varying:
-            self._varying.update(outputs)
-        elif any(map(_is_float, read)):
-            inside = bool(node.bodies())
-            self._varying.update(tensor for tensor in outputs if inside or _is_float(tensor))
-        if varying and (_gives_labels(node) or any(tensor in self._labels for tensor in read)):
-            # Floats that are looked up by labels can be compared themselves.
-            self._labels.update(filter(_is_whole, outputs))
+            self._free.update(outputs)
+        else:
+            floats, inside = any(map(_is_float, read)), bool(node.bodies())
+            made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
+            of_values = node.op not in _OF_SHAPES
+            varying = of_values and any(tensor in self._varying for tensor in read)
+            # So do lengths of what was chosen, where the choice says how much that is.
+            varying |= not of_values and any(_counts_elements(one.node) for one in behind)
+            self._varying.update(outputs if varying else made)
+            self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
+        if choice is not None:
+            self._free.discard(choice.chosen)
+        if behind:
+            self._behind.update(dict.fromkeys(outputs, behind))
 
-    def _decides(self, node: Node) -> bool:
-        """Whether a node, or one in its bodies, counts or orders its data."""
-        return any(
-            operator.data_dependent and (one.op != "Loop" or self._ends_by_data(one))
-            for one in (node, *_inner_nodes(node))
-            if (operator := operator_of(one)) is not None
+    def _choice(self, node: Node) -> Choice | None:
+        """Return what a node chooses by what is free."""
+        chosen = next(iter(_CHOSEN[node.op](node)), None) if operator_of(node) and node.op in _CHOSEN else None
+        if not isinstance(chosen, Variable) or not chosen.name or chosen in self._found:
+            return None
+        if self._only is not None and chosen.name not in self._only:
+            return None
+        scores = self._entering([tensor for tensor in _chooses_by(node) if tensor in self._free])
+        return Choice(node, chosen, scores) if scores else None
+
+    def _counts(self, node: Node) -> bool:
+        """Whether what is free says how many elements a node gives, or one in its bodies."""
+        inner = list(_inner_nodes(node))
+        if any(tensor in self._free for tensor in _chooses_by(node)) and _counts_elements(node):
+            return True
+        if not any(tensor in self._free for tensor in tensors_read(node)):
+            return False
+        return any(map(_counts_elements, inner)) or any(
+            self._ends_by_data(one) for one in (node, *inner) if one.op == "Loop"
         )
+
+    def _is_sized(self, tensor: Tensor) -> bool:
+        """Whether the shape of a tensor is known to follow from those of the inputs."""
+        given = {size for one in self._graph.inputs for size in one.shape or () if isinstance(size, str) and size}
+        return tensor.shape is not None and all(isinstance(size, int) or size in given for size in tensor.shape)
 
     def _ends_by_data(self, loop: Node) -> bool:
         """Whether what varies says how often the body of a Loop runs."""
@@ -86,8 +188,10 @@ class Decided:
             if tensor in seen or isinstance(tensor, Constant) or tensor in self._fixed:
                 continue
             seen.add(tensor)
-            if tensor in self._varying or self._is_computed(tensor):
+            if tensor in self._free or self._is_computed(tensor):
                 return True
+            if tensor in self._varying:
+                continue
             pending += carried.get(tensor, ())
             maker = producer(tensor)
             if maker is not None and maker.op not in _OF_SHAPES:
@@ -106,16 +210,20 @@ class Decided:
         """The tensors of the main graph."""
         return frozenset((*self._graph.inputs, *(tensor for node in self._graph.nodes for tensor in node.outputs)))
 
-    def _entering(self, output: Tensor) -> tuple[Variable, ...]:
+    def _entering(self, outputs: Sequence[Tensor]) -> tuple[Variable, ...]:
+        """Return the nearest floats in front of tensors that are not counted."""
         found: dict[Variable, None] = {}
         seen: set[Tensor] = set()
-        pending = [output]
+        pending = [*reversed(outputs)]
         while pending:
             tensor = pending.pop()
             if tensor in seen or tensor not in self._varying:
                 continue
             seen.add(tensor)
-            floats = None if tensor in self._decided else tensor if _is_float(tensor) else self._decoded(tensor)
+            if tensor in self._found:
+                found.update(dict.fromkeys(self._found[tensor].scores))
+                continue
+            floats = None if tensor in self._counted else tensor if _is_float(tensor) else self._decoded(tensor)
             if isinstance(floats, Variable):
                 found[floats] = None
             else:
@@ -127,7 +235,29 @@ class Decided:
         readers = (node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes)
         # Those of bodies are followed by nobody.
         decoded = (node.outputs[0] for node in readers)
-        return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._decided), None)
+        return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)
+
+
+def paired(wanted: Sequence[Chosen], found: Sequence[Choice]) -> dict[Chosen, Choice]:
+    """Return which choice of a rewritten or quantized model is which one of the float model.
+
+    Args:
+        wanted: of the float model.
+        found: of the other one, in the same order as far as rewriting leaves that.
+
+    Returns:
+        The choice whose tensor has the same name, else the next of the same operator that nothing is known of, where
+        there are as many. Those are left out whose scores are not found.
+    """
+    known = {choice.chosen.name: choice for choice in found}
+    names = {one.name for one in wanted}
+    pairs = {one: known[one.name] for one in wanted if one.name in known}
+    for op in {one.op for one in wanted}:
+        here = [one for one in wanted if one.op == op and one not in pairs]
+        there = [choice for choice in found if choice.node.op == op and choice.chosen.name not in names]
+        if len(here) == len(there):
+            pairs.update(zip(here, there, strict=True))
+    return {one: choice for one, choice in pairs.items() if matched(one.scores, choice.scores) is not None}
 
 
 def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] | None:
@@ -173,14 +303,14 @@ def _has_weights(node: Node) -> bool:
     return any(index < len(node.inputs) and isinstance(node.inputs[index], Constant) for index in indices)
 
 
-def _gives_labels(node: Node) -> bool:
+def _chooses_by(node: Node) -> Sequence[Tensor]:
+    return node.inputs[1:2] if node.op == "Compress" else node.inputs
+
+
+def _counts_elements(node: Node) -> bool:
+    """Whether a node gives as many elements as its data says; a Loop is asked otherwise."""
     operator = operator_of(node)
-    return operator is not None and operator.labels
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is known to hold no floats."""
-    return isinstance(tensor, Variable) and tensor.dtype is not None and not _is_float(tensor)
+    return operator is not None and operator.data_dependent and node.op not in ("Loop", "TopK")
 
 
 def _is_float(tensor: Tensor) -> bool:

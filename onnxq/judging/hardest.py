@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.judging.agreement import OutputAgreement, agreement_of
-from onnxq.judging.reference import Reference
+from onnxq.judging.reference import Reference, run_beside
 from onnxq.judging.views import Views
 from onnxq.samples.inputs import Sample, is_floating
 
@@ -30,8 +30,7 @@ def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: i
     views = Views.of(reference, candidate)
     one, other = Reference(reference, views), views.open(candidate)
     rows = []
-    for sample in samples:
-        expected, found = one.run(sample), other.run(sample)
+    for expected, found in run_beside(one, other, samples):
         agreement = agreement_of(views.names, [(expected, found)])
         rows.append([_energies(*each) for each in zip(expected, found, agreement.outputs, strict=True)])
     if not rows or not views.names:

@@ -16,6 +16,7 @@ from onnxq.errors import DataError, OnnxqError
 from onnxq.judging.agreement import Agreement, compare
 from onnxq.judging.first_difference import FirstDifference
 from onnxq.judging.latency import Latency, measure_latency
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 from onnxq.large_models import is_large
 from onnxq.modelfile import load
@@ -119,7 +120,7 @@ def portability(
     own = None
     if reference is not None:
         views = Views.of(reference, model)
-        own = compare(views.open(reference), views.open(model), samples).worst_sqnr
+        own = compare(Reference(reference, views), views.open(model), samples).worst_sqnr
     found = []
     for engine in engines:
         with engine, staging(None) as folder:
@@ -173,7 +174,7 @@ class _Trip:
         views = Views.of(known, self.model)
         view = views.open_on(self.engine, self.model, self.folder)
         try:
-            return compare(views.open(known), view, self.samples)
+            return compare(Reference(known, views), view, self.samples)
         finally:
             view.loaded.close()
 

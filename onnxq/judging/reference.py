@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from onnxq.cores import each_at_once
 from onnxq.evidence.provenance import sample_digest
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.large_models import is_large
+from onnxq.runtime import Array
 from onnxq.samples.inputs import Sample
 
 # Bytes of outputs that are kept of all float models.
@@ -30,15 +32,17 @@ class Answer:
     Attributes:
         outputs: what is compared, in the order of the views; nobody may change it.
         seconds: that the run took.
+        choices: what the model chose, which other models are given beside the sample.
     """
 
     outputs: Sequence[Any]
     seconds: float
+    choices: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the outputs."""
-        return held_bytes(self.outputs)
+        """Bytes of the outputs and choices."""
+        return held_bytes((*self.outputs, *self.choices.values()))
 
 
 class Answers:
@@ -106,8 +110,9 @@ class Reference:
     def _given(self, sample: Sample) -> Answer:
         view = self._view
         start = time.perf_counter()
-        outputs = view.run(sample)
-        return Answer(outputs, time.perf_counter() - start)
+        given = view.run(sample)
+        seconds, count = time.perf_counter() - start, len(self.views.names)
+        return Answer(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
 
     @cached_property
     def at_once(self) -> bool:
@@ -116,13 +121,20 @@ class Reference:
 
     @cached_property
     def _view(self) -> View:
-        return self.views.open(self.model, at_once=self.at_once)
+        return self.views.open_float(self.model, at_once=self.at_once)
 
     @cached_property
     def _key(self) -> tuple[Hashable, ...]:
         """What tells the file as it is now, and what is seen of it."""
         state = self.model.stat()
-        return self.model.resolve(), state.st_size, state.st_mtime_ns, self.views.names, self.views.random
+        return (
+            self.model.resolve(),
+            state.st_size,
+            state.st_mtime_ns,
+            self.views.names,
+            self.views.choices,
+            self.views.random,
+        )
 
 
 def held_bytes(outputs: Iterable[Any]) -> int:
@@ -130,16 +142,13 @@ def held_bytes(outputs: Iterable[Any]) -> int:
     return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
 
 
-FloatView: TypeAlias = View | Reference
-"""A float model for comparing, which runs whenever it is asked or once on a sample."""
-
-
 def run_beside(
-    one: FloatView, other: View | EngineView, samples: Iterable[Sample]
+    one: Reference, other: View | EngineView, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
     """Yield what a float model and one made from it give for samples, in order; see `each_at_once`."""
 
     def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
-        return one.run(sample), other.run(sample)
+        answer = one.answer(sample)
+        return answer.outputs, other.run({**sample, **answer.choices})
 
     return each_at_once(both, samples) if one.at_once and other.at_once else map(both, samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from onnxq.extensions import blamed
 from onnxq.graph import Graph, Variable, onnx_dtype
 from onnxq.graph.elements import domain_named
 from onnxq.graph.external import DataFolder
-from onnxq.judging.decided import Decided, matched
+from onnxq.judging.decided import Choice, Chosen, Decided, matched, paired
 from onnxq.judging.joined import Part, joins, parts_of
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
@@ -29,6 +29,9 @@ from onnxq.operators import OPERATORS
 from onnxq.remembering import remembered
 from onnxq.runtime import Session, open_decoded, open_session, output_names, run, serialized
 from onnxq.samples.inputs import Sample
+
+# The opset from which on there is a GatherElements.
+_GATHER_ELEMENTS = 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +43,18 @@ class View:
         names: of what is compared, as this model calls it, in an order that all views share.
         views: by what models are compared.
         at_once: whether several samples run at once, each on one core, which takes less time than one on all.
+        fed: the inputs that take what the float model chose, by what the float model calls it.
     """
 
     session: Session
     names: tuple[str, ...]
     views: Views
     at_once: bool = False
+    fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
-        """Return what is compared of one sample; see `onnxq.runtime.run`."""
-        return run(self.session, sample, self.names, index=index)
+        """Return what is compared of one sample, which holds what the float model chose; see `onnxq.runtime.run`."""
+        return run(self.session, _renamed(sample, self.fed), self.names, index=index)
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield what is compared of samples, in order."""
@@ -64,18 +69,24 @@ class EngineView:
         loaded: the model.
         names: of what is compared, see `View`.
         engine: its name, for errors.
+        fed: see `View`.
     """
 
     loaded: LoadedModel
     names: tuple[str, ...]
     engine: str
+    fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     at_once: ClassVar = False
 
     def run(self, sample: Sample) -> list[Any]:
-        """Return what is compared of one sample."""
+        """Return what is compared of one sample; see `View.run`."""
         with blamed(f"engine {self.engine!r}", EngineError):
-            found = dict(zip(self.loaded.outputs, self.loaded.run(sample), strict=True))
+            found = dict(zip(self.loaded.outputs, self.loaded.run(_renamed(sample, self.fed)), strict=True))
         return [found[name] for name in self.names]
+
+
+def _renamed(sample: Sample, fed: Mapping[str, str]) -> Sample:
+    return {fed.get(name, name): array for name, array in sample.items()} if fed else sample
 
 
 class _Seen(NamedTuple):
@@ -98,16 +109,19 @@ def _seen(reference: Path) -> _Seen:
 class Views:
     """By what models are compared with a float model.
 
-    Outputs whose number or order of elements depends on the data, such as the boxes that a detector keeps, are not
-    compared themselves: one box more or less would decide. Nor are labels, of which few samples show little. The float
-    tensors stand for them that they are decided by, such as scores. Nodes that draw random numbers draw the same in
-    each run of each model.
+    What the float model chooses by its data, such as the experts of a token or the boxes that are kept, is given to
+    each other model: one place that is chosen otherwise would decide all, and outputs could have other shapes. The
+    float tensors that are chosen by, such as scores, are compared too. They stand for outputs that are made of choices
+    alone, such as labels, and for those whose number of elements depends on the data in another way. Nodes that draw
+    random numbers draw the same in each run of each model.
 
     Attributes:
         outputs: names of the outputs that are compared themselves.
-        stand_ins: names of the float model's tensors that stand for others, with the names of these outputs.
-        decided: for each other output the tensors that it is decided by.
-        unseen: names of nodes with weights behind those tensors, whose noise does not show.
+        stand_ins: names of the float model's tensors that outputs are decided by, with the names of these outputs.
+        decided: for each output that is not compared itself the tensors that it is decided by.
+        choices: of the float model, which are given to other models.
+        chosen: names of the outputs that are compared behind such choices.
+        unseen: names of nodes with weights whose error shows in nothing that is compared.
         random: whether the model draws random numbers.
         parts: that outputs are joined of, by output.
     """
@@ -115,6 +129,8 @@ class Views:
     outputs: tuple[str, ...]
     stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    choices: tuple[Chosen, ...] = ()
+    chosen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -133,21 +149,34 @@ class Views:
         seen = _seen(reference)
         if not seen.may_decide:
             return cls.whole(reference)
-        found = Decided(_graph(_inlined(read_without_data(reference)), reference))
-        if not found.entering:
-            return cls.whole(reference)
-        there = Decided(_graph(read_without_data(candidate), candidate)).entering
-        decided = {
+        graph = _graph(_inlined(read_without_data(reference)), reference)
+        proto = _inlined(read_without_data(candidate))
+        here, there = Decided(graph), Decided(_graph(proto, candidate))
+        taken = _taken(proto, there)
+        wanted = [choice.named for choice in here.choices]
+        # A choice that rewriting has left nothing of cannot be given.
+        while len(pairs := paired(wanted, taken)) < len(wanted):
+            here = Decided(graph, {one.name for one in pairs})
+            wanted = [choice.named for choice in here.choices]
+        entering = {
             output: tuple(tensor.name for tensor in tensors)
-            for output, tensors in found.entering.items()
-            if matched([tensor.name for tensor in tensors], there.get(output, ())) is not None
+            for output, tensors in here.entering.items()
+            if matched([tensor.name for tensor in tensors], there.entering.get(output, ())) is not None
         }
-        entering = dict.fromkeys(tensor for tensors in decided.values() for tensor in tensors)
+        behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
+        scores = {output: tuple(name for one in choices for name in one.scores) for output, choices in behind.items()}
+        decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.labels}
+        judges = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
         return cls(
             tuple(name for name in seen.outputs if name not in decided),
-            {one: tuple(output for output, tensors in decided.items() if one in tensors) for one in entering},
+            {
+                one: tuple(output for output, tensors in judges.items() if one in tensors)
+                for one in dict.fromkeys(name for tensors in judges.values() for name in tensors)
+            },
             decided,
-            found.weighted if decided else (),
+            tuple(one for one in wanted if any(one in choices for choices in behind.values())),
+            tuple(output for output in seen.outputs if output in behind and output not in decided),
+            here.weighted if entering else (),
             seen.random,
             {output: parts for output, parts in seen.parts.items() if output not in decided},
         )
@@ -161,15 +190,26 @@ class Views:
     @property
     def plain(self) -> bool:
         """Whether models are compared as they are."""
-        return not self.stand_ins and not self.random
+        return not self.stand_ins and not self.random and not self.choices
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all that is compared, as the float model calls it."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
 
+    def open_float(self, model: Path, *, at_once: bool = False) -> View:
+        """Open the float model, which gives what it chose behind what is compared; see `open`."""
+        if self.plain:
+            return self.open(model, at_once=at_once)
+        proto = self._read(model)
+        there = Decided(_graph(proto, model))
+        tensors = self._tensors(model, there, choices := paired(self.choices, there.choices))
+        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()} | _kinds(choices.values()))
+        names = (*self.names, *(one.name for one in self.choices))
+        return self._opened(open_session, proto, View(None, names, self, at_once), model)
+
     def open(self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False) -> View:
-        """Open the float model, or one made from it: the same model, with tensors as outputs and with seeds.
+        """Open a model made from the float model: the same, with tensors as outputs, choices as inputs, and seeds.
 
         Args:
             model: the file.
@@ -182,29 +222,32 @@ class Views:
             ModelError: The file cannot be loaded.
             DataError: It has other outputs, or lacks a tensor.
         """
-        return self._opened(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
+        return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
 
     def open_decoded(self, model: Path, *, at_once: bool = False) -> View:
         """Open a model made from the float model in floats throughout; see `open` and `open_decoded` of the runtime."""
-        return self._opened(open_decoded, model, at_once=at_once)
+        return self._open(open_decoded, model, at_once=at_once)
 
-    def _opened(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
+    def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
         at_once = at_once and not self.random
-        opened = partial(load, threads=1 if at_once else None)
         if self.plain:
-            session = opened(model)
+            session = load(model, threads=1 if at_once else None)
             self._check(output_names(session))
             return View(session, self.names, self, at_once)
-        proto, names = self._widened(model)
+        proto, names, fed = self._widened(model)
+        return self._opened(load, proto, View(None, names, self, at_once, fed), model)
+
+    def _opened(self, load: Callable[..., Session], proto: onnx.ModelProto, view: View, model: Path) -> View:
+        at_once = view.at_once and not self.random
         put_seeds(proto)
-        make = partial(opened, proto, external_folder=model.parent)
-        return View(SeededSession(make) if self.random else make(), names, self, at_once)
+        make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
+        return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineView:
-        """Open a model on an engine.
+        """Open a model on an engine; see `open`.
 
         Args:
-            engine: what runs it.
+            engine: what runs the model.
             model: the file.
             folder: where a model with further outputs is put.
 
@@ -212,29 +255,53 @@ class Views:
             OnnxqError: The engine cannot load it, or it has other outputs.
         """
         widened, names = model, self.names
-        if self.stand_ins:
+        fed: Mapping[str, str] = {}
+        if is_widened := bool(self.stand_ins or self.choices):
             widened = folder / f"{len(list(folder.iterdir()))}.onnx"
-            proto, names = self._widened(model)
+            proto, names, fed = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
         with blamed(f"engine {engine.name!r}", EngineError):
             loaded = engine.load(widened)
-        if not self.stand_ins:
+        if not is_widened:
             self._check(loaded.outputs)
-        return EngineView(loaded, names, engine.name)
+        return EngineView(loaded, names, engine.name, fed)
 
-    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-        """Return a model with the tensors that stand for outputs as outputs too, and the names of all to compare."""
+    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str]]:
+        """Return a model that takes choices and gives all that is compared, the names of the latter, and see `View`."""
+        proto = self._read(model)
+        there = Decided(_graph(proto, model))
+        choices = paired(self.choices, _taken(proto, there))
+        tensors = self._tensors(model, there, choices)
+        _take_choices(proto, list(choices.values()))
+        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()})
+        for place, value in reversed(list(enumerate(proto.graph.output))):
+            if value.name in self.decided:
+                del proto.graph.output[place]
+        names = tuple(tensors[name].name if name in tensors else name for name in self.names)
+        return proto, names, {one.name: choice.chosen.name for one, choice in choices.items()}
+
+    def _read(self, model: Path) -> onnx.ModelProto:
         proto = _inlined(read_without_data(model))
-        outputs = _output_names(proto)
-        self._check(outputs)
-        tensors = self._tensors(proto, model) if self.stand_ins else {}
-        proto.graph.output.extend(
-            onnx.helper.make_tensor_value_info(tensor.name, onnx_dtype(tensor), None)
-            for tensor in {tensor.name: tensor for tensor in tensors.values()}.values()
-            if tensor.name not in outputs
-        )
-        return proto, tuple(tensors[name].name if name in tensors else name for name in self.names)
+        self._check(_output_names(proto))
+        return proto
+
+    def _tensors(self, model: Path, there: Decided, choices: Mapping[Chosen, Choice]) -> dict[str, Variable]:
+        """Return the tensors of a model that stand where those of the float model do, by the latter's names."""
+        sought = [(one.name, one.scores, choices[one].scores if one in choices else ()) for one in self.choices]
+        known = {name for one in self.choices for name in one.scores}
+        counted = ((output, wanted) for output, wanted in self.decided.items() if not known.issuperset(wanted))
+        sought += [(output, wanted, there.entering.get(output, ())) for output, wanted in counted]
+        found: dict[str, Variable] = {}
+        for decided, wanted, entering in sought:
+            names, own = matched(wanted, entering), {tensor.name: tensor for tensor in entering}
+            if names is None:
+                raise DataError(
+                    f"{model} cannot be compared: what {decided!r} is decided by is not found in it, expected "
+                    f"{', '.join(wanted)}; judge by a metric"
+                )
+            found |= {one: own[other] for one, other in names.items() if one not in self.outputs}
+        return found
 
     def _check(self, outputs: Sequence[str]) -> None:
         expected = {*self.outputs, *self.decided}
@@ -243,20 +310,51 @@ class Views:
                 f"the models cannot be compared: the first has outputs {sorted(expected)}, the second {sorted(outputs)}"
             )
 
-    def _tensors(self, proto: onnx.ModelProto, model: Path) -> dict[str, Variable]:
-        """Return the tensors of a model that stand where those of the float model do, by the latter's names."""
-        there = Decided(_graph(proto, model)).entering
-        found: dict[str, Variable] = {}
-        for output, wanted in self.decided.items():
-            entering = there.get(output, ())
-            names, own = matched(wanted, entering), {tensor.name: tensor for tensor in entering}
-            if names is None:
-                raise DataError(
-                    f"{model} cannot be compared: what output {output!r} is decided by is not found in it, expected "
-                    f"{', '.join(wanted)}; judge by a metric"
-                )
-            found |= {one: own[other] for one, other in names.items() if one not in self.outputs}
-        return found
+
+def _taken(model: onnx.ModelProto, found: Decided) -> list[Choice]:
+    """Return the choices that a model of its opset can take: GatherElements gives the values of those of a TopK."""
+    opset = next((entry.version for entry in model.opset_import if not domain_named(entry.domain)), 1)
+    return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
+
+
+def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
+    """Make inputs of what the nodes of a model choose; these nodes go."""
+    chosen = {choice.chosen.name: choice for choice in choices}
+    for name, kind in _kinds(choices).items():
+        shape = chosen[name].chosen.shape
+        rank = None if shape is None else [None] * len(shape)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, rank))
+    nodes = []
+    for node in model.graph.node:
+        taken = [chosen[name] for name in node.output if name in chosen]
+        if not taken:
+            nodes.append(node)
+        elif node.op_type == "TopK":
+            axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
+            gathered = [node.input[0], node.output[1]], [node.output[0]]
+            nodes += [onnx.helper.make_node("GatherElements", *gathered, axis=axis)] if node.output[0] else []
+        elif taken[0].node.op == "Compress":
+            nodes.append(node)
+            node.output[:] = [f"{name}.chosen" if name in chosen else name for name in node.output]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    values = [value for value in model.graph.value_info if value.name not in chosen]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(values)
+
+
+def _kinds(choices: Iterable[Choice]) -> dict[str, int]:
+    """Return the element types of what is chosen, by name."""
+    kinds = {"Compress": onnx.TensorProto.BOOL}
+    return {choice.chosen.name: kinds.get(choice.node.op, onnx.TensorProto.INT64) for choice in choices}
+
+
+def _put_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
+    """Make tensors outputs of a model, unless they are; they have these element types."""
+    outputs = _output_names(model)
+    model.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in tensors.items() if name not in outputs
+    )
 
 
 def _output_names(model: onnx.ModelProto) -> list[str]:

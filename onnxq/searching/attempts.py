@@ -139,7 +139,7 @@ class _Choice:
         chooser = self.chooser
         hardest = chooser.judge.hardest(chooser.files.staged, _JOINING)
         easy = len(trials.answered.samples) - (trials.hard.count if trials.hard is not None else 0)
-        trials = trials.joined(chooser.files.reference, hardest)
+        trials = trials.joined(hardest)
         # Where outputs are large, not all of them join.
         count = len(trials.answered.samples) - easy
         if not count or trials.count >= self.effort.measurements:

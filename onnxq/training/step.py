@@ -10,7 +10,7 @@ from onnxq.budget import Budget
 from onnxq.encoding.migration import Migration
 from onnxq.judging.goal import Goal
 from onnxq.judging.judge import Judge
-from onnxq.judging.reference import Reference
+from onnxq.judging.reference import Reference, run_beside
 from onnxq.judging.trust import noise_by_sample
 from onnxq.judging.verify import COMPARED_SAMPLES
 from onnxq.judging.views import Views
@@ -79,7 +79,7 @@ def _noise(judge: Judge, candidate: Path) -> float:
     """Return the noise of the worst output on the samples that judge, where few answers that turn over say little."""
     views = Views.of(judge.reference, candidate)
     one, other = Reference(judge.reference, views), views.open(candidate)
-    pairs = [(one.run(sample), other.run(sample)) for sample in evenly(judge.samples, COMPARED_SAMPLES)]
+    pairs = list(run_beside(one, other, evenly(judge.samples, COMPARED_SAMPLES)))
     return float(noise_by_sample(pairs).sum(0).max(initial=0.0))
 
 

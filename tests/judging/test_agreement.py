@@ -22,6 +22,7 @@ from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
 from onnxq.execution.chain import samples_of
 from onnxq.judging.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -186,7 +187,7 @@ def compared(tmp_path: Path) -> Callable[..., Agreement]:
         for model, path in zip((one, other), files, strict=True):
             onnx.save(model, path)
         views = Views.of(*files)
-        return compare(*map(views.open, files), samples)
+        return compare(Reference(files[0], views), views.open(files[1]), samples)
 
     return compared
 
@@ -231,9 +232,9 @@ def test_what_counts_as_one_is_told(rows: int, files: int, build: Callable[..., 
     agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", tmp_path / "data")
     assert (agreement.samples, agreement.files) == (8 * rows, files)
     assert agreement.to_dict()["files"] == files
-    one, other = (Views.of(tmp_path / "one.onnx", tmp_path / "other.onnx") for _ in range(2))
+    views = Views.of(tmp_path / "one.onnx", tmp_path / "other.onnx")
     samples = list(samples_of(tmp_path / "one.onnx", tmp_path / "data"))
-    by_itself = compare(one.open(tmp_path / "one.onnx"), other.open(tmp_path / "other.onnx"), samples)
+    by_itself = compare(Reference(tmp_path / "one.onnx", views), views.open(tmp_path / "other.onnx"), samples)
     assert by_itself.files == 0
     assert (by_itself.outputs[0].bound == agreement.outputs[0].bound) == (files == 0)
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.judging.decided import Decided, matched
+from onnxq.judging.decided import Decided, matched, paired
 from onnxq.modelfile import read_model
 from onnxq.onnx_tools import infer_shapes
 
@@ -17,6 +17,7 @@ WEIGHTS = {
     "half": np.array([0.5], np.float32),
     "flat": np.array([-1]),
     "names": np.arange(8) + 100,
+    "one": np.array([1]),
 }
 
 
@@ -30,32 +31,66 @@ def entering(model: ModelProto) -> dict[str, list[str]]:
     return {output: [tensor.name for tensor in tensors] for output, tensors in decided(model).entering.items()}
 
 
+def chosen(model: ModelProto) -> dict[str, list[str]]:
+    """Return the scores of the choices before each output; those of one made of choices alone in brackets."""
+    found = decided(model)
+    names = {
+        output: [score.name for choice in choices for score in choice.scores]
+        for output, choices in found.chosen.items()
+    }
+    return {
+        output: [f"[{one}]" for one in scores] if output in found.labels else scores for output, scores in names.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
         ("y = Relu(h) z = Softmax(h)", {}),
-        ("y, z = TopK(h, k)", {"y": ["h"], "z": ["h"]}),
-        ("y = Relu(h) m = Greater(h, half) z = NonZero(m)", {"z": ["h"]}),
+        ("y, z = TopK(h, k)", {"y": ["h"], "z": ["[h]"]}),
+        ("y = Relu(h) m = Greater(h, half) z = NonZero(m)", {"z": ["[h]"]}),
         ("m = Reshape(h, flat) above = Greater(m, half) y = Compress(x, above) z = Relu(h)", {"y": ["m"]}),
-        ("y, f, i, z = Unique(h)", {"y": ["h"], "z": ["h"]}),
         # What is picked comes from elsewhere than what picks it.
-        ("e = Exp(h) v, i = TopK(h, k) y = GatherElements<axis = 1>(e, i) z = Relu(v)", {"y": ["e", "h"], "z": ["h"]}),
+        ("e = Exp(h) v, i = TopK(h, k) y = GatherElements<axis = 1>(e, i) z = Relu(v)", {"y": ["h"], "z": ["h"]}),
         # The number of elements is decided, whatever they are.
-        ("m = Greater(h, half) n = NonZero(m) z = Shape(n) y = Relu(h)", {"z": ["h"]}),
+        ("m = Greater(h, half) n = NonZero(m) z = Shape(n) y = Relu(h)", {"z": ["[h]"]}),
+        # One choice is made by another, and by floats that were chosen.
+        (
+            "l = ArgMax<axis = 1>(h) m = Equal(l, k) z = NonZero(m) v, i = TopK(h, k) y, j = TopK(v, one)",
+            {"z": ["[h]"], "y": ["h", "v"]},
+        ),
         # The inputs are the same for all models, and so is what they say.
         ("m = Greater(x, half) z = NonZero(m) y = Relu(h)", {}),
-        ("s = Shape(h) one = ConstantOfShape(s) z = NonZero(one) y = Relu(h)", {}),
-        ("p = Softmax(h) z = ArgMax<axis = 1>(p) y = Relu(h)", {"z": ["p"]}),
-        ("l = ArgMin<axis = 1>(h) z = Gather(names, l) y = Relu(h)", {"z": ["h"]}),
-        # Floats that labels look up, or that only the inputs decide, are compared themselves.
-        ("l = ArgMax<axis = 1>(h) y = Gather(w, l) z = Shape(l)", {}),
+        ("m = Greater(x, half) above = Reshape(m, flat) y = Compress(h, above) z = Relu(h)", {}),
+        ("s = Shape(h) c = ConstantOfShape(s) z = NonZero(c) y = Relu(h)", {}),
+        ("p = Softmax(h) z = ArgMax<axis = 1>(p) y = Relu(h)", {"z": ["[p]"]}),
+        ("l = ArgMin<axis = 1>(h) z = Gather(names, l) y = Relu(h)", {"z": ["[h]"]}),
+        ("l = ArgMin<axis = 1>(h) f = Cast<to = 1>(l) z = Exp(f) y = Relu(h)", {"z": ["h"]}),
+        # Floats that labels look up may be rounded themselves.
+        ("l = ArgMax<axis = 1>(h) y = Gather(w, l) z = Shape(l)", {"y": ["h"]}),
         ("l = ArgMax<axis = 1>(x) z = Gather(names, l) y = Relu(h)", {}),
     ],
 )
-def test_outputs_are_decided_by_the_first_floats_in_front(
-    nodes: str, expected: dict[str, list[str]], build: Build
-) -> None:
-    assert entering(build(f"(float[4,8] x) => (y, z) {{ h = MatMul(x, w) {nodes} }}", **WEIGHTS)) == expected
+def test_choices_are_found_before_outputs(nodes: str, expected: dict[str, list[str]], build: Build) -> None:
+    model = build(f"(float[4,8] x) => (y, z) {{ h = MatMul(x, w) {nodes} }}", **WEIGHTS)
+    assert chosen(model) == expected
+    assert entering(model) == {}
+
+
+def test_outputs_whose_length_no_choice_tells_are_decided_by_the_floats_in_front(build: Build) -> None:
+    model = build("(float[4,8] x) => (y, z) { h = MatMul(x, w) y, f, i, z = Unique(h) }", **WEIGHTS)
+    assert entering(model) == {"y": ["h"], "z": ["h"]}
+    assert chosen(model) == {}
+
+
+def test_outputs_of_known_shapes_are_compared_whatever_was_counted(build: Build) -> None:
+    model = build(
+        """(float[4,8] x) => (y, float[8] z) {
+            h = MatMul(x, w) y = Unique<axis = 0>(h) z = ReduceMax<axes = [0], keepdims = 0>(y)
+        }""",
+        **WEIGHTS,
+    )
+    assert entering(model) == {"y": ["h"]}
 
 
 LOOP = """(float[4,8] x, int64 count) => (y) {{
@@ -93,7 +128,7 @@ def test_operators_in_bodies_decide_too(build: Build) -> None:
     model = build(
         """(float[8] x, bool c) => (y) {
             h = Relu(x)
-            y = If (c) <then_branch = t () => (u) { a, u = TopK(h, k) }, else_branch = e () => (v) { v = Shape(h) }>
+            y = If (c) <then_branch = t () => (u) { u = NonZero(h) }, else_branch = e () => (v) { v = NonZero(k) }>
         }""",
         k=np.array([2]),
     )
@@ -101,8 +136,8 @@ def test_operators_in_bodies_decide_too(build: Build) -> None:
 
 
 def test_weights_behind_what_was_decided_are_named(build: Build) -> None:
-    text = "(float[4,8] x) => (y) { h = MatMul(x, w) v, i = TopK(h, k) [late] y = MatMul(v, u) }"
-    assert decided(build(text, u=(3, 2), **WEIGHTS)).weighted == ("late",)
+    text = "(float[4,8] x) => (y) { h = MatMul(x, w) c = Unique<axis = 0>(h) [late] y = MatMul(c, u) }"
+    assert decided(build(text, u=(8, 2), **WEIGHTS)).weighted == ("late",)
 
 
 def test_names_of_labels_are_no_weights(build: Build) -> None:
@@ -117,9 +152,19 @@ def test_tensors_are_matched_by_name_behind_codes_and_else_by_place(build: Build
         v, i = TopK(d, k) y = GatherElements<axis = 1>(other, i)
     }"""
     scales = {"s": np.float32(0.1), "z": np.array(0, np.int8)}
-    wanted = entering(build(text, **WEIGHTS))["y"]
-    found = decided(build(coded, **WEIGHTS, **scales)).entering["y"]
-    assert matched(wanted, found) == {"e": "other", "h": "d"}
-    assert matched(["e"], found) is None
-    assert matched(["h"], found) == {"h": "d"}
-    assert matched(["a", "b", "c"], found) is None
+    [wanted] = decided(build(text, **WEIGHTS)).choices
+    [found] = decided(build(coded, **WEIGHTS, **scales)).choices
+    assert paired([wanted.named], [found]) == {wanted.named: found}
+    assert matched(["h"], found.scores) == {"h": "d"}
+    assert matched(["a"], found.scores) == {"a": "d"}
+    assert matched(["a", "h"], found.scores) is None
+
+
+def test_choices_are_paired_by_name_and_else_by_place(build: Build) -> None:
+    text = "(float[4,8] x) => (y, z) {{ h = MatMul(x, w) v, {} = TopK(h, k) y, {} = TopK(v, one) z = Relu(h) }}"
+    here, there, turned = (decided(build(text.format(*names), **WEIGHTS)).choices for names in ("ij", "pj", "ji"))
+    wanted = [choice.named for choice in here]
+    assert list(paired(wanted, there).values()) == [there[1], there[0]]
+    assert {one.name: choice.chosen.name for one, choice in paired(wanted, turned).items()} == {"i": "i", "j": "j"}
+    # Of one of two alone nobody knows which it is.
+    assert [one.name for one in paired(wanted, there[1:])] == ["j"]

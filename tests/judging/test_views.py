@@ -15,12 +15,14 @@ from onnx import ModelProto
 from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.errors import DataError
+from onnxq.judging.agreement import compare_files
 from onnxq.judging.goal import Goal
 from onnxq.judging.metrics import Metric
 from onnxq.judging.views import Views
 from onnxq.pipeline import quantize
 from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
+from onnxq.runtime import open_session, run
 from onnxq.scheme import Mode
 
 GENERATOR = np.random.default_rng(0)
@@ -58,12 +60,13 @@ def detector(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_detector_is_judged_by_what_it_selects_its_boxes_from(detector: Path, tmp_path: Path) -> None:
+def test_a_detector_is_compared_on_the_boxes_that_the_float_model_keeps(detector: Path, tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
     report = quantize(detector, IMAGES, output, budget=CHOSEN).report
     assert report.plan.count(Mode.STATIC) >= 3
     judges = {one.name: one.stands_for for one in report.agreement.outputs}
-    assert judges == {"rows": ("boxes",), "all": ("boxes", "scores"), "per": ("boxes", "scores"), "every": ("scores",)}
+    assert judges == {"boxes": (), "scores": (), "all": ("boxes", "scores"), "per": ("boxes", "scores")}
+    assert report.agreement.sound
     assert 20 < report.agreement.worst_sqnr < 60
     # Compared as they are, one box more or less would decide.
     plain = Views(("boxes", "scores"))
@@ -99,13 +102,98 @@ def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -
     assert (tmp_path / "int8.onnx").exists()
 
 
-def test_weights_behind_what_the_data_decides_are_doubted(build: Build, tmp_path: Path) -> None:
-    model = build(
-        "(float[4,64] x) => (float[4,8] y) { h = MatMul(x, w) v, i = TopK(h, k) [late] y = MatMul(v, u) }",
-        w=(64, 64),
-        u=(8, 8),
-        k=np.array([8]),
+TOPK = "(float[4,64] x) => (y) { h = MatMul(x, w) v, i = TopK(h, k) c = Sin(v) [late] y = MatMul(c, u) }"
+# The two experts of a row, each a matrix of its own.
+EXPERTS = """(float[4,64] x) => (float[4,64] y) {
+    g = MatMul(x, gate) p = Softmax(g) v, i = TopK(p, two) picked = Gather(experts, i)
+    rows = Unsqueeze(x, last) turned = Transpose<perm = [0, 2, 1]>(rows) each = Unsqueeze(turned, second)
+    m = MatMul(each, picked) r = Squeeze(m, axes) a = Relu(r)
+    share = Unsqueeze(v, last) scaled = Mul(a, share) y = ReduceSum<keepdims = 0>(scaled, second)
+}"""
+# The features of the three nearest of 64 points.
+NEIGHBOURS = """(float[64,32] x) => (float[64,16] y) {
+    f = MatMul(x, w) t = Transpose(f) d = MatMul(f, t) v, i = TopK(d, three) near = Gather(f, i)
+    h = MatMul(near, u) r = Relu(h) y = ReduceMax<axes = [1], keepdims = 0>(r)
+}"""
+CONSTANTS = {"last": np.array([2]), "second": np.array([1]), "axes": np.array([2]), "two": np.array([2])}
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "sample", "scores"),
+    [
+        (TOPK, {"w": (64, 64), "u": (8, 8), "k": np.array([8])}, (4, 64), "h"),
+        (EXPERTS, {"gate": (64, 8), "experts": (8, 64, 64), **CONSTANTS}, (4, 64), "p"),
+        (NEIGHBOURS, {"w": (32, 32), "u": (32, 16), "three": np.array([3])}, (64, 32), "d"),
+    ],
+    ids=["top", "experts", "neighbours"],
+)
+def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_model(
+    text: str, shapes: dict, sample: tuple[int, ...], scores: str, build: Build, tmp_path: Path
+) -> None:
+    model, path = build(text, **shapes), tmp_path / "model.onnx"
+    onnx.save(model, path)
+    samples = [{"x": GENERATOR.standard_normal(sample).astype(np.float32)} for _ in range(8)]
+    # The last weights alone are wrong by a tenth, behind the choice.
+    last = onnx.numpy_helper.to_array(model.graph.initializer[1])
+    model.graph.initializer[1].CopyFrom(
+        onnx.numpy_helper.from_array(np.float32(1.1) * last, model.graph.initializer[1].name)
     )
+    onnx.save(model, tmp_path / "other.onnx")
+    found = {one.name: one for one in compare_files(path, tmp_path / "other.onnx", samples).outputs}
+    assert found["y"].sqnr == pytest.approx(20, abs=0.1)
+    assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
+    coarse = PRESETS["int2-block32"]
+    with pytest.raises(FidelityError, match=r"(output y|which judges y,) has"):
+        quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency=0))
+
+
+def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: Build, tmp_path: Path) -> None:
+    """Of scores that are nearly equal any change chooses other places, whose rows differ altogether."""
+    text = """(float[1,8] x, float[8,16] rows) => (y, int64[1,2] i) {
+        s = MatMul(x, w) v, i = TopK(s, k) y = Gather(rows, i)
+    }"""
+    shapes = {"w": np.eye(8, dtype=np.float32), "k": np.array([2])}
+    onnx.save(build(text, **shapes), tmp_path / "one.onnx")
+    turned = {**shapes, "w": np.diag(np.linspace(1.01, 0.99, 8)).astype(np.float32)}
+    onnx.save(build(text, **turned), tmp_path / "other.onnx")
+    samples = [
+        {
+            "x": np.linspace(1, 1.001, 8, dtype=np.float32)[None],
+            "rows": GENERATOR.standard_normal((8, 16)).astype(np.float32),
+        }
+        for _ in range(4)
+    ]
+    first, second = (run(open_session(tmp_path / name), samples[0])[1] for name in ("one.onnx", "other.onnx"))
+    assert set(first.flat).isdisjoint(second.flat)
+    found = {one.name: one for one in compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples).outputs}
+    assert found["y"].sqnr == math.inf
+    assert found["s"].stands_for == ("y", "i")
+    assert 40 < found["s"].sqnr < 50
+    assert "i" not in found
+
+
+def test_what_folds_hold_out_is_compared_as_all_else_is(build: Build, tmp_path: Path) -> None:
+    """Of the prepared model fewer outputs are decided: its two equal choices have become one."""
+    model = build(
+        """(float[4,64] x) => (float[4,4] y, float[4,4] z) {
+            a = MatMul(x, w) b = MatMul(x, w) v, i = TopK(a, k) t, j = TopK(b, k)
+            g = GatherElements<axis = 1>(a, j) y = MatMul(v, u) z = MatMul(g, u)
+        }""",
+        w=(64, 64),
+        u=(4, 4),
+        k=np.array([4]),
+    )
+    samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
+    report = quantize(model, samples, tmp_path / "int8.onnx", budget=CHOSEN).report
+    assert {"y", "z"} <= {one.name for one in report.agreement.outputs}
+    assert report.agreement.worst_sqnr > 20
+
+
+def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
+    text = """(float[4,64] x) => (float[N] y, float[4,64] h) {
+        h = MatMul(x, w) c = Unique<axis = 0>(h) [late] e = MatMul(c, u) y = Reshape(e, flat)
+    }"""
+    model = build(text, w=(64, 64), u=(64, 8), flat=np.array([-1]))
     samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
     report = quantize(model, samples, budget=CHOSEN).report
     assert any(one.startswith("the noise of late, which compute with") for one in report.samples.doubts)
@@ -132,7 +220,7 @@ def test_samples_that_run_at_once_come_in_order(
 
 def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
-    with pytest.raises(DataError, match=r"what output 'boxes' is decided by is not found in it, expected rows, all"):
+    with pytest.raises(DataError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
         Views.of(detector, detector).open(tmp_path / "o")
     assert Views.of(detector, tmp_path / "o") == Views(("boxes", "scores"))
 

@@ -12,6 +12,7 @@ from onnxq.budget import Budget
 from onnxq.data import Data
 from onnxq.judging.agreement import compare
 from onnxq.judging.goal import Goal
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -39,8 +40,7 @@ def quantized(model: object, data: object, folder: Path, accuracy: str) -> Quant
 def judged_again(model: Path, folder: Path, samples: list[dict[str, np.ndarray]]) -> float:
     """Return the SQNR of the file that was written on the samples that judge."""
     views = Views.of(model, folder / "model.onnx")
-    opened = (views.open(path) for path in (model, folder / "model.onnx"))
-    return compare(*opened, split(samples)[1]).worst_sqnr
+    return compare(Reference(model, views), views.open(folder / "model.onnx"), split(samples)[1]).worst_sqnr
 
 
 @pytest.mark.parametrize("methods", ["ranges", "migration", "ranges,migration,bias"])
