@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from conftest import Build
 
 from onnxq.accuracy.folds import ALL, Basis, Finding, Folds, Groups, groups_of
 from onnxq.encoding.range_choice import Noise, pooled
@@ -174,3 +176,25 @@ def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds,
     assert held_out
     assert not {sample_digest(sample) for sample in held_out} & set(found.evidence.samples)
     assert pooled(found.noise(plan, FINE)) < pooled(found.noise(plan, COARSE))
+
+
+def test_samples_that_are_held_out_are_compared_as_the_others_are(build: Build, tmp_path: Path) -> None:
+    """Of the prepared model more is decided, as two equal products have become one."""
+    model = build(
+        """(float[4,64] x) => (float[4,64] y, z, e) {
+            a = MatMul(x, w) b = MatMul(x, w) m = Greater(a, half) n = Less(b, two) i = And(m, n) j = NonZero(i)
+            t = Transpose(j) z = GatherND(a, t) e = Exp(z) r = Relu(a) y = MatMul(r, u)
+        }""",
+        w=(64, 64),
+        u=(64, 64),
+        half=np.float32([0.5]),
+        two=np.float32([2]),
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    samples = [{"x": one} for one in np.random.default_rng(0).standard_normal((24, 4, 64)).astype(np.float32)]
+    bench = open_workbench(load(tmp_path / "model.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    plan = bench.plan({})
+    trials = Trials.of(bench, tmp_path / "model.onnx", samples[:8], bench.calibrate(plan, samples, silent))
+    held_out = Folds(trials, samples).held_out(plan)
+    assert held_out.answered.views == trials.answered.views
+    assert held_out.noise(plan, FINE).shape == (16, len(trials.answered.views.names))

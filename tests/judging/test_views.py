@@ -172,23 +172,6 @@ def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: B
     assert "i" not in found
 
 
-def test_what_folds_hold_out_is_compared_as_all_else_is(build: Build, tmp_path: Path) -> None:
-    """Of the prepared model fewer outputs are decided: its two equal choices have become one."""
-    model = build(
-        """(float[4,64] x) => (float[4,4] y, float[4,4] z) {
-            a = MatMul(x, w) b = MatMul(x, w) v, i = TopK(a, k) t, j = TopK(b, k)
-            g = GatherElements<axis = 1>(a, j) y = MatMul(v, u) z = MatMul(g, u)
-        }""",
-        w=(64, 64),
-        u=(4, 4),
-        k=np.array([4]),
-    )
-    samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
-    report = quantize(model, samples, tmp_path / "int8.onnx", budget=CHOSEN).report
-    assert {"y", "z"} <= {one.name for one in report.agreement.outputs}
-    assert report.agreement.worst_sqnr > 20
-
-
 def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
     text = """(float[4,64] x) => (float[N] y, float[4,64] h) {
         h = MatMul(x, w) c = Unique<axis = 0>(h) [late] e = MatMul(c, u) y = Reshape(e, flat)
