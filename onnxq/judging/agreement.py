@@ -19,7 +19,7 @@ from onnxq.judging.bounds import RISK
 from onnxq.judging.joined import Part
 from onnxq.judging.labels import decibels_of_labels
 from onnxq.judging.reference import Reference, run_beside
-from onnxq.judging.tally import Tally
+from onnxq.judging.tally import DetailedTally
 from onnxq.judging.views import EngineView, View, Views
 from onnxq.judging.worst_places import WorstPlace, traced, worst_places
 from onnxq.numbers.numerics import signal_to_noise
@@ -48,7 +48,7 @@ class OutputAgreement:
         stands_for: where it is a tensor inside the model, the outputs that are decided by it and not compared
             themselves; see `onnxq.judging.views.Views`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
-            what may turn over, see `unseen_noise`. None for outputs that are no floats.
+            what may turn over, see `Tally.bound`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
         parts: that the output is joined of, each with its own SQNR.
         telling: as how many independent ones those count that differ, where samples share files, see
@@ -207,7 +207,7 @@ def agreement_of(
         parts: that outputs are joined of.
         files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
-    tallies = [Tally(parts.get(name, ())) for name in names]
+    tallies = [DetailedTally(parts.get(name, ())) for name in names]
     count = 0
     for expected, found in pairs:
         count += 1
@@ -219,10 +219,10 @@ def agreement_of(
     return Agreement(count, tuple(outputs), len(counting_as_one(files)))
 
 
-def _told(name: str, tally: Tally, risk: float, files: Sequence[str]) -> OutputAgreement:
+def _told(name: str, tally: DetailedTally, risk: float, files: Sequence[str]) -> OutputAgreement:
     return OutputAgreement(
         name=name,
-        sqnr=signal_to_noise(tally.signal, tally.noise) if tally.is_float else None,
+        sqnr=tally.sqnr if tally.is_float else None,
         agreement=tally.equal / tally.compared if tally.compared else None,
         largest_error=tally.largest,
         same_shapes=tally.same_shapes,

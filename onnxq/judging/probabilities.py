@@ -16,7 +16,7 @@ from onnxq.runtime import Array
 
 # Errors of so many rows are tried on each that is as sure: of its own alone, whether it turns over is luck.
 _ALIKE = 32
-# Of other samples' rows that are less sure than all, errors of so many are tried.
+# On a row that is less sure than all, errors of so many other samples are tried.
 _OTHERS = 7
 # Of each sample, so many rows that are the least sure; the others were seen not to turn over.
 _UNSURE = 128
@@ -31,8 +31,23 @@ _LEAST = 1e-37
 # Parts of the least margin that was seen, evenly spread, which a row that is less sure may have.
 _LESS_SURE = (0.125, 0.375, 0.625, 0.875)
 
-Pairs = Sequence[tuple[Array, Array]]
-"""The reference's probabilities for each sample, and the candidate's, in float32 or wider."""
+
+class Rows(NamedTuple):
+    """Rows of probabilities of a sample that are the least sure, 128 at most.
+
+    Attributes:
+        expected: what the reference gives their likeliest outcomes in order, and all others together, in float64.
+        found: what the candidate gives these.
+        least: the place of the row of the least margin.
+        total: how many rows the sample has.
+        others: the noise of the rows that are surer.
+    """
+
+    expected: Array
+    found: Array
+    least: int
+    total: int
+    others: float
 
 
 class _Unsure(NamedTuple):
@@ -64,8 +79,25 @@ def are_probabilities(array: Array) -> bool:
     return bool(array.min() >= 0 and np.allclose(array.sum(-1), 1, 0, _ROUNDING))
 
 
-def expected_energies(pairs: Pairs, seen: Sequence[Energies], *, halves: bool = False) -> list[Energies]:
-    """Return the energies of each sample of probabilities, the noise as the mean over errors that might have been.
+def unsure_rows(one: Array, other: Array, noise: float) -> Rows:
+    """Return the rows that may turn over.
+
+    Args:
+        one: the reference's probabilities, in float32 or wider.
+        other: the candidate's.
+        noise: the energy of their difference.
+    """
+    unsure = _unsure(one)
+    found, others = unsure.of(other), 0.0
+    if unsure.places is not None:
+        error = found - unsure.of(one)
+        others = max(noise - float(np.vdot(error, error)), 0.0)
+    ranked = _first_and_rest(found, unsure.outcomes)
+    return Rows(unsure.ranked, ranked, unsure.least, one.size // one.shape[-1], others)
+
+
+def expected_noises(samples: Sequence[Rows], *, halves: bool = False) -> list[float]:
+    """Return the noise of each sample of probabilities as the mean over errors that might have been.
 
     An error is the factor on each probability, before rows are made to add up to one again. Whether it turns an answer
     over, or makes it the surer, is luck, and plans are chosen by what was seen. So each row meets its own error and
@@ -73,53 +105,42 @@ def expected_energies(pairs: Pairs, seen: Sequence[Energies], *, halves: bool = 
     either sign.
 
     Args:
-        pairs: of each sample, one or more rows in the last axis.
-        seen: the energies of each sample as they are.
+        samples: of each its unsure rows.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
     tiny = _TINY_OF_HALVES if halves else _TINY
-    unsure = [_unsure(one) for one, _ in pairs]
-    rows = [np.maximum(one.ranked, tiny) for one in unsure]
-    found = [_first_and_rest(one.of(other), one.outcomes) for one, (_, other) in zip(unsure, pairs, strict=True)]
-    errors = np.log(np.maximum(np.concatenate(found), tiny) / np.concatenate(rows))
-    expected = np.split(_expected_noises(np.concatenate(rows), errors), list(accumulate(map(len, rows)))[:-1])
-    return [
-        (signal, _noise_of_others(noise, one, *pair) + float(might.sum()))
-        for (signal, noise), one, pair, might in zip(seen, unsure, pairs, expected, strict=True)
-    ]
+    rows, errors = (np.concatenate(some) for some in zip(*(_errors(one, tiny) for one in samples), strict=True))
+    noises = np.split(_expected_noises(rows, errors), list(accumulate(len(one.expected) for one in samples))[:-1])
+    return [one.others + float(might.sum()) for one, might in zip(samples, noises, strict=True)]
 
 
-def unseen_noise(unsure: Pairs, rows: int, *, halves: bool = False) -> float:
+def unseen_noise(samples: Sequence[Rows], *, halves: bool = False) -> float:
     """Return what rows that are less sure than all that were seen add to the noise of a sample, in the mean.
 
     The next row is as likely as any of those before to be the least sure, and then its margin between the first two
     outcomes lies anywhere below the least that was seen: the density of margins at zero as the nearest neighbour tells
     it (Loftsgaarden and Quesenberry, The Annals of Mathematical Statistics 1965). It meets the errors of a few of the
-    rows, with either sign.
+    rows, on its outcomes in the order of how likely they are, with either sign.
 
     Args:
-        unsure: of each sample its `least_sure` row.
-        rows: how many all samples have together.
+        samples: of each its unsure rows.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
     tiny = _TINY_OF_HALVES if halves else _TINY
-    margins = [_margins(one[None])[0] for one, _ in unsure]
+    rows, errors = (
+        np.stack([part[one.least] for one, part in zip(samples, some, strict=True)])
+        for some in zip(*(_errors(one, tiny) for one in samples), strict=True)
+    )
+    margins = np.log(rows[:, 0] / rows[:, 1])
     place = int(np.argmin(margins))
-    less_sure = np.tile(unsure[place][0].astype(np.float64), (len(_LESS_SURE), 1))
-    less_sure[:, less_sure[0].argmax()] *= np.exp(margins[place] * (np.array(_LESS_SURE) - 1))
+    less_sure = np.tile(rows[place], (len(_LESS_SURE), 1))
+    less_sure[:, 0] *= np.exp(margins[place] * (np.array(_LESS_SURE) - 1))
     less_sure /= less_sure.sum(-1, keepdims=True)
-    noises = []
-    for away in range(min(len(unsure), 1 + _OTHERS)):
-        one, other = (np.maximum(array, tiny) for array in unsure[(place + away) % len(unsure)])
-        noises += [_noise(less_sure, other / one), _noise(less_sure, one / other)]
+    met = [errors[(place + away) % len(errors)] for away in range(min(len(errors), 1 + _OTHERS))]
+    noises = [float(_noises(less_sure, np.exp(sign * error)).sum()) for error in met for sign in (1, -1)]
     mean = math.fsum(noises) / len(noises) / len(_LESS_SURE)
-    return float(mean * rows / (rows + 1) / len(unsure))
-
-
-def least_sure(one: Array, other: Array) -> tuple[Array, Array]:
-    """Return the reference's row with the least margin between the first two outcomes, and the candidate's."""
-    place = _unsure(one).least
-    return _rows(one)[place].copy(), _rows(other)[place].copy()
+    count = sum(one.total for one in samples)
+    return mean * count / (count + 1) / len(samples)
 
 
 def energies_of_logarithms(one: Array, other: Array) -> Energies:
@@ -186,17 +207,10 @@ def _expected_noises(rows: Array, errors: Array) -> Array:
     return np.asarray(noises / (2 * alike))
 
 
-def _noise_of_others(noise: float, unsure: _Unsure, one: Array, other: Array) -> float:
-    """Return the noise of a sample less that of its unsure rows."""
-    if unsure.places is None:
-        return 0.0
-    error = unsure.of(other) - unsure.of(one)
-    return max(noise - float(np.vdot(error, error)), 0.0)
-
-
-def _noise(one: Array, factor: Array) -> float:
-    """Return the energy of what a factor changes of probabilities."""
-    return float(_noises(one, factor).sum())
+def _errors(one: Rows, tiny: np.float32) -> tuple[Array, Array]:
+    """Return the unsure rows of the reference, and the logarithms of the factors on them."""
+    rows = np.maximum(one.expected, tiny)
+    return rows, np.log(np.maximum(one.found, tiny) / rows)
 
 
 def _noises(one: Array, factor: Array) -> Array:

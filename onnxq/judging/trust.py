@@ -5,28 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.judging.agreement import agreement_of
-from onnxq.judging.bounds import Energies, influences, lower_bound, of_files, spread_of_parts
-from onnxq.judging.probabilities import (
-    are_probabilities,
-    energies_of_logarithms,
-    expected_energies,
-    least_sure,
-    unseen_noise,
-)
-from onnxq.numbers.numerics import signal_to_noise
-from onnxq.remembering import remembered_of_array
+from onnxq.judging.bounds import Energies, influences, spread_of_parts
+from onnxq.judging.probabilities import are_probabilities, energies_of_logarithms
+from onnxq.judging.tally import Tally, energies_of, total, widened
 from onnxq.runtime import Array
 from onnxq.samples.inputs import is_floating
 
 # Silent outputs that are not equal must not make the ratio infinite.
 _LOWEST_SQNR = -300.0
-_FLOAT32 = np.dtype(np.float32)
 
 Pair = tuple[Sequence[Any], Sequence[Any]]
 """The reference's outputs for a sample, and the candidate's."""
@@ -48,10 +39,8 @@ class Trust:
 def trust(pairs: Sequence[Pair], files: Sequence[str] = ()) -> Trust:
     """Judge a candidate by what it and the reference gave for a few samples.
 
-    What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples. Of probabilities,
-    what the errors of the logarithms would have done to rows that are as sure, and to one less sure than all, stands
-    for what was seen, see `expected_energies` and `unseen_noise`. All that was made of one sample counts once, and so
-    do the samples of one file, see `of_files`.
+    What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples, as in a verdict; see
+    `Tally.bound`. All that was made of one sample counts once, and so do the samples of one file, see `of_files`.
 
     Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
     is worst in truth (intersection-union test; Berger, Technometrics 1982).
@@ -60,7 +49,7 @@ def trust(pairs: Sequence[Pair], files: Sequence[str] = ()) -> Trust:
         pairs: for each sample, the outputs of both models.
         files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
-    outputs = [_trust([(one[place], other[place]) for one, other in pairs], files) for place in range(len(pairs[0][0]))]
+    outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
 
 
@@ -77,7 +66,7 @@ def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     Returns:
         float64 of shape (samples, outputs), NaN or infinite where an output is not finite.
     """
-    columns = [_noises([(one[place], other[place]) for one, other in pairs]) for place in range(len(pairs[0][0]))]
+    columns = [_noises(_output(pairs, place)) for place in range(len(pairs[0][0]))]
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
 
 
@@ -91,8 +80,7 @@ def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDA
     Returns:
         float64 of shape (samples, outputs); ones for what labels or sequences tell.
     """
-    outputs = ([(one[place], other[place]) for one, other in pairs] for place in range(len(pairs[0][0])))
-    columns = [_influences(output, files) for output in outputs]
+    columns = [_influences(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
 
 
@@ -114,62 +102,41 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     if wide is None:
         return np.full(len(pairs), _trust(pairs).noise / len(pairs))
     seen = _compared(wide)
-    signal, noises = _total(seen)[0], np.array([noise for _, noise in seen])
+    signal, noises = total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
         return np.where(noises > 0, np.inf, 0.0)
     return np.asarray(noises / signal)
 
 
 def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> Trust:
-    wide = _floats(pairs)
-    if wide is None:
-        # A single label is right or wrong, so labels and sequences are judged all together.
-        agreement = agreement_of(["output"], [((one,), (other,)) for one, other in pairs], files=files)
-        sqnr = agreement.worst_sqnr if agreement.sound else -math.inf
-        return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
-    seen = _in_range(wide)
-    expected, unseen = seen, 0.0
-    if all(are_probabilities(one) for one, _ in wide):
-        halves = any(one.dtype.itemsize < _FLOAT32.itemsize for one, _ in pairs)
-        expected = expected_energies(wide, seen, halves=halves)
-        rows = sum(one.size // one.shape[-1] for one, _ in wide)
-        unseen = unseen_noise([least_sure(*pair) for pair in wide], rows, halves=halves)
-    if not math.isfinite(sum(_total(expected))):
-        return Trust(-math.inf, math.inf)
-    spreads = [spread_of_parts(*pair) for pair in wide]
-    bound = lower_bound(of_files([(signal, noise + unseen) for signal, noise in expected], files), spreads=spreads)
-    return Trust(bound, 10 ** (-signal_to_noise(*_total(expected)) / 10))
+    tally = Tally()
+    for pair in pairs:
+        tally.add_sample(*pair)
+    if tally.is_float:
+        return Trust(tally.bound(files=files), tally.noise)
+    # A single label is right or wrong, so labels are judged all together.
+    sqnr = tally.labels(files)
+    return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
+
+
+def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:
+    return [(one[place], other[place]) for one, other in pairs]
 
 
 def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | None:
     """Return the pairs of an output in a type in which energies can be told, or None where it is no float."""
-    wide = [(_widened(one), _widened(other)) for one, other in pairs]
-    floats = all(_is_float(one) and _is_float(other) and one.shape == other.shape for one, other in wide)
-    return wide if floats else None
+    arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
+    if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
+        return None
+    return [(widened(one), widened(other)) for one, other in pairs]
 
 
 def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
     """Return the energies of each sample, in another unit where they would be too large or too small for floats."""
-    seen = [_energies(one, other) for one, other in pairs]
+    seen = [energies_of(one, other) for one, other in pairs]
     if 0 < sum(map(sum, seen)) < math.inf:
         return seen
-    return [_energies(one, other) for one, other in _finite(pairs)]
-
-
-def _total(energies: Sequence[Energies]) -> Energies:
-    return math.fsum(signal for signal, _ in energies), math.fsum(noise for _, noise in energies)
-
-
-def _energies(expected: Array, found: Array) -> Energies:
-    # What is not finite shows in the energies.
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = found - expected
-    return _signal(expected), float(np.vdot(error, error))
-
-
-@remembered_of_array
-def _signal(expected: Array) -> float:
-    return float(np.vdot(expected, expected))
+    return [energies_of(one, other) for one, other in _finite(pairs)]
 
 
 def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
@@ -178,13 +145,3 @@ def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
     kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
     unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
     return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]
-
-
-def _widened(array: Any) -> Any:
-    """Return float16 and bfloat16 as float32, in which energies do not overflow; anything else as it is."""
-    narrow = isinstance(array, np.ndarray) and array.dtype.itemsize < _FLOAT32.itemsize and is_floating(array.dtype)
-    return array.astype(_FLOAT32) if narrow else array
-
-
-def _is_float(array: object) -> TypeGuard[Array]:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "f"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,9 @@ from onnxq.judging.bounds import lower_bound
 from onnxq.judging.probabilities import (
     are_probabilities,
     energies_of_logarithms,
-    expected_energies,
-    least_sure,
+    expected_noises,
     unseen_noise,
+    unsure_rows,
 )
 from onnxq.judging.trust import trust
 
@@ -27,7 +29,11 @@ def energies(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def unseen(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    return unseen_noise([least_sure(*pair) for pair in pairs], sum(len(one) for one, _ in pairs))
+    return unseen_noise([unsure_rows(*pair, energies(*pair)[1]) for pair in pairs])
+
+
+def expected(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+    return expected_noises([unsure_rows(*pair, energies(*pair)[1]) for pair in pairs])
 
 
 def sure_of_two(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -84,12 +90,10 @@ def test_a_row_meets_errors_of_others_with_either_sign() -> None:
     sure, unsure = np.float32([[9.0, 0.0]]), np.float32([[0.5, 0.0]])
     error = np.float32([[1.0, -1.0]])
     pairs = [(softmax(sure), softmax(sure + error)), (softmax(unsure), softmax(unsure))]
-    seen = [energies(*pair) for pair in pairs]
-    found = expected_energies(pairs, seen)
-    assert [signal for signal, _ in found] == [signal for signal, _ in seen]
+    found = expected(pairs)
     straight, turned = (energies(softmax(unsure), softmax(unsure + sign * error))[1] for sign in (1, -1))
     # Its own error is none.
-    assert found[1][1] == pytest.approx((0 + 0 + straight + turned) / 4, rel=1e-4)
+    assert found[1] == pytest.approx((0 + 0 + straight + turned) / 4, rel=1e-4)
 
 
 def test_rows_meet_the_errors_of_those_that_are_as_sure() -> None:
@@ -99,7 +103,7 @@ def test_rows_meet_the_errors_of_those_that_are_as_sure() -> None:
     # Logits that are far from one another err by more.
     error = [generator.normal(0, 0.01, (1, 3)) for _ in unsure] + [generator.normal(0, 3, (1, 3)) for _ in sure]
     pairs = [(softmax(one), softmax(one + off)) for one, off in zip(unsure + sure, error, strict=True)]
-    noises = [noise for _, noise in expected_energies(pairs, [energies(*pair) for pair in pairs])]
+    noises = expected(pairs)
     assert max(noises[:32]) < 1e-3 < max(noises[64:])
 
 
@@ -108,19 +112,26 @@ def test_many_rows_make_the_noise_that_was_seen_where_errors_are_alike(outcomes:
     generator = np.random.default_rng(outcomes)
     logits = generator.normal(0, 3, (8, 200, outcomes))
     pairs = list(zip(softmax(logits), softmax(logits + generator.normal(0, 0.3, logits.shape)), strict=True))
-    seen = [energies(*pair) for pair in pairs]
-    found = expected_energies(pairs, seen)
-    assert [signal for signal, _ in found] == [signal for signal, _ in seen]
-    assert sum(noise for _, noise in found) == pytest.approx(sum(noise for _, noise in seen), rel=0.1)
+    assert sum(expected(pairs)) == pytest.approx(sum(energies(*pair)[1] for pair in pairs), rel=0.1)
 
 
 def test_samples_may_have_rows_of_other_lengths() -> None:
     generator = np.random.default_rng(0)
     logits = [generator.normal(0, 3, (length, length)) for length in (3, 20, 40)]
     pairs = [(softmax(one), softmax(one + generator.normal(0, 0.1, one.shape))) for one in logits]
-    noises = [noise for _, noise in expected_energies(pairs, [energies(*pair) for pair in pairs])]
+    noises = expected(pairs)
     assert np.isfinite(noises).all()
     assert min(noises) > 0
+    assert 0 < unseen(pairs) < math.inf
+
+
+def test_a_row_that_is_less_sure_meets_errors_by_rank_of_the_outcome() -> None:
+    """Which class is likely differs from sample to sample, and so may the number of classes."""
+    ranked = np.float32([[2.0, 1.0, -30.0]]), np.float32([[2.3, 0.9, -30.0]])
+    pair = tuple(softmax(one) for one in ranked)
+    turned = tuple(softmax(one[:, ::-1]) for one in ranked)
+    longer = tuple(softmax(np.pad(one, ((0, 0), (0, 30)), constant_values=-30)) for one in ranked)
+    assert unseen([pair, turned, longer]) == pytest.approx(unseen([pair] * 3), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +153,6 @@ def test_what_a_candidate_does_to_unsure_rows_is_told_beside_what_it_does_to_the
     one, other = softmax(logits), softmax(logits + 0.1)
     sure = np.argmax(np.abs(np.diff(np.sort(logits, -1)[:, -2:])).ravel())
     other[sure] = one[sure] * np.float32(0.5)
-    [(_, noise)] = expected_energies([(one, other)], [energies(one, other)])
+    [noise] = expected([(one, other)])
     # Whatever the errors of unsure rows might have been, that of a sure one is what it is.
     assert noise == pytest.approx(float(np.square(one[sure] / 2).sum()), rel=1e-3)
