@@ -53,6 +53,8 @@ class OutputAgreement:
         parts: that the output is joined of, each with its own SQNR.
         telling: as how many independent ones those count that differ, where samples share files, see
             `onnxq.judging.labels.telling`; None where each is one, and for floats.
+        skipped: how many elements were not compared, as the float model is NaN or infinite there.
+        is_compared: whether there was any element to compare.
     """
 
     name: str
@@ -67,6 +69,8 @@ class OutputAgreement:
     worst: tuple[WorstPlace, ...] = ()
     parts: tuple[Part, ...] = ()
     telling: float | None = None
+    skipped: int = 0
+    is_compared: bool = True
 
     @property
     def label(self) -> str:
@@ -103,6 +107,22 @@ class Agreement:
     samples: int
     outputs: tuple[OutputAgreement, ...]
     files: int = 0
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The outputs that were compared with what the float model chose in front of them."""
+        names = {output.name for output in self.outputs if output.is_compared}
+        return tuple(name for name in self._stood_for if name in names)
+
+    @property
+    def decided(self) -> tuple[str, ...]:
+        """The outputs that were not compared themselves, but only what they are decided by."""
+        names = {output.name for output in self.outputs}
+        return tuple(name for name in self._stood_for if name not in names)
+
+    @property
+    def _stood_for(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for output in self.outputs for name in output.stands_for))
 
     @property
     def worst_sqnr(self) -> float:
@@ -232,4 +252,6 @@ def _told(name: str, tally: DetailedTally, risk: float, files: Sequence[str]) ->
         worst=worst_places(tally.energies, tally.places),
         parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
         telling=None if tally.is_float else tally.telling(files),
+        skipped=tally.skipped,
+        is_compared=tally.elements > 0 or not tally.same_shapes,
     )

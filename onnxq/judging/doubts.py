@@ -153,11 +153,11 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
     reference = Reference(model, Views.whole(model))
     names = reference.views.names
     answers = [answer.outputs for answer in reference.answer_each(samples)]
-    if answers and all(_is_nan(array) for answer in answers for array in answer):
+    if answers and all(_is_no_number(array) for answer in answers for array in answer):
         raise ModelError(
-            f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN, in "
-            f"all {len(samples)} samples that it was run on, so that no other model can be compared with it; see which "
-            "node first computes NaN from samples that the model was made for, such as a division by zero"
+            f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN or "
+            f"infinite, in all {len(samples)} samples that it was run on, so that no other model can be compared with "
+            "it; see which node first computes such values, as by a division by zero"
         )
     for place, name in enumerate(names):
         arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]
@@ -165,10 +165,10 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
             yield f"output {name} of the float model {told} in all {len(samples)} samples that it was run on"
 
 
-def _is_nan(array: Any) -> bool:
-    """Return whether an output is floats none of which is a number."""
+def _is_no_number(array: Any) -> bool:
+    """Return whether an output is floats none of which is finite."""
     floats = isinstance(array, np.ndarray) and array.size > 0 and is_floating(array.dtype)
-    return floats and bool(np.isnan(array.astype(np.float32)).all())
+    return floats and not bool(np.isfinite(array.astype(np.float64)).any())
 
 
 def _of_output(arrays: Sequence[Array]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from onnxq.modelfile.replacing import write_text
 from onnxq.report.charts import layer_chart
 from onnxq.report.figures import counted, decibels
 from onnxq.report.page import environment, resource
-from onnxq.report.verdict import told_equal
+from onnxq.report.verdict import EQUAL, compared, told_equal
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000
@@ -44,9 +44,9 @@ class Comparison:
             return f"Outputs differ in shape or are not finite, on {samples}"
         worst = self.agreement.worst_sqnr
         if worst == math.inf:
-            equal = self.agreement.equal_labels == 1.0
-            return f"{'All outputs are equal' if equal else told_equal(self.agreement)}, on {samples}"
-        return f"{decibels(worst)} at the worst output, on {samples}"
+            told = told_equal(self.agreement)
+            return f"{'All outputs are equal' if told == EQUAL else told}, on {samples}{compared(self.agreement)}"
+        return f"{decibels(worst)} at the worst output, on {samples}{compared(self.agreement)}"
 
     def to_html(self) -> str:
         """Return the comparison as a page of HTML that loads nothing else, and holds no script."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged, worst_output
@@ -13,8 +14,12 @@ from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
 # Labels of which any differs are told as no more, as rounding might make them all equal.
 _MOST_OF_LABELS = 0.999
+EQUAL = "equal outputs"
+"""What is said where nothing that users get differs."""
 # A line of a terminal holds no more; the report has all.
-_SHOWN_PLACES = 6
+_SHOWN_PLACES, _SHOWN_NAMES = 6, 3
+# What may be slower than this is not said to be as fast.
+_AS_FAST = 0.97
 
 
 def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
@@ -55,24 +60,59 @@ def speed(latency: Latency) -> str:
         rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
         return f"of a speed that {rounds} not tell"
     low, high = latency.interval
+    if not latency.significant and low < _AS_FAST:
+        return f"between {low:.2f}x and {high:.2f}x as fast"
     # A speed that may as well be 1 is no speed.
-    what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float, as far as could be measured"
+    what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float"
     return f"{what} ({low:.2f}-{high:.2f})"
 
 
 def told_equal(agreement: Agreement) -> str:
     """Say how much is equal of outputs that differ by no more than may be chance."""
+    if not any(output.is_compared for output in agreement.outputs):
+        return "no output that can be compared"
     share = agreement.equal_labels
-    return "equal outputs" if share == 1.0 else f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
+    if share < 1.0:
+        return f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
+    return "equal in all that was compared" if agreement.decided or agreement.chosen else EQUAL
+
+
+def compared(agreement: Agreement) -> str:
+    """Say which outputs were compared otherwise than as users get them, and which were not; mostly nothing."""
+    none = [output.name for output in agreement.outputs if not output.is_compared]
+    some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
+    told = (
+        (agreement.chosen, "compared with what the float model chose"),
+        (agreement.decided, "judged only by the scores that decide"),
+        (none, "not compared, as the float model gives no finite number"),
+        (some, "compared where the float model is finite"),
+    )
+    return "".join(f"; {_listed(names)} {'is' if len(names) == 1 else 'are'} {how}" for names, how in told if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return some names, and how many there are more.
+
+    >>> _listed("a"), _listed("abc"), _listed("abcde")
+    ('a', 'a, b, c', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
 def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     """Say what the outputs, or the user's metric, are, and on which samples."""
     worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
     if scores is not None:
-        what = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
-    elif math.isinf(worst) and worst > 0:
-        what = told_equal(fidelity.agreement)
-    else:
-        what = f"{worst:.0f} dB"
-    return f"{what} on {judges(samples, fidelity)}"
+        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {judges(samples, fidelity)}"
+    what = told_equal(fidelity.agreement) if math.isinf(worst) and worst > 0 else f"{worst:.0f} dB"
+    return f"{what} on {judges(samples, fidelity)}{_of_others(fidelity)}{compared(fidelity.agreement)}"
+
+
+def _of_others(fidelity: Fidelity) -> str:
+    """Say what is known of samples that were not run, where that is less than was wanted."""
+    bounds = [output.bound for output in fidelity.agreement.outputs if output.bound is not None]
+    lowest = min(bounds, default=math.inf)
+    if fidelity.wanted is None or not math.isfinite(lowest) or lowest >= fidelity.wanted:
+        return ""
+    return f" ({lowest:.0f} dB or more on others)"

@@ -216,7 +216,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
         "model.onnx: nothing is gained: the quantized model is 1.12 of the size and {}, where a smaller or a faster "
         "one was expected; nothing was written; keep the float model, or write this one with --force"
     )
-    equal = "as fast as float, as far as could be measured (0.90-1.10)"
+    equal = "between 0.90x and 1.10x as fast"
     assert gain(1_120_000, (0.9, 1.1), Goal()) == told.format(equal)
     assert gain(1_120_000, (0.8, 0.9), Goal()) == told.format("0.85x as fast (0.80-0.90)")
     assert gain(1_120_000, None, Goal()) == told.format("of a speed that was not measured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -40,7 +41,11 @@ NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, perform
         ),
         (
             {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78))}},
-            "Verified: as fast as float, as far as could be measured (0.63-3.78), 0.25 of the size, 39 dB on 3 samples",
+            "Verified: between 0.63x and 3.78x as fast, 0.25 of the size, 39 dB on 3 samples",
+        ),
+        (
+            {"performance": {"latency": replace(TIMED, interval=(0.98, 1.05))}},
+            "Verified: as fast as float (0.98-1.05), 0.25 of the size, 39 dB on 3 samples",
         ),
         (
             {"performance": {"latency": None}, "samples": {"judged": Judged(9, 2)}},
@@ -79,3 +84,45 @@ def test_labels_of_which_any_differs_are_not_called_equal(agreement: float, comp
     label = replace(LABEL, agreement=agreement, compared=compared)
     report = changed(NOISY, fidelity={"agreement": Agreement(3, (label,))}, performance={"latency": None})
     assert report.verdict == f"Verified: 0.25 of the size, {told} on 3 samples"
+
+
+SCORES = replace(OUTPUT, name="s", stands_for=("y", "l"))
+SAME = replace(OUTPUT, sqnr=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ((SAME,), "equal outputs on 3 samples"),
+        (
+            (SAME, replace(SAME, name="s", stands_for=("y",))),
+            "equal in all that was compared on 3 samples; y is compared with what the float model chose",
+        ),
+        (
+            (OUTPUT, SCORES),
+            "39 dB on 3 samples; y is compared with what the float model chose; l is judged only by the scores that "
+            "decide",
+        ),
+        (
+            (replace(SAME, is_compared=False, skipped=9),),
+            "no output that can be compared on 3 samples; y is not compared, as the float model gives no finite number",
+        ),
+        ((replace(OUTPUT, skipped=9),), "39 dB on 3 samples; y is compared where the float model is finite"),
+        (
+            (replace(SCORES, stands_for=tuple("abcdefgh")),),
+            "39 dB on 3 samples; a, b, c and 5 more are judged only by the scores that decide",
+        ),
+    ],
+)
+def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreement, ...], told: str) -> None:
+    report = changed(NOISY, fidelity={"agreement": Agreement(3, outputs)}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {told}"
+
+
+@pytest.mark.parametrize(
+    ("bound", "told"), [(17.2, "39 dB on 3 samples (17 dB or more on others)"), (20.0, "39 dB on 3 samples")]
+)
+def test_the_verdict_says_where_others_are_not_known_to_be_as_close(bound: float, told: str) -> None:
+    agreement = Agreement(3, (replace(OUTPUT, bound=bound),))
+    report = changed(NOISY, fidelity={"agreement": agreement, "wanted": 20.0}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {told}"
