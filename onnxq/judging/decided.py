@@ -44,6 +44,11 @@ class Choice:
     scores: tuple[Variable, ...]
 
     @property
+    def given(self) -> str:
+        """The name of the input that takes what was chosen; other readers of a condition go on to read their own."""
+        return f"{self.chosen.name}.chosen" if self.node.op == "Compress" else self.chosen.name
+
+    @property
     def named(self) -> Chosen:
         """What is known of it without the graph."""
         return Chosen(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
@@ -132,7 +137,7 @@ class Decided:
         if choice is not None:
             behind[choice] = None
             self._found[choice.chosen] = choice
-            self._behind.setdefault(choice.chosen, behind)
+            read = [tensor for tensor in read if tensor is not choice.chosen]
         if counted or (choice is None and self._counts(node)):
             self._counted.update(outputs)
             self._varying.update(outputs)
@@ -141,12 +146,12 @@ class Decided:
             floats, inside = any(map(_is_float, read)), bool(node.bodies())
             made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
             of_values = node.op not in _OF_SHAPES
-            varying = of_values and any(tensor in self._varying for tensor in read)
+            varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
             # So do lengths of what was chosen, where the choice says how much that is.
             varying |= not of_values and any(_counts_elements(one.node) for one in behind)
             self._varying.update(outputs if varying else made)
             self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
-        if choice is not None:
+        if choice is not None and choice.chosen in outputs:
             self._free.discard(choice.chosen)
         if behind:
             self._behind.update(dict.fromkeys(outputs, behind))
@@ -154,8 +159,10 @@ class Decided:
     def _choice(self, node: Node) -> Choice | None:
         """Return what a node chooses by what is free."""
         chosen = next(iter(_CHOSEN[node.op](node)), None) if operator_of(node) and node.op in _CHOSEN else None
-        if not isinstance(chosen, Variable) or not chosen.name or chosen in self._found:
+        if not isinstance(chosen, Variable) or not chosen.name:
             return None
+        if chosen in self._found:
+            return self._found[chosen]
         if self._only is not None and chosen.name not in self._only:
             return None
         scores = self._entering([tensor for tensor in _chooses_by(node) if tensor in self._free])

@@ -204,7 +204,8 @@ class Views:
         proto = self._read(model)
         there = Decided(_graph(proto, model))
         tensors = self._tensors(model, there, choices := paired(self.choices, there.choices))
-        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()} | _kinds(choices.values()))
+        kinds = {choice.chosen.name: _kind(choice) for choice in choices.values()}
+        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()} | kinds)
         names = (*self.names, *(one.name for one in self.choices))
         return self._opened(open_session, proto, View(None, names, self, at_once), model)
 
@@ -279,7 +280,7 @@ class Views:
             if value.name in self.decided:
                 del proto.graph.output[place]
         names = tuple(tensors[name].name if name in tensors else name for name in self.names)
-        return proto, names, {one.name: choice.chosen.name for one, choice in choices.items()}
+        return proto, names, {one.name: choice.given for one, choice in choices.items()}
 
     def _read(self, model: Path) -> onnx.ModelProto:
         proto = _inlined(read_without_data(model))
@@ -318,35 +319,33 @@ def _taken(model: onnx.ModelProto, found: Decided) -> list[Choice]:
 
 
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
-    """Make inputs of what the nodes of a model choose; these nodes go."""
-    chosen = {choice.chosen.name: choice for choice in choices}
-    for name, kind in _kinds(choices).items():
-        shape = chosen[name].chosen.shape
+    """Make inputs of what the nodes of a model choose, and leave out the nodes that choose."""
+    for choice in choices:
+        shape = choice.chosen.shape
         rank = None if shape is None else [None] * len(shape)
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, rank))
+        model.graph.input.append(onnx.helper.make_tensor_value_info(choice.given, _kind(choice), rank))
+    chosen = {choice.chosen.name: choice for choice in choices}
     nodes = []
     for node in model.graph.node:
-        taken = [chosen[name] for name in node.output if name in chosen]
-        if not taken:
+        if node.op_type == "Compress" and node.input[1] in chosen:
+            node.input[1] = chosen[node.input[1]].given
+        made = [chosen[name] for name in node.output if name in chosen and chosen[name].given == name]
+        if not made:
             nodes.append(node)
-        elif node.op_type == "TopK":
+        elif node.op_type == "TopK" and node.output[0]:
             axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
             gathered = [node.input[0], node.output[1]], [node.output[0]]
-            nodes += [onnx.helper.make_node("GatherElements", *gathered, axis=axis)] if node.output[0] else []
-        elif taken[0].node.op == "Compress":
-            nodes.append(node)
-            node.output[:] = [f"{name}.chosen" if name in chosen else name for name in node.output]
+            nodes.append(onnx.helper.make_node("GatherElements", *gathered, axis=axis))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    values = [value for value in model.graph.value_info if value.name not in chosen]
+    given = {choice.given for choice in choices}
+    values = [value for value in model.graph.value_info if value.name not in given]
     del model.graph.value_info[:]
     model.graph.value_info.extend(values)
 
 
-def _kinds(choices: Iterable[Choice]) -> dict[str, int]:
-    """Return the element types of what is chosen, by name."""
-    kinds = {"Compress": onnx.TensorProto.BOOL}
-    return {choice.chosen.name: kinds.get(choice.node.op, onnx.TensorProto.INT64) for choice in choices}
+def _kind(choice: Choice) -> int:
+    return int(onnx.TensorProto.BOOL if choice.node.op == "Compress" else onnx.TensorProto.INT64)
 
 
 def _put_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:

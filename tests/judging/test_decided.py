@@ -50,6 +50,11 @@ def chosen(model: ModelProto) -> dict[str, list[str]]:
         ("y, z = TopK(h, k)", {"y": ["h"], "z": ["[h]"]}),
         ("y = Relu(h) m = Greater(h, half) z = NonZero(m)", {"z": ["[h]"]}),
         ("m = Reshape(h, flat) above = Greater(m, half) y = Compress(x, above) z = Relu(h)", {"y": ["m"]}),
+        # A condition may be asked twice, and be an output itself.
+        (
+            "m = Reshape(h, flat) z = Greater(m, half) y = Compress(names, z) a = Compress(h, z) b = NonZero(z)",
+            {"y": ["[m]"]},
+        ),
         # What is picked comes from elsewhere than what picks it.
         ("e = Exp(h) v, i = TopK(h, k) y = GatherElements<axis = 1>(e, i) z = Relu(v)", {"y": ["h"], "z": ["h"]}),
         # The number of elements is decided, whatever they are.

@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from onnxq.budget import Budget
 from onnxq.data import Data
+from onnxq.engines.local import OnnxRuntime
 from onnxq.errors import DataError
 from onnxq.judging.agreement import compare_files
 from onnxq.judging.goal import Goal
@@ -100,6 +101,36 @@ def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -
     ).report
     assert report.fidelity.scores is not None
     assert (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.parametrize("engine", [None, OnnxRuntime()], ids=["here", "on an engine"])
+def test_all_choices_can_be_given(engine: OnnxRuntime | None, build: Build, tmp_path: Path) -> None:
+    """What each gives of scores that are wrong by a hundredth is compared where the float model chose."""
+    text = """(float[6,32] x) => (top, kept, boxed, most, least, twice, bool[6] on, picked) {
+        s = MatMul(x, w) v, i = TopK<axis = 0, largest = 0>(s, k) top = Sin(v)
+        p = Sigmoid(s) m = Greater(s, nought) n = NonZero(m) t = Transpose(n) kept = GatherND(s, t)
+        b = Slice(s, zero, four, one) boxes = Unsqueeze(b, zero) c = Slice(p, zero, one, one) d = Transpose(c)
+        e = Unsqueeze(d, zero) f = NonMaxSuppression(boxes, e, k, half, nought) h = Slice(f, two, three, one)
+        j = Squeeze(h, one) boxed = Gather(s, j)
+        l = ArgMax<axis = 1>(s) most = Gather(w, l) o = ArgMin<axis = 0, keepdims = 0>(s) least = Gather(w, o)
+        q = ReduceMax<axes = [1], keepdims = 0>(s) on = Greater(q, nought) r = Compress<axis = 0>(s, on)
+        u = Compress<axis = 0>(x, on) z = MatMul(u, w) twice = Add(r, z) picked = Compress<axis = 0>(rows, on)
+    }"""
+    numbers = {
+        name: np.array([value]) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("three", 3), ("four", 4))
+    }
+    shapes = {"k": np.array([3]), "nought": np.zeros(1, np.float32), "half": np.float32([0.5]), "rows": np.arange(6)}
+    weight = GENERATOR.standard_normal((32, 32)).astype(np.float32)
+    for name, factor in (("one", 1.0), ("other", 1.01)):
+        onnx.save(build(text, w=np.float32(factor) * weight, **numbers, **shapes), tmp_path / f"{name}.onnx")
+    samples = [{"x": GENERATOR.standard_normal((6, 32)).astype(np.float32)} for _ in range(4)]
+    found = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples, engine=engine)
+    assert found.sound
+    assert found.decided == ("picked",)
+    assert set(found.chosen) == {"top", "kept", "boxed", "most", "least", "twice"}
+    decibels = {one.name: one.sqnr for one in found.outputs if one.name in ("kept", "boxed", "most", "least")}
+    assert decibels == {name: pytest.approx(40, abs=0.1) for name in decibels}
+    assert [one.sqnr for one in found.outputs if one.name == "on"] == [None]
 
 
 TOPK = "(float[4,64] x) => (y) { h = MatMul(x, w) v, i = TopK(h, k) c = Sin(v) [late] y = MatMul(c, u) }"
