@@ -19,8 +19,6 @@ _OF_SHAPES = frozenset({"Shape", "Size"})
 # Which tensors hold what a node chose, where all that it chooses can be told from these.
 _CHOSEN: Mapping[str, Callable[[Node], Sequence[Tensor]]] = MappingProxyType(
     {
-        "ArgMax": lambda node: node.outputs,
-        "ArgMin": lambda node: node.outputs,
         "Compress": lambda node: node.inputs[1:2],
         "NonMaxSuppression": lambda node: node.outputs,
         "NonZero": lambda node: node.outputs,
@@ -74,7 +72,8 @@ class Decided:
     A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. What a node
     *chose* in one model can be given to another. Everything behind it can then be compared, except for what is made of
     the choice alone: all else is *free*. A tensor is *counted* when its number of elements depends on what is free, or
-    when it is computed from such a tensor.
+    when it is computed from such a tensor. It is a *label* when it says which of what is free is the largest or least,
+    or is made of that without becoming a float.
 
     Args:
         graph: its types are known, and its nodes are in order.
@@ -88,6 +87,7 @@ class Decided:
         self._varying: set[Tensor] = set()
         self._free: set[Tensor] = set()
         self._counted: set[Tensor] = set()
+        self._labels: set[Tensor] = set()
         self._found: dict[Tensor, Choice] = {}
         self._behind: dict[Tensor, dict[Choice, None]] = {}
         for node in graph.nodes:
@@ -106,15 +106,16 @@ class Decided:
         return {name: choices for name, choices in found.items() if choices}
 
     @cached_property
-    def labels(self) -> tuple[str, ...]:
+    def made_of_choices(self) -> tuple[str, ...]:
         """The outputs that are made of choices alone."""
         outputs = (output for output in self._graph.outputs if output in self._varying)
         return tuple(output.name for output in outputs if output not in self._free)
 
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
-        """The float tensors that decide the outputs of no known shape, by output."""
-        outputs = (output for output in self._graph.outputs if output in self._counted and not self._is_sized(output))
+        """The float tensors that decide labels, and outputs that are counted and of no known shape, by output."""
+        counted = {one for one in self._graph.outputs if one in self._counted and not self._is_sized(one)}
+        outputs = [output for output in self._graph.outputs if output in counted | self._labels]
         entering = {output.name: self._entering([output]) for output in outputs}
         return {name: tensors for name, tensors in entering.items() if tensors}
 
@@ -153,6 +154,10 @@ class Decided:
             self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
         if choice is not None and choice.chosen in outputs:
             self._free.discard(choice.chosen)
+        gives_labels = _gives_labels(node) and any(tensor in self._free for tensor in read)
+        if gives_labels or any(tensor in self._labels for tensor in read):
+            # Floats that are looked up by labels can be compared themselves.
+            self._labels.update(filter(_is_whole, outputs))
         if behind:
             self._behind.update(dict.fromkeys(outputs, behind))
 
@@ -312,6 +317,16 @@ def _has_weights(node: Node) -> bool:
 
 def _chooses_by(node: Node) -> Sequence[Tensor]:
     return node.inputs[1:2] if node.op == "Compress" else node.inputs
+
+
+def _gives_labels(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.labels
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is known to hold no floats."""
+    return isinstance(tensor, Variable) and tensor.dtype is not None and not _is_float(tensor)
 
 
 def _counts_elements(node: Node) -> bool:

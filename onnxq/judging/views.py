@@ -165,7 +165,7 @@ class Views:
         }
         behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
         scores = {output: tuple(name for one in choices for name in one.scores) for output, choices in behind.items()}
-        decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.labels}
+        decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.made_of_choices}
         judges = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
         return cls(
             tuple(name for name in seen.outputs if name not in decided),

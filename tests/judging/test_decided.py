@@ -39,7 +39,8 @@ def chosen(model: ModelProto) -> dict[str, list[str]]:
         for output, choices in found.chosen.items()
     }
     return {
-        output: [f"[{one}]" for one in scores] if output in found.labels else scores for output, scores in names.items()
+        output: [f"[{one}]" for one in scores] if output in found.made_of_choices else scores
+        for output, scores in names.items()
     }
 
 
@@ -68,18 +69,29 @@ def chosen(model: ModelProto) -> dict[str, list[str]]:
         ("m = Greater(x, half) z = NonZero(m) y = Relu(h)", {}),
         ("m = Greater(x, half) above = Reshape(m, flat) y = Compress(h, above) z = Relu(h)", {}),
         ("s = Shape(h) c = ConstantOfShape(s) z = NonZero(c) y = Relu(h)", {}),
-        ("p = Softmax(h) z = ArgMax<axis = 1>(p) y = Relu(h)", {"z": ["[p]"]}),
-        ("l = ArgMin<axis = 1>(h) z = Gather(names, l) y = Relu(h)", {"z": ["[h]"]}),
-        ("l = ArgMin<axis = 1>(h) f = Cast<to = 1>(l) z = Exp(f) y = Relu(h)", {"z": ["h"]}),
-        # Floats that labels look up may be rounded themselves.
-        ("l = ArgMax<axis = 1>(h) y = Gather(w, l) z = Shape(l)", {"y": ["h"]}),
-        ("l = ArgMax<axis = 1>(x) z = Gather(names, l) y = Relu(h)", {}),
     ],
 )
 def test_choices_are_found_before_outputs(nodes: str, expected: dict[str, list[str]], build: Build) -> None:
     model = build(f"(float[4,8] x) => (y, z) {{ h = MatMul(x, w) {nodes} }}", **WEIGHTS)
     assert chosen(model) == expected
-    assert entering(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("p = Softmax(h) z = ArgMax<axis = 1>(p) y = Relu(h)", {"z": ["p"]}),
+        ("l = ArgMin<axis = 1>(h) z = Gather(names, l) y = Relu(h)", {"z": ["h"]}),
+        ("v, i = TopK(h, k) z = ArgMax<axis = 1>(v) y = Relu(h)", {"z": ["v"]}),
+        # Floats that labels look up, or that only the inputs decide, are compared themselves.
+        ("l = ArgMax<axis = 1>(h) y = Gather(w, l) z = Shape(l)", {}),
+        ("l = ArgMin<axis = 1>(h) f = Cast<to = 1>(l) z = Exp(f) y = Relu(h)", {}),
+        ("l = ArgMax<axis = 1>(x) z = Gather(names, l) y = Relu(h)", {}),
+    ],
+)
+def test_labels_are_decided_by_the_first_floats_in_front(
+    nodes: str, expected: dict[str, list[str]], build: Build
+) -> None:
+    assert entering(build(f"(float[4,8] x) => (y, z) {{ h = MatMul(x, w) {nodes} }}", **WEIGHTS)) == expected
 
 
 def test_outputs_whose_length_no_choice_tells_are_decided_by_the_floats_in_front(build: Build) -> None:
