@@ -273,7 +273,7 @@ def tried(
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
             view = trials.answered.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()).path)
-            found = [view.run(sample) for sample in samples]
+            found = [view.run(sample) for sample in trials.answered.given]
             yield trials.answered.views.names, list(zip(trials.answered.expected, found, strict=True))
 
 

@@ -120,7 +120,6 @@ class Views:
         stand_ins: names of the float model's tensors that outputs are decided by, with the names of these outputs.
         decided: for each output that is not compared itself the tensors that it is decided by.
         choices: of the float model, which are given to other models.
-        chosen: names of the outputs that are compared behind such choices.
         unseen: names of nodes with weights whose error shows in nothing that is compared.
         random: whether the model draws random numbers.
         parts: that outputs are joined of, by output.
@@ -130,7 +129,6 @@ class Views:
     stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     choices: tuple[Chosen, ...] = ()
-    chosen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -175,7 +173,6 @@ class Views:
             },
             decided,
             tuple(one for one in wanted if any(one in choices for choices in behind.values())),
-            tuple(output for output in seen.outputs if output in behind and output not in decided),
             here.weighted if entering else (),
             seen.random,
             {output: parts for output, parts in seen.parts.items() if output not in decided},

@@ -105,7 +105,8 @@ def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
     worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
     if scores is not None:
         return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {judges(samples, fidelity)}"
-    what = told_equal(fidelity.agreement) if math.isinf(worst) and worst > 0 else f"{worst:.0f} dB"
+    is_label = any(one.sqnr is None and one.decibels == worst for one in fidelity.agreement.outputs)
+    what = told_equal(fidelity.agreement) if is_label or worst == math.inf else f"{worst:.0f} dB"
     return f"{what} on {judges(samples, fidelity)}{_of_others(fidelity)}{compared(fidelity.agreement)}"
 
 

@@ -78,7 +78,12 @@ def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
 
 @pytest.mark.parametrize(
     ("agreement", "compared", "told"),
-    [(1.0, 16, "equal outputs"), (0.9375, 16, "93.8% equal labels"), (0.9999, 10_000, "99.9% equal labels")],
+    [
+        (1.0, 16, "equal outputs"),
+        (0.9375, 16, "93.8% equal labels"),
+        (0.5, 16, "50.0% equal labels"),
+        (0.9999, 10_000, "99.9% equal labels"),
+    ],
 )
 def test_labels_of_which_any_differs_are_not_called_equal(agreement: float, compared: int, told: str) -> None:
     label = replace(LABEL, agreement=agreement, compared=compared)
