@@ -45,8 +45,8 @@ class OutputAgreement:
         same_shapes: whether every shape is the reference's.
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements the agreement is a share of.
-        stands_for: where it is a tensor inside the model, the outputs that are decided by it and not compared
-            themselves; see `onnxq.judging.views.Views`.
+        stands_for: where it is a tensor by which the model chooses, the outputs that are decided by it, whether they
+            are compared themselves or not; see `onnxq.judging.views.Views`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
             what may turn over, see `Tally.bound`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
