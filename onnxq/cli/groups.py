@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -97,12 +99,12 @@ def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., 
 def the_only(context: click.Context, parameter: click.Parameter, given: tuple[Any, ...]) -> Any:
     """Return what a repeatable option was given the one time that it may be given, or None.
 
-    Of two the second would otherwise take the place of the first unsaid.
+    Of two the second would otherwise take the place of the first unsaid. The same path counts once.
 
     Raises:
-        UsageError: it was given more often.
+        UsageError: it was given other values too.
     """
-    if len(given) > 1:
+    if len({os.path.realpath(one) if isinstance(one, Path) else one for one in given}) > 1:
         name = parameter.opts[0]
         raise click.UsageError(f"{name} is given {len(given)} times, expected once; put all samples into one folder")
     return given[0] if given else None

@@ -10,6 +10,7 @@ import click
 
 from onnxq.cli.groups import SectionedGroup
 from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES
+from onnxq.version import VERSION
 
 _BAD_INPUT = 2
 
@@ -35,7 +36,7 @@ _SECTIONS = {
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="onnxq")
+@click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Quantize ONNX models, and prove the result beside the float model.

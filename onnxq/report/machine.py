@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib import import_module
 
 from onnxq.cores import available_cores
 from onnxq.report.figures import size
@@ -59,7 +59,7 @@ class Machine:
         versions = {
             "python": platform.python_version(),
             "onnxq": VERSION,
-            **{name: version(name) for name in _PACKAGES},
+            **{name: import_module(name).__version__ for name in _PACKAGES},
         }
         return cls(platform.machine(), available_cores(), f"{platform.system()} {platform.release()}", versions)
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxq
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.errors import SchemeError
 from onnxq.planning.plan_file import load_plan
@@ -86,6 +87,14 @@ def test_samples_are_given_once() -> None:
     result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--calib", "more", "--limit", 4)
     assert result.exit_code == 2
     assert "--calib is given 2 times, expected once; put all samples into one folder" in result.stderr
+
+
+def test_samples_named_twice_count_once(tmp_path: Path) -> None:
+    link = tmp_path / "link.npz"
+    link.symlink_to(CALIB)
+    given = ("--calib", CALIB, "--calib", link, "--limit", 4)
+    assert invoke("calibrate", MODELS / "gru.onnx", *given, "-o", tmp_path / "stats.npz").exit_code == 0
+    assert len(onnxq.load_statistics(tmp_path / "stats.npz").samples) == 4
 
 
 def test_excluded_nodes_stay_in_float() -> None:
