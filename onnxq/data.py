@@ -32,12 +32,14 @@ class Data:
         images: how image files become arrays, or the name of a preset such as ``imagenet``.
         chain: inputs by the output that they take from the sample before, for stateful models, or as a text such as
             ``stateN=state``, or several.
+        batch: how many rows the model is run with; None runs several files with the rows of each, and else single rows.
         source: what reads the samples, or its name with options such as ``audio:rate=8000``; None finds it.
         statistics: from calibrate() on the same model and scheme, or their file; None runs the calibration.
 
     Raises:
         DataError: the samples are neither a path nor an iterable of dictionaries, or no preset of images is called so.
-        SchemeError: the limit is not positive, a text is no chain, or something else is of another type.
+        SchemeError: the limit or batch is not positive, a text is no chain, a chain is given with a batch of several
+            rows, or something else is of another type.
 
     >>> Data("recordings/", chain="stateN=state").chained
     {'stateN': 'state'}
@@ -50,15 +52,19 @@ class Data:
     chain: Mapping[str, str] | str | Sequence[str] = ()
     statistics: Evidence | str | Path | None = None
     source: str | Source | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "limit")
+        take_plain_numbers(self, "limit", "batch")
         _check_source(self.calibration)
         if self.validation is not None:
             _check_source(self.validation)
         check_type(self.limit, (int, type(None)), "the limit of samples", "a whole number")
         if self.limit is not None and self.limit < 1:
             raise SchemeError(f"the limit of samples is {self.limit}, expected 1 or more")
+        check_type(self.batch, (int, type(None)), "the batch", "a whole number of rows")
+        if self.batch is not None and self.batch < 1:
+            raise SchemeError(f"the batch is {self.batch}, expected 1 row or more")
         check_type(self.images, (ImageOptions, str, type(None)), "images", "a preset's name, or ImageOptions(...)")
         check_type(self.chain, (Mapping, str, list, tuple), "the chain", "'stateN=state' or {'stateN': 'state'}")
         check_type(self.source, (str, Source, type(None)), "the source", "a name such as audio:rate=8000, or a Source")
@@ -67,6 +73,10 @@ class Data:
         check_type(self.statistics, (Evidence, str, Path, type(None)), "statistics", "what calibrate() returns")
         # Texts that name nothing are told here and not after minutes.
         _ = self.chained, self.image_options
+        if self.chained and self.batch not in (None, 1):
+            raise SchemeError(
+                f"the batch is {self.batch} and inputs are chained, expected 1: a chain runs one row after the other"
+            )
 
     @cached_property
     def image_options(self) -> ImageOptions | None:
@@ -77,6 +87,11 @@ class Data:
     def chained(self) -> Mapping[str, str]:
         """Inputs by the output that they take from the sample before."""
         return self.chain if isinstance(self.chain, Mapping) else chain_of(self.chain)
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows the model is run with: one where states go from one to the next, see `open_samples`."""
+        return 1 if self.chained and self.batch is None else self.batch
 
     @property
     def given(self) -> tuple[object, ...]:

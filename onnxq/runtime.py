@@ -181,6 +181,15 @@ def run(
     return values
 
 
+def as_own(value: Any) -> Any:
+    """Return an output of a run in memory of its own: onnxruntime's lies in what the whole session has taken.
+
+    Args:
+        value: an array, or a sequence or map, which stays as it is.
+    """
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.owndata else value
+
+
 def output_names(session: Session) -> list[str]:
     """Return the names of a session's outputs in order."""
     return [output.name for output in session.get_outputs()]

@@ -149,7 +149,13 @@ class Workbench:
         inputs = with_optional(model_inputs(skeleton(self.graph)), data.chained)
         ordered = in_order or bool(data.chained)
         samples = open_samples(
-            given, inputs, images=data.image_options, limit=data.limit, source=data.source, in_order=ordered
+            given,
+            inputs,
+            images=data.image_options,
+            limit=data.limit,
+            source=data.source,
+            in_order=ordered,
+            batch=data.rows,
         )
         return ChainedSamples(samples, self.prepared, data.chained, notice) if data.chained else samples
 

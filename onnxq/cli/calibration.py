@@ -15,6 +15,7 @@ from onnxq.cli.options import (
     FILE,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
+    batch_option,
     chain_option,
     collection_options,
     image_options,
@@ -43,6 +44,7 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @target_option
 @pass_option("A pass of yours, as quantize is given")
 @limit_option
+@batch_option
 @source_option
 @chain_option
 @range_option("Keep what this range method needs, which costs less for minmax.  [default: what all but average need]")
@@ -57,6 +59,7 @@ def calibrate(
     target: str,
     passes: tuple[str, ...],
     limit: int | None,
+    rows: int | None,
     source: str | None,
     range_text: str | None,
     collection: Collection | None,
@@ -82,7 +85,7 @@ def calibrate(
     with progress_bars() as progress:
         statistics = calibrating.calibrate(
             model,
-            Data(calib, limit=limit, images=images, chain=chain, source=source),
+            Data(calib, limit=limit, images=images, chain=chain, source=source, batch=rows),
             scheme=replace(scheme, ranges=range_text) if range_text is not None else scheme,
             target=target,
             prepare=passes,

@@ -12,7 +12,7 @@ import click
 
 from onnxq.cli.goals import goal_options, measurements_option, speed_options
 from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, NodeName, option
-from onnxq.cli.options import EXIT_CODES, FILE, collection_options
+from onnxq.cli.options import EXIT_CODES, FILE, batch_option, collection_options
 from onnxq.cli.quantize import quantized
 from onnxq.cli.wanted import Asked, data_options, scheme_options
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @option("--report", group=DATA, type=FILE, help="What quantize --report wrote of MODEL, which is quantized.")
 @collection_options
 @data_options
+@batch_option
 @scheme_options
 @goal_options
 @speed_options

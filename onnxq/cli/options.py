@@ -73,6 +73,15 @@ def time_to_spend(told: str, seconds: float = 2.0) -> Callable[[Command], Comman
 
 
 limit_option = most_samples("Use at most this many samples.")
+batch_option = option(
+    "--batch",
+    "rows",
+    group=DATA,
+    type=click.IntRange(min=1),
+    metavar="ROWS",
+    help="Run the model with this many rows at a time.  [default: as many as each of several files holds, 1 of a "
+    "single file]",
+)
 chain_option = option(
     "--chain",
     group=DATA,
@@ -114,10 +123,10 @@ def two_models(command: Command) -> Command:
     def with_data(*args: Any, **kwargs: Any) -> None:
         from onnxq.data import Data
 
-        samples, limit, images, chain, source = (
-            kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source")
+        samples, limit, images, chain, source, rows = (
+            kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source", "rows")
         )
-        command(*args, data=Data(samples, None, limit, images, chain, source=source), **kwargs)
+        command(*args, data=Data(samples, None, limit, images, chain, source=source, batch=rows), **kwargs)
 
     return with_options(
         image_options(with_data),
@@ -125,6 +134,7 @@ def two_models(command: Command) -> Command:
         click.argument("candidate", type=FILE),
         option("--data", group=DATA, required=True, type=FILE, **ONCE, help="Samples, as --calib takes them."),
         most_samples("Use at most this many samples, from all over; the first ones for --chain."),
+        batch_option,
         chain_option,
         source_option,
         option(

@@ -13,7 +13,7 @@ import click
 
 from onnxq.cli.goals import goal_options, measurements_option, speed_options
 from onnxq.cli.groups import OUTPUT, TRAINING, WHAT, GroupedCommand, option
-from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
+from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, batch_option, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
+@batch_option
 @scheme_options
 @option(
     "--plan",
@@ -95,6 +96,7 @@ def quantize(
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
+@batch_option
 @scheme_options
 @goal_options
 @speed_options

@@ -11,7 +11,7 @@ import click
 
 from onnxq.cli.goals import accuracy_option, speed_options
 from onnxq.cli.groups import OUTPUT, GroupedCommand, option
-from onnxq.cli.options import FILE, WRITING_EXIT_CODES, collection_options
+from onnxq.cli.options import FILE, WRITING_EXIT_CODES, batch_option, collection_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
+@batch_option
 @scheme_options
 @accuracy_option
 @speed_options

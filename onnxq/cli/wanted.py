@@ -130,7 +130,9 @@ def data_options(command: Command) -> Command:
 
         names = ("calib", "validation", "limit", "images", "chain", "source")
         calib, validation, limit, images, chain, source = (kwargs.pop(name) for name in names)
-        data = Data(calib, validation, limit, images, chain, source=source) if calib is not None else None
+        # Training has another --batch, of samples of a step.
+        rows = kwargs.pop("rows", None)
+        data = Data(calib, validation, limit, images, chain, source=source, batch=rows) if calib is not None else None
         command(*args, data=data, **kwargs)
 
     return with_options(

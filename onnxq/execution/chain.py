@@ -171,6 +171,7 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
         limit=data.limit,
         source=data.source,
         in_order=bool(data.chained),
+        batch=data.rows,
     )
     return ChainedSamples(samples, reference, data.chained) if data.chained else samples
 

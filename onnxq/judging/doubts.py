@@ -129,7 +129,9 @@ def _asking_for(sqnr: float) -> str:
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
     if count < _FEW:
         many = f"there are only {count} samples, which tell" if count > 1 else "there is only one sample, which tells"
-        yield f"{many} little of others; give 50 or more"
+        rows = {len(array) if array.ndim else 1 for sample in looked for array in sample.values()}
+        apart = ", or --batch 1 if their rows are samples" if 1 not in rows else ""
+        yield f"{many} little of others; give 50 or more{apart}"
     of = f"of {len(looked)} samples" + (f" looked at out of {count}" if count > len(looked) else "")
     if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
         yield f"{equal} {of} are the same as others, which count once; give different ones"

@@ -27,7 +27,7 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.onnx_tools.functions import all_nodes, check_functions
 from onnxq.operators import OPERATORS
 from onnxq.remembering import remembered
-from onnxq.runtime import Session, open_decoded, open_session, output_names, run, serialized
+from onnxq.runtime import Session, as_own, open_decoded, open_session, output_names, run, serialized
 from onnxq.samples.inputs import Sample
 
 # The opset from which on there is a GatherElements.
@@ -54,7 +54,8 @@ class View:
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return what is compared of one sample, which holds what the float model chose; see `onnxq.runtime.run`."""
-        return run(self.session, _renamed(sample, self.fed), self.names, index=index)
+        # An output that is kept would keep all memory of its session.
+        return [as_own(value) for value in run(self.session, _renamed(sample, self.fed), self.names, index=index)]
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield what is compared of samples, in order."""

@@ -17,6 +17,7 @@ from onnxq.samples.files import Part, files_below, is_read, suffixes, walk
 from onnxq.samples.images import ImageOptions
 from onnxq.samples.inputs import Input, Sample, SampleSource, model_inputs
 from onnxq.samples.origins import Origin
+from onnxq.samples.row_batches import in_batches, single_rows
 from onnxq.samples.rows import is_sample
 from onnxq.samples.sources.source import Source
 from onnxq.samples.sources.table import source_for, source_named
@@ -116,6 +117,7 @@ def open_samples(
     limit: int | None = None,
     source: str | Source | None = None,
     in_order: bool = False,
+    batch: int | None = None,
 ) -> Samples:
     """Open calibration or evaluation samples for a model with `inputs`.
 
@@ -125,7 +127,9 @@ def open_samples(
       input, or when the first dimension of every input counts samples and every array has the same N > 1 there. It does
       where it is 1, or is called ``batch``, ``batch_size`` or ``N``, or says nothing (``?``, ``s0``, ``unk__12``) and
       all inputs and outputs of the model begin with an open dimension; see `onnxq.samples.batches.open_batch`. Where
-      that is a length instead, store ``array[None]``: an axis more always counts samples.
+      that is a length instead, store ``array[None]``: an axis more always counts samples. Of several files each is one
+      sample as it is, if the first dimension is open: the model is run with the rows that a file holds. A file above
+      `LARGEST_BATCH` is a stack all the same.
     - ``.npy``: for models with one input; stacked in the same way.
     - ``.png``, ``.jpg`` and other images: for models with one image input; needs Pillow.
 
@@ -153,6 +157,8 @@ def open_samples(
             first ones.
         source: What reads files or an object, or its name with options such as ``audio:rate=8000``; None finds it.
         in_order: Whether samples continue each other, or labels count on their order; the first ones are taken then.
+        batch: How many rows the model is run with. Rows of all files are then taken so many at a time, in their order,
+            and the last sample may hold fewer. None runs several files with the rows of each, and else single rows.
 
     Raises:
         DataError: Nothing usable was found, or more than `MOST_SAMPLES`, or names, dtypes or shapes in a header do not
@@ -163,13 +169,16 @@ def open_samples(
         raise DataError(f"Sample limit is {limit}, expected at least 1")
     if not inputs:
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
-    images, share = images or ImageOptions(), None if in_order else limit
+    images, share, wanted = images or ImageOptions(), None if in_order else limit, inputs
+    if batch is not None:
+        inputs, share = single_rows(inputs, batch), share and share * batch
     named = source_named(source) if isinstance(source, str) else source
     with ExitStack() as held:
 
         def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[Part]:
             # One more than there may be is enough to say so, where there is no end, and that some are left out.
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
+            most *= batch or 1
             return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
         def asked(rows: object, *, as_given: bool = False) -> list[Part]:
@@ -179,7 +188,7 @@ def open_samples(
         if isinstance(given, str | Path):
             place, where = location(given), str(given)
             check_there(place)
-            parts = [] if named is not None else _file_parts(place, inputs, images, share)
+            parts = [] if named is not None else _file_parts(place, inputs, images, share, together=batch is None)
             if not parts:
                 source_of = named or _source_below(place, inputs)
                 parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
@@ -187,21 +196,24 @@ def open_samples(
             rows = rows_of(taken, given, inputs, images, "samples")
             parts = asked(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
         elif is_random_access(given):
-            parts = asked(given, as_given=True) or spooled(from_rows(given, inputs, share, "samples", as_given=True))
+            own = batch is None
+            parts = asked(given, as_given=own) or spooled(from_rows(given, inputs, share, "samples", as_given=own))
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):
             raise DataError(
                 f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "
                 "wrap a single sample as [sample]"
             )
         # A subclass may iterate as it likes.
-        elif type(given) in (list, tuple) and all(map(is_sample, given)):
+        elif batch is None and type(given) in (list, tuple) and all(map(is_sample, given)):
             where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
         else:
-            parts = spooled(from_rows(given, inputs, share, "samples", as_given=True))
+            parts = spooled(from_rows(given, inputs, share, "samples", as_given=batch is None))
+        if batch is not None:
+            parts = in_batches(parts, wanted, batch)
         total = sum(part.count for part in parts)
         places = range(total if limit is None else min(limit, total))
         used = places if len(places) == total or in_order else even_places(total, len(places))
-        samples = Samples(parts, inputs, used, leaves_out=len(used) < total)
+        samples = Samples(parts, wanted, used, leaves_out=len(used) < total)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
         if len(samples) > MOST_SAMPLES:
@@ -223,13 +235,16 @@ def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) ->
     return (samples[index] for index in indices)
 
 
-def _file_parts(path: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None) -> list[Part]:
+def _file_parts(
+    path: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None, *, together: bool
+) -> list[Part]:
     """Return the parts of a file or folder, of so many files at most; none where sources read what is there."""
     if path.is_file() and not is_read(path) and source_for(path) is not None:
         return []
     found = list(walk(path, inputs, images))
     chosen = found if share is None else [found[index] for index in even_places(len(found), share)]
-    return [opened() for opened in chosen]
+    # One array file is a data set of rows; several files are what the model is run with.
+    return [opened(together and len(found) > 1) for opened in chosen]
 
 
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from onnxq.errors import DataError, nearest
 from onnxq.samples.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.samples.images import IMAGE_SUFFIXES, ImageOptions, read_image
 from onnxq.samples.inputs import Input, Sample, check_signature, required
-from onnxq.samples.stacks import as_sample, sample_shape, stack_size
+from onnxq.samples.stacks import as_sample, is_batch, sample_shape, stack_size
 from onnxq.samples.stores import Location
 
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
@@ -45,7 +47,14 @@ class Part:
     file: str = ""
 
 
-def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Callable[[], Part]]:
+Opening: TypeAlias = Callable[[bool], Part]
+"""Opens a file or folder. True keeps the rows of an array file together, as the model is run with them."""
+
+LARGEST_BATCH = 256 * 10**6
+"""Bytes of an array file above which it is a data set, whose rows are never run together by themselves."""
+
+
+def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Opening]:
     """Yield what opens the parts below `source`, in natural order of names; `open_samples` says which there are.
 
     Raises:
@@ -89,7 +98,7 @@ def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Inp
     return _one(where, sequence, partial(_read_npz, path, inputs), file)
 
 
-def _as_it_is(part: Part) -> Part:
+def _as_it_is(part: Part, together: bool) -> Part:
     return part
 
 
@@ -121,10 +130,10 @@ def _suffix(path: Location) -> str:
     return path.suffix.lower()
 
 
-def _file(path: Location, inputs: Sequence[Input], images: ImageOptions) -> Part:
+def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, together: bool) -> Part:
     suffix = _suffix(path)
     if suffix == ".npz":
-        return _arrays_part(path, npz_arrays(path), inputs)
+        return _arrays_part(path, npz_arrays(path), inputs, together)
     if suffix not in _READ:
         raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
     needed = required(inputs)
@@ -135,7 +144,7 @@ def _file(path: Location, inputs: Sequence[Input], images: ImageOptions) -> Part
         )
     (entry,) = needed
     if suffix == ".npy":
-        return _arrays_part(path, {entry.name: npy_array(path)}, inputs)
+        return _arrays_part(path, {entry.name: npy_array(path)}, inputs, together)
     if suffix == ".pb":
         return _sample_of(path, partial(_read_tensor, path, entry))
     return _sample_of(path, partial(_read_image, path, entry, images))
@@ -206,10 +215,12 @@ def _read_arrays(
     }
 
 
-def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> Part:
+def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input], together: bool) -> Part:
     typed = _with_extended_types(arrays, inputs)
-    count = stack_size({name: array.shape for name, array in typed.items()}, inputs)
-    wanted = {entry.name: entry for entry in inputs}
+    shapes = {name: array.shape for name, array in typed.items()}
+    count, wanted = stack_size(shapes, inputs), {entry.name: entry for entry in inputs}
+    if count and together and is_batch(shapes, inputs) and sum(map(_bytes, typed.values())) <= LARGEST_BATCH:
+        count = None
     check_signature(
         {name: (array.dtype, sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
         inputs,
@@ -218,6 +229,10 @@ def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequ
     if count is None:
         return _sample_of(path, partial(_read_stored, typed))
     return Part(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
+
+
+def _bytes(array: StoredArray) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:

@@ -26,6 +26,20 @@ def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | No
     return size if batched and size != 1 else None
 
 
+def is_batch(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> bool:
+    """Return whether the model takes arrays of these shapes as they are, with as many rows as they have.
+
+    >>> from onnxq.samples.inputs import Input
+    >>> row, one = (Input("x", np.dtype(np.float32), (first, 3)) for first in ("batch", 1))
+    >>> is_batch({"x": (1024, 3)}, [row]), is_batch({"x": (1024, 3)}, [one]), is_batch({"x": (9, 1024, 3)}, [row])
+    (True, False, False)
+    """
+    shaped = [entry.shape for entry in inputs if entry.name in shapes and entry.shape]
+    return all(not isinstance(shape[0], int) for shape in shaped) and all(
+        len(shapes[entry.name]) == len(entry.shape or ()) for entry in inputs if entry.name in shapes
+    )
+
+
 def sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:
     """Return the shape of one sample of so many in an array."""
     if count is None or entry is None or entry.shape is None:

@@ -64,6 +64,8 @@ def train(
     goal, training = Goal.of(goal), training or Training()
     # What cannot be read is told before anything takes time.
     if training.labels is not None:
+        # There is a label for each row.
+        data = replace(data, batch=data.batch or 1)
         npy_array(Path(training.labels))
     if training.loss:
         user_loss(training.loss)

@@ -62,7 +62,7 @@ def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int,
 def test_groups_share_no_file_where_there_are_several(tmp_path: Path) -> None:
     for number in range(12):
         np.savez(tmp_path / f"{number}.npz", x=np.full((5, 1), number, np.float32))
-    samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 1))])
+    samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 1))], batch=1)
     files = [{float(sample["x"].item()) for sample in group} for group in groups_of(samples, 16)]
     assert sum(map(len, files)) == len(set().union(*files)) == 12
     assert [len(group) for group in groups_of(samples, 16)] == [15, 15, 30]

@@ -229,14 +229,19 @@ def test_what_counts_as_one_is_told(rows: int, files: int, build: Callable[..., 
     generator = np.random.default_rng(0)
     for file in range(8):
         np.savez(tmp_path / "data" / f"{file}.npz", x=generator.normal(0, 1 + file, (rows, 4)).astype(np.float32))
-    agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", tmp_path / "data")
+    data = Data(tmp_path / "data", batch=1)
+    agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", data)
     assert (agreement.samples, agreement.files) == (8 * rows, files)
     assert agreement.to_dict()["files"] == files
     views = Views.of(tmp_path / "one.onnx", tmp_path / "other.onnx")
-    samples = list(samples_of(tmp_path / "one.onnx", tmp_path / "data"))
+    samples = list(samples_of(tmp_path / "one.onnx", data))
     by_itself = compare(Reference(tmp_path / "one.onnx", views), views.open(tmp_path / "other.onnx"), samples)
     assert by_itself.files == 0
     assert (by_itself.outputs[0].bound == agreement.outputs[0].bound) == (files == 0)
+    # A file that is run as one sample is judged by its rows all the same.
+    together = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", tmp_path / "data")
+    assert together.samples == 8
+    assert together.outputs[0].bound == pytest.approx(agreement.outputs[0].bound)
 
 
 class Doubling(OnnxRuntime):

@@ -34,7 +34,7 @@ def test_samples_keep_their_answers_and_numbers_in_parts_and_with_more() -> None
 def test_samples_keep_the_files_that_they_share(tmp_path: Path) -> None:
     for file in range(8):
         np.savez(tmp_path / f"{file}.npz", image=IMAGES[2 * file : 2 * file + 2])
-    samples = open_samples(tmp_path, model_inputs(onnx.load(MODEL)))
+    samples = open_samples(tmp_path, model_inputs(onnx.load(MODEL)), batch=1)
     whole = Answered.of(MODEL, MODEL, samples)
     assert whole.files == tuple(str(tmp_path / f"{place // 2}.npz") for place in range(16))
     assert whole.part((0, 1, 5)).files == (*whole.files[:2], whole.files[5])

@@ -34,7 +34,7 @@ class Filed(list[Sample]):
 def stacks(folder: Path, counts: list[int]) -> Samples:
     for file, count in enumerate(counts):
         np.savez(folder / f"{file}.npz", x=np.arange(count * 2, dtype=np.float32).reshape(count, 2))
-    return open_samples(folder, INPUTS)
+    return open_samples(folder, INPUTS, batch=1)
 
 
 def test_rows_of_a_stack_share_their_file_wherever_some_are_selected(tmp_path: Path) -> None:

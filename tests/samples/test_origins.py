@@ -39,7 +39,7 @@ def test_samples_name_the_file_that_holds_them(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", sample(0)["x"])
     np.savez(tmp_path / "b.npz", x=np.concatenate([sample(index)["x"] for index in (1, 2, 3)]))
     np.save(tmp_path / "c.npy", sample(4)["x"])
-    given = open_samples(tmp_path, INPUTS)
+    given = open_samples(tmp_path, INPUTS, batch=1)
     files = [tmp_path / name for name in ("a.npy", "b.npz", "b.npz", "b.npz", "c.npy")]
     assert [origin_of(given, index) for index in range(5)] == [
         Origin(place, str(file)) for place, file in enumerate(files)

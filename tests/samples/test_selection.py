@@ -54,7 +54,7 @@ def test_a_selection_of_files_is_read_by_another_process(tmp_path: Path) -> None
     inputs = [Input("x", np.dtype(np.float32), ("N", 2))]
     for number in range(3):
         np.savez(tmp_path / f"{number}.npz", x=np.full((3, 2), number, np.float32) + np.float32([[0], [0.25], [0.5]]))
-    chosen = Selection(open_samples(tmp_path, inputs), (1, 4, 5, 8))
+    chosen = Selection(open_samples(tmp_path, inputs, batch=1), (1, 4, 5, 8))
     found = pickle.loads(pickle.dumps(list(chosen.stretches([0, 2, 3]))))
     assert [index for stretch in found for index in stretch.indices] == [0, 2, 3]
     assert [float(sample["x"].flat[0]) for stretch in found for sample in stretch] == [0.25, 1.5, 2.5]
@@ -90,7 +90,8 @@ def test_what_shares_a_file_with_a_sample_that_judges_chooses_nothing(
     inputs = [Input("x", np.dtype(np.float32), ("N", 1))]
     for number in range(files):
         np.savez(tmp_path / f"{number}.npz", x=np.full((rows, 1), number, np.float32))
-    select, gate = ([int(sample["x"].item()) for sample in part] for part in split(open_samples(tmp_path, inputs)))
+    parts = split(open_samples(tmp_path, inputs, batch=1))
+    select, gate = ([int(sample["x"].item()) for sample in part] for part in parts)
     assert len(set(gate)) == judging
     assert len(gate) == min(judging * rows, 64)
     assert set(select) == set(range(files)).difference(gate)
