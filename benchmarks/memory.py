@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--model MODEL --data DATA] [--samples N]
 
-Without a model, a network over 144,160 values of sound and a detector of images of 640 x 640 are made up. Each process is
-started anew: one runs the float model once over the largest sample, one is ``onnxq quantize`` with its defaults. The last
-column is what quantize may take: 2.5 times the float model's peak and 500 MB.
+Without a model, a network over 144,160 values of sound and a detector of images of 640 x 640 are made up. Each process
+is started anew: one runs the float model once over the largest sample, one is ``onnxq quantize`` with its defaults. The
+last column is what quantize may take: 2.5 times the float model's peak and 500 MB.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ def reported(
             outcome.times,
             unmeasured,
             ran,
+            verification.runs_as_float,
         ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(

@@ -106,6 +106,8 @@ class Performance:
         unmeasured: why nothing ran on the runtime that the plan is for; empty where something did.
         ran: operators of the kernels that onnxruntime has made of each node, by node; those of a node that became part
             of another kernel are not there, and none are where nobody looked.
+        runs_as_float: whether it runs the kernels of the float model; asked where timing does not show that it is as
+            fast.
     """
 
     kernels: Kernels
@@ -114,6 +116,7 @@ class Performance:
     times: tuple[NodeTime, ...] = ()
     unmeasured: str = ""
     ran: Mapping[str, str] = field(default_factory=dict)
+    runs_as_float: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onnxq.judging.agreement import Agreement
 from onnxq.judging.gate import Judged, worst_output
 from onnxq.judging.goal import Goal
-from onnxq.judging.latency import Latency
+from onnxq.judging.latency import NOT_SLOWER, Latency
 from onnxq.report.figures import counted, places
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 
@@ -18,8 +18,6 @@ EQUAL = "equal outputs"
 """What is said where nothing that users get differs."""
 # A line of a terminal holds no more; the report has all.
 _SHOWN_PLACES, _SHOWN_NAMES = 6, 3
-# What may be slower than this is not said to be as fast.
-_AS_FAST = 0.97
 
 
 def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
@@ -27,8 +25,16 @@ def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance
     if fidelity.refusal:
         return f"Refused: {fidelity.refusal}"
     timed = [] if performance.latency is None else [speed(performance.latency)]
+    if performance.runs_as_float:
+        timed = ["as fast as float, whose kernels it runs"]
     below = any(worst_output(one, Goal(fidelity.wanted)) for one in fidelity.agreements) if fidelity.wanted else False
-    word = f"Forced, below the {fidelity.wanted:g} dB wanted" if below else "Verified"
+    latency = performance.latency
+    word = "Verified"
+    if below:
+        word = f"Forced, below the {fidelity.wanted:g} dB wanted"
+    elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
+        # A search or a refusal would have come before; a plan or scheme as it is, and --force, are taken at their word.
+        word = "Written as asked, but slower than float"
     return f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
 
 
@@ -60,7 +66,7 @@ def speed(latency: Latency) -> str:
         rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
         return f"of a speed that {rounds} not tell"
     low, high = latency.interval
-    if not latency.significant and low < _AS_FAST:
+    if not latency.significant and low < NOT_SLOWER:
         return f"between {low:.2f}x and {high:.2f}x as fast"
     # A speed that may as well be 1 is no speed.
     what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float"

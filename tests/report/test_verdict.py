@@ -48,6 +48,14 @@ NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, perform
             "Verified: as fast as float (0.98-1.05), 0.25 of the size, 39 dB on 3 samples",
         ),
         (
+            {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78)), "runs_as_float": True}},
+            "Verified: as fast as float, whose kernels it runs, 0.25 of the size, 39 dB on 3 samples",
+        ),
+        (
+            {"performance": {"latency": replace(TIMED, candidate=TIMED.reference / 0.63, interval=(0.6, 0.65))}},
+            "Written as asked, but slower than float: 0.63x as fast (0.60-0.65), 0.25 of the size, 39 dB on 3 samples",
+        ),
+        (
             {"performance": {"latency": None}, "samples": {"judged": Judged(9, 2)}},
             "Verified: 0.25 of the size, 39 dB on 9 samples, 2 of which it had seen",
         ),
