@@ -32,6 +32,7 @@ from onnxq import quantize
 from onnxq.budget import Budget
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.judging.agreement import compare
+from onnxq.judging.reference import Reference
 from onnxq.judging.views import Views
 from onnxq.planning.plan import Plan
 from onnxq.scheme import Mode
@@ -65,7 +66,7 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8", search: str 
     samples = samples_of(made)
     done = quantize(source, samples, output, scheme=scheme, budget=Budget(search, latency=0))
     views = Views.of(source, output)
-    agreement = compare(views.open(source), views.open(output), samples)
+    agreement = compare(Reference(source, views), views.open(output), samples)
     assert agreement.sound
     assert agreement.worst_sqnr >= 20
     written, given = onnx.load(output).graph, made.graph
