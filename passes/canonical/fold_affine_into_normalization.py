@@ -54,6 +54,7 @@ class FoldAffineIntoNormalization(RewriteRule):
         return new.call("", found.norm.op, found.x, *made, **found.norm.attrs)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _folded(found: Match) -> list[npt.NDArray[Any]] | None:
     """Return the scale, and the bias if there is one; None if they or any result would not be finite and normal."""
     dtype, length = found.scale.dtype, found.scale.shape[0]

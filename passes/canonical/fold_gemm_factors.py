@@ -62,6 +62,7 @@ def _factors(found: Match) -> tuple[float, float, bool]:
     return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _times(tensor: Constant, factor: float) -> Any:
     values = tensor.values.astype(np.float64)
     return stored(values * factor, tensor.dtype, values)

@@ -76,6 +76,7 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     return (values, np.zeros(1)) if found.root.op == "Mul" else (np.ones(1), values)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _folded(found: Match, factor: Doubles, shift: Doubles) -> Folded | None:
     """Return the new scale and bias, or None if their type cannot hold them."""
     scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (found.scale, found.bias))

@@ -156,6 +156,7 @@ def _affine(found: Match) -> tuple[Doubles, Doubles] | str:
     return (values, np.zeros(channels)) if found.affine.op == "Mul" else (np.ones(channels), values)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _folded(found: Match, factor: Doubles, shift: Doubles) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
     """Return the new weight and bias, or None if their type cannot hold them."""
     weight = np.asarray(found.w.values, np.float64)

@@ -67,6 +67,7 @@ def _values(found: Match) -> list[Any]:
     return [scalar.values.reshape(()) for scalar in _scalars(found)]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _merged(found: Match) -> Any:
     """Return the one number for both, or None if their type does not hold it."""
     first, second = (np.float64(value) for value in _values(found))

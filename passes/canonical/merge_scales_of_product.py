@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from onnxq.graph import Call, Match, New, Operators, RewriteRule
 from onnxq.graph.ranks import rank
 from onnxq.graph.soundness import stays_in_range, stored
@@ -49,6 +51,7 @@ def _scales(found: Match) -> tuple[float, float]:
     return float(found.first.values.item()), float(found.second.values.item())
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _scale(found: Match) -> Any:
     first, second = _scales(found)
     return stored(first * second, found.first.dtype, first, second)

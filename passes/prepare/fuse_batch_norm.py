@@ -185,6 +185,7 @@ def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
     return one, (value if node.op == "Add" else -value)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _folded(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
     """Return the new weight and bias, or None if their type cannot hold them."""
     weight, bias = producer.inputs[1], _bias(producer)

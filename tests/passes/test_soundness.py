@@ -297,3 +297,16 @@ def test_denormal_weights_stay_if_nothing_larger_is_beside_them() -> None:
 def test_a_dropout_in_training_mode_of_an_old_opset_stays() -> None:
     graph = named_graph(model("g (float[2] x) => (float[2] y) { d = Dropout(x) y = Neg(d) }", opset=6, ir_version=3))
     assert [reason for _, reason in PASSES["DropNoOps"]().apply(graph).left] == ["it is in training mode"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("factor", [np.inf, np.nan, 0.0])
+def test_constants_that_are_no_numbers_change_nothing(factor: float) -> None:
+    made = model(
+        """g (float[1, 2] x) => (float[1, 2] y, float[1, 2] z, float[1, 2] u) {
+        m = MatMul(x, w) y = Mul(m, k) a = Mul(x, k) b = Mul(a, nil) z = Relu(b)
+        n = LayerNormalization<axis = -1>(x, nils, nils) u = Mul(n, k) }""",
+        w=f32(1, 0, 0, np.inf).reshape(2, 2), k=np.float32(factor), nil=np.float32(0), nils=f32(0, 0),
+    )  # fmt: skip
+    feed = {"x": f32(1, 2).reshape(1, 2)}
+    same(outputs(apply("canonical", made), feed), outputs(made, feed))
