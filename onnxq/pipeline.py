@@ -232,13 +232,15 @@ def carried_out(
         finally:
             ready.costs.save()
         report = reported(done.ready, done.seen, found, goal, budget, watch, unmeasured)
-        run = replace(report.run, left_out=tuple(left_out.items()), failures=tuple(map(str, failures)))
+        rules = (what for one in done.ready.bench.making.applied for _, what in one.changes.failed)
+        failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
+        run = replace(report.run, left_out=tuple(left_out.items()), failures=failed)
         report = replace(report, run=run)
         check_fidelity(report, goal)
         if searched:
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)
             check_gain(report, goal)
-        for failure in failures:
+        for failure in failed:
             _LOG.warning("%s", failure)
         _LOG.info("%s", report.verdict)
         return Quantized(published(done.ready), report)

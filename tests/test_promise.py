@@ -160,6 +160,23 @@ def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pyte
     assert report.agreement.worst_sqnr > 20
 
 
+@dataclass(frozen=True)
+class RaiseAtRelu(NegateRelu):
+    """A rule that raises."""
+
+    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
+        raise ZeroDivisionError("a fault of ours")
+
+
+def test_a_rule_that_raises_is_skipped_and_reported(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxq import preparation
+
+    known = preparation.passes_of
+    monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "RaiseAtRelu": RaiseAtRelu})
+    [failure] = quick().run.failures
+    assert failure.startswith("rule RaiseAtRelu failed at Relu node 'relu': ZeroDivisionError: a fault of ours")
+
+
 def test_a_pass_that_fails_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     def apply(step: FoldShapes, graph: Graph) -> None:
         fail()
