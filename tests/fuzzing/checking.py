@@ -1,0 +1,180 @@
+"""Rewrite a case in every way and say what is wrong with what comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fuzzing.comparing import Original
+from fuzzing.generator import Case
+from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, named_in, prepared
+from fuzzing.runtime import checked, opened, run
+from onnx import ModelProto
+
+from onnxq.errors import ModelError
+from onnxq.targets import TARGETS
+
+ACCEPTED = frozenset({"range"})
+"""Differences that no rewrite is blamed for: the float model leaves the range of its type where the other one does not."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong with a rewritten model.
+
+    Attributes:
+        rule: the pass or rule that does it.
+        kind: of a `Difference`, or ``error`` (an exception), ``refused`` (onnxruntime does not load or run it),
+            ``checker`` (onnx's check complains), ``interface`` (other inputs or outputs), ``unstable`` (rewritten again
+            it changes again), or ``crash`` (of onnxruntime, at what was rewritten).
+        rewrite: which rewriting it was: ``canonical``, a target, or a pass alone.
+        detail: a line about it.
+        feed: the name of the feed that shows it.
+    """
+
+    rule: str
+    kind: str
+    rewrite: str
+    detail: str
+    feed: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of a case."""
+
+    fired: Counter[str] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
+    accepted: Counter[str] = field(default_factory=Counter)
+    is_valid: bool = False
+
+
+def rewrites(case: Case) -> Iterator[tuple[str, Rewrite]]:
+    """Yield the canonical form, a target, and passes alone: those that the case is for, and another one."""
+    random = np.random.default_rng([case.seed, 7])
+    yield "canonical", canonical
+    if random.random() < 0.5:
+        target = str(random.choice(sorted(TARGETS)))
+        yield f"prepared for {target}", prepared(target)
+    opset = next(entry.version for entry in case.model.opset_import if not entry.domain)
+    for name in dict.fromkeys((*case.rules, str(random.choice(SINGLE)))):
+        if name in SINGLE:
+            yield f"{name} alone", alone(name, bool(random.random() < 0.7), int(random.integers(opset, max(opset, 23) + 1)))
+
+
+def check(case: Case, note: Any = lambda text: None) -> Outcome:
+    """Rewrite a case in every way.
+
+    Args:
+        case: the case.
+        note: is given the rewriting before its result runs, for the event of a crash.
+    """
+    outcome = Outcome()
+    note("")
+    original = Original.of(case.model, case.feeds)
+    if original is None:
+        return outcome
+    outcome.is_valid = True
+    is_sound = not checked(case.model)
+    for name, rewrite in rewrites(case):
+        note(name)
+        fault, result = examine(original, name, rewrite, is_sound)
+        if result is not None:
+            outcome.fired += result.fired
+        if fault is None:
+            continue
+        if fault.kind in ACCEPTED:
+            outcome.accepted[fault.kind] += 1
+            continue
+        outcome.faults.append(fault)
+        if name == "canonical":
+            # What follows would say the same again.
+            break
+    return outcome
+
+
+def examine(original: Original, name: str, rewrite: Rewrite, is_sound: bool) -> tuple[Fault | None, Rewritten | None]:
+    """Rewrite a model and return what is wrong with the result, blamed on a pass or rule, and the result."""
+    try:
+        result = rewrite(original.model, frozenset())
+    except ModelError as error:
+        if name.startswith("UpgradeOpset"):
+            return None, None
+        return Fault(named_in(error), "error", name, f"{type(error).__name__}: {error}"), None
+    # Whatever a rule raises is what is looked for.
+    except Exception as error:  # noqa: BLE001
+        return Fault(named_in(error), "error", name, f"{type(error).__name__}: {error}"), None
+    if not result.fired:
+        return None, result
+    found = _wrong(original, result.model, is_sound)
+    if found is None:
+        if name == "canonical" and (again := _unstable(rewrite, result.model)):
+            return Fault(again, "unstable", name, "rewritten again it changes again"), result
+        return None, result
+    kind, detail, feed = found
+    return Fault(_culprit(original, name, rewrite, result, found[0], is_sound), kind, name, detail, feed), result
+
+
+def _wrong(original: Original, model: ModelProto, is_sound: bool) -> tuple[str, str, str] | None:
+    try:
+        session = opened(model)
+    # onnxruntime has a class for each kind of refusal.
+    except Exception as error:  # noqa: BLE001
+        return "refused", f"it does not load: {' '.join(str(error).split())[:300]}", ""
+    if is_sound and (complaint := checked(model)):
+        return "checker", complaint[:300], ""
+    if (before := _ports(original.model)) != (after := _ports(model)):
+        return "interface", f"{before} became {after}", ""
+    accepted = None
+    for name, feed in original.feeds.items():
+        try:
+            found = run(session, feed)
+        except Exception as error:  # noqa: BLE001
+            return "refused", f"it does not run: {' '.join(str(error).split())[:300]}", name
+        if difference := original.difference(name, found):
+            if difference.kind not in ACCEPTED:
+                return difference.kind, difference.detail, name
+            accepted = accepted or (difference.kind, difference.detail, name)
+    return accepted
+
+
+def _ports(model: ModelProto) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    graph = model.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    return (
+        [(entry.name, entry.type.tensor_type.elem_type) for entry in graph.input if entry.name not in stored],
+        [(entry.name, entry.type.tensor_type.elem_type) for entry in graph.output],
+    )
+
+
+def _unstable(rewrite: Rewrite, model: ModelProto) -> str:
+    """Return a pass that changes something in what it had its turn at."""
+    try:
+        again = rewrite(model, frozenset())
+    except Exception as error:  # noqa: BLE001
+        return named_in(error)
+    fired = [name for name in again.fired if name not in _RENAMING]
+    return fired[0] if fired else ""
+
+
+_RENAMING = ("NameNodes", "NameTensors", "RemoveUnused", "StoreOnce", "ShareInitializers")
+
+
+def _culprit(
+    original: Original, name: str, rewrite: Rewrite, result: Rewritten, kind: str, is_sound: bool
+) -> str:
+    """Return the pass or rule without which nothing is wrong."""
+    if name.endswith(" alone"):
+        return name.removesuffix(" alone")
+    for one in result.fired:
+        try:
+            without = rewrite(original.model, frozenset({one}))
+        except Exception:  # noqa: BLE001
+            continue
+        found = _wrong(original, without.model, is_sound)
+        if found is None or (found[0] in ACCEPTED and kind not in ACCEPTED):
+            return one
+    return "several" if len(result.fired) > 1 else next(iter(result.fired))

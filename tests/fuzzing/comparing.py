@@ -1,0 +1,209 @@
+"""Whether two models compute the same, but for rounding: as much as the first one's own rounding may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from fuzzing.runtime import Feed, is_float, opened, run
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+# What an element may differ by that no rounding on the way explains.
+_RELATIVE = {2: 4e-3, 4: 1e-5, 8: 1e-10}
+# Two units in the last place, but for float64, whose numbers may pass through attributes.
+_ROUNDING = {TensorProto.FLOAT16: 2.0**-9, TensorProto.FLOAT: 2.0**-22, TensorProto.DOUBLE: 2.0**-46}
+_BRAIN = 2.0**-7
+_RUNS = 6
+_ALLOWANCE = 32.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an output differs.
+
+    Attributes:
+        kind: ``type``, ``shape``, ``values``, ``decision`` (of whole or truth values that rounding changes),
+            ``nonfinite`` (NaN and infinity at other places), ``overflow`` (only the second model leaves the range of
+            its type), or ``range`` (only the first one does).
+        detail: a line about it.
+    """
+
+    kind: str
+    detail: str
+
+
+@dataclass
+class Original:
+    """A model, and what it answers.
+
+    Attributes:
+        model: the model.
+        feeds: what it is fed, those that it refuses left out.
+    """
+
+    model: ModelProto
+    feeds: Mapping[str, Feed]
+    answers: dict[str, list[Any]] = field(default_factory=dict)
+    _noisy: Any = None
+    _spreads: dict[str, list[list[Any]]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: ModelProto, feeds: Mapping[str, Feed]) -> Original | None:
+        """Run a model; None where it does not run on the first feed."""
+        try:
+            session = opened(model)
+        # onnxruntime has a class for each kind of refusal; what it refuses is nobody's model.
+        except Exception:  # noqa: BLE001
+            return None
+        answers = {}
+        for name, feed in feeds.items():
+            try:
+                answers[name] = run(session, feed)
+            except Exception:  # noqa: BLE001
+                if not answers:
+                    return None
+        return Original(model, {name: feeds[name] for name in answers}, answers)
+
+    def noisy(self, name: str) -> list[list[Any]]:
+        """Return answers to a feed when every value on the way is rounded otherwise."""
+        if name not in self._spreads:
+            if self._noisy is None:
+                try:
+                    self._noisy = opened(with_noise(self.model))
+                except Exception:  # noqa: BLE001
+                    self._noisy = False
+            self._spreads[name] = [run(self._noisy, self.feeds[name]) for _ in range(_RUNS)] if self._noisy else []
+        return self._spreads[name]
+
+    def difference(self, name: str, found: list[Any]) -> Difference | None:
+        """Return the worst difference between the model's answers to a feed and another's."""
+        kinds = ("type", "shape", "values", "nonfinite", "overflow", "decision", "range")
+        differences = sorted(self._differences(name, found), key=lambda one: kinds.index(one.kind))
+        return differences[0] if differences else None
+
+    def _differences(self, name: str, found: list[Any]) -> Iterator[Difference]:
+        for index, (one, other) in enumerate(zip(self.answers[name], found, strict=True)):
+            if not isinstance(one, np.ndarray):
+                continue
+            if one.dtype != other.dtype:
+                yield Difference("type", f"output {index}: {one.dtype} became {other.dtype}")
+            elif one.shape != other.shape:
+                varies = any(noisy[index].shape != one.shape for noisy in self.noisy(name))
+                yield Difference("decision" if varies else "shape", f"output {index}: {one.shape} became {other.shape}")
+            elif one.dtype.kind != "f":
+                if not np.array_equal(one, other):
+                    varies = any(not np.array_equal(noisy[index], one) for noisy in self.noisy(name))
+                    yield Difference("decision" if varies else "values", _shown(index, one, other, one != other))
+            else:
+                yield from self._of_floats(name, index, one, other)
+
+    def _of_floats(self, name: str, index: int, one: Any, other: Any) -> Iterator[Difference]:
+        before, after = one.astype(np.float64), other.astype(np.float64)
+        relative = _RELATIVE[one.dtype.itemsize]
+        floor = float(np.finfo(one.dtype).tiny)
+        with np.errstate(all="ignore"):
+            same = (np.abs(before - after) <= relative * np.abs(before) + floor) | (before == after)
+            same |= np.isnan(before) & np.isnan(after)
+        if same.all():
+            return
+        noisy = [answer[index].astype(np.float64) for answer in self.noisy(name)]
+        noisy = [values for values in noisy if values.shape == before.shape]
+        with np.errstate(all="ignore"):
+            spread = np.max([np.abs(values - before) for values in noisy], axis=0, initial=0.0)
+            varies = np.any([~np.isfinite(values) != ~np.isfinite(before) for values in noisy], axis=0) if noisy else False
+            finite = np.isfinite(before) & np.isfinite(after)
+            close = np.abs(before - after) <= _ALLOWANCE * np.nan_to_num(spread, nan=np.inf) + relative * np.abs(before) + floor
+        wrong = finite & ~close & ~same
+        if wrong.any():
+            yield Difference("values", _shown(index, one, other, wrong))
+        placed = ~finite & ~same & ~np.asarray(varies)
+        if not placed.any():
+            return
+        if not self._is_finite(name):
+            yield Difference("nonfinite", _shown(index, one, other, placed))
+            return
+        left = placed & np.isfinite(before)
+        if left.any():
+            yield Difference("overflow", _shown(index, one, other, left))
+        else:
+            yield Difference("range", _shown(index, one, other, placed))
+
+    def _is_finite(self, name: str) -> bool:
+        """Whether all that the model is fed and stores is finite."""
+        stored = [onnx.numpy_helper.to_array(tensor) for tensor in _stored(self.model.graph)]
+        arrays = [*self.feeds[name].values(), *stored]
+        return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
+
+
+def _shown(index: int, one: Any, other: Any, wrong: Any) -> str:
+    place = np.argwhere(np.atleast_1d(wrong))[0]
+    where = tuple(int(axis) for axis in place) if np.ndim(one) else ()
+    return f"output {index}{list(where)}: {one[where]!r} became {other[where]!r}, {int(np.sum(wrong))} of {np.size(one)}"
+
+
+def _stored(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == AttributeProto.GRAPH:
+                yield from _stored(attribute.g)
+
+
+# Other roundings
+
+
+def with_noise(model: ModelProto) -> ModelProto:
+    """Return a model that multiplies each float tensor by random numbers a little below one.
+
+    No number gets larger by it, so none leaves the range of its type that did not before.
+    """
+    try:
+        made = onnx.shape_inference.infer_shapes(model)
+    # What cannot be inferred has no noise of its own.
+    except Exception:  # noqa: BLE001
+        made = ModelProto.FromString(model.SerializeToString())
+    _add_noise(made.graph, {}, top=True)
+    return made
+
+
+def _add_noise(graph: GraphProto, renamed: dict[str, str], *, top: bool) -> None:
+    types = {entry.name: entry.type.tensor_type.elem_type for entry in (*graph.value_info, *graph.output, *graph.input)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    first: list[NodeProto] = []
+    inner = dict(renamed)
+    for name in {entry.name: None for entry in (*(graph.input if top else ()), *graph.initializer)}:
+        if is_float(types.get(name, 0)):
+            inner[name] = f"{name}~"
+            first += _noise(name, f"{name}~", types[name])
+    made: list[NodeProto] = []
+    for node in graph.node:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                _add_noise(attribute.g, inner, top=False)
+        behind = []
+        if node.op_type == "Cast" and node.input[0] and any(one.name == "to" and one.i == TensorProto.BFLOAT16 for one in node.attribute):
+            # No noise can be made of these; their rounding is that of what becomes them.
+            made += _noise(node.input[0], f"{node.output[0]}~cast", types.get(node.input[0].rstrip("~"), 0), _BRAIN)
+            node.input[0] = f"{node.output[0]}~cast"
+        for index, name in enumerate(node.output):
+            if name and is_float(types.get(name, 0)):
+                node.output[index] = f"{name}~raw"
+                behind += _noise(f"{name}~raw", name, types[name])
+        made += [node, *behind]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in (*first, *made)]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _noise(name: str, result: str, elem: int, rounding: float = 0.0) -> list[NodeProto]:
+    low = 1 - 2 * (rounding or _ROUNDING[elem])
+    return [
+        helper.make_node("RandomUniformLike", [name], [f"{result}~noise"], low=low, high=1.0),
+        helper.make_node("Mul", [name, f"{result}~noise"], [result]),
+    ]
