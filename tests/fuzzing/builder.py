@@ -25,6 +25,7 @@ class Builder:
         random: where all chances come from.
         opset: version of the default domain.
         dtype: type of most of its floats.
+        calm: whether constants are initializers of ordinary values.
         values: what each tensor holds for the first feed.
     """
 
@@ -41,7 +42,8 @@ class Builder:
         self.lengths: dict[str, int] = {} if parent is None else parent.lengths
         self.functions: list[Any] = [] if parent is None else parent.functions
         self.count: list[int] = [0] if parent is None else parent.count
-        self.fired: dict[str, None] = {} if parent is None else parent.fired
+        self.prefix = self.fed = ""
+        self.calm = False
 
     # Chances
 
@@ -56,7 +58,7 @@ class Builder:
     def fresh(self, stem: str = "t") -> str:
         """Return a name that is not taken in any graph of the model."""
         self.count[0] += 1
-        return f"{stem}{self.count[0]}"
+        return f"{self.prefix}{stem}{self.count[0]}"
 
     # Tensors
 
@@ -111,13 +113,14 @@ class Builder:
             return self.parent.constant(array, plain=plain)
         name = self.fresh("c")
         self.values[name] = array
-        if self.chance(plain):
+        if self.calm or self.chance(plain):
             self.stored[name] = array
         elif self.chance(0.6) or array.dtype.kind == "b" or self.parent is not None:
             self.nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array)))
         elif self.chance(0.3) and not self.overridable:
             self.stored[name] = array
             self.overridable.add(name)
+            self.fed = name
         else:
             del self.values[name]
             return self.op("Identity", self.constant(array, plain=1.0))
@@ -246,7 +249,12 @@ class Builder:
 
     def body(self) -> Builder:
         """Return a builder of a body that may read all that is here."""
-        return Builder(self.random, self.opset, self.dtype, self)
+        made = Builder(self.random, self.opset, self.dtype, self)
+        made.calm = self.calm
+        if self.chance(0.5):
+            # Bodies beside each other may use the same names.
+            made.count, made.prefix = [0], f"{self.prefix}in_"
+        return made
 
     def formal(self, values: Any, stem: str = "s") -> str:
         """Declare an input of a body, which holds these values for now."""
@@ -255,17 +263,22 @@ class Builder:
         self.inputs[name] = tuple(np.shape(values))
         return name
 
+    def list_all(self) -> None:
+        """List every initializer as an input, as old exporters do."""
+        self.overridable.update(self.stored)
+
     def graph(self, outputs: Sequence[str], declared: bool = True) -> GraphProto:
         """Return the graph with these outputs."""
         blank = self.parent is not None and not declared
         entries = [
-            value_info(name, self.values[name].dtype, None if blank else dims) for name, dims in self.inputs.items()
+            value_info(name, self.values[name].dtype, None if blank and dims else dims)
+            for name, dims in self.inputs.items()
         ]
         entries += [
             value_info(name, self.stored[name].dtype, self.stored[name].shape) for name in sorted(self.overridable)
         ]
         made = [
-            value_info(name, self.value(name).dtype, None if blank else self._declared(name)) for name in outputs
+            value_info(name, self.value(name).dtype, None if blank and self.rank(name) else self._declared(name)) for name in outputs
         ]
         stored = [numpy_helper.from_array(values, name) for name, values in self.stored.items()]
         return helper.make_graph(self.nodes, self.fresh("graph"), entries, made, stored)
@@ -289,6 +302,9 @@ class Builder:
         imports = [helper.make_opsetid("", self.opset)]
         imports += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in self.nodes} - {""})]
         version = ir_version(self.opset)
+        if not self.calm and self.chance(0.3 if self.opset < 9 else 0.03):
+            self.list_all()
+            version = 3 if self.opset < 9 else version
         model = helper.make_model(self.graph(outputs), opset_imports=imports, ir_version=version)
         model.functions.extend(self.functions)
         return model

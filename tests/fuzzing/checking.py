@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from fuzzing.comparing import Original
 from fuzzing.generator import Case
-from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, named_in, prepared
-from fuzzing.runtime import checked, opened, run
+from fuzzing.quantized import by_onnxq, by_onnxruntime, handmade, network, recorded, worse
+from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, counted, named_in, prepared
+from fuzzing.runtime import Feed, checked, opened, run
 from onnx import ModelProto
 
-from onnxq.errors import ModelError
+from onnxq.dequantization import dequantize
+from onnxq.errors import ModelError, OnnxqError
+from onnxq.modelfile import to_model
+from onnxq.presets import PRESETS
 from onnxq.targets import TARGETS
 
-ACCEPTED = frozenset({"range"})
-"""Differences that no rewrite is blamed for: the float model leaves the range of its type where the other one does not."""
+ACCEPTED = frozenset({"range", "order"})
+"""Kinds of differences that no rewrite is blamed for; see `Difference`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,16 @@ class Fault:
     feed: str = ""
 
 
+@dataclass(frozen=True)
+class Example:
+    """A fault with the model that shows it, and what that is fed."""
+
+    seed: int
+    fault: Fault
+    model: bytes
+    feed: dict[str, Any]
+
+
 @dataclass
 class Outcome:
     """What came of a case."""
@@ -50,6 +65,7 @@ class Outcome:
     faults: list[Fault] = field(default_factory=list)
     accepted: Counter[str] = field(default_factory=Counter)
     is_valid: bool = False
+    examples: list[Example] = field(default_factory=list)
 
 
 def rewrites(case: Case) -> Iterator[tuple[str, Rewrite]]:
@@ -178,3 +194,89 @@ def _culprit(
         if found is None or (found[0] in ACCEPTED and kind not in ACCEPTED):
             return one
     return "several" if len(result.fired) > 1 else next(iter(result.fired))
+
+
+# Quantized models
+
+_REFUSALS = re.compile(r"no float meaning|not known|nothing to (de)?quantize|computed, expected a constant|have one scale|does not know")
+
+
+def check_quantized(seed: int, note: Any = lambda text: None) -> Outcome:
+    """Bring a quantized model that hands wrote back to floats."""
+    outcome = Outcome()
+    note("")
+    model, feed = handmade(seed)
+    opened(model)
+    outcome.is_valid = True
+    _dequantized(outcome, seed, "dequantize", model, feed, note)
+    return outcome
+
+
+def check_quantizers(seed: int, note: Any = lambda text: None) -> Outcome:
+    """Quantize a network by onnxruntime and by onnxq, and bring both back to floats."""
+    outcome = Outcome(is_valid=True)
+    note("")
+    model, feeds = network(seed)
+    try:
+        theirs = by_onnxruntime(model, feeds, seed)
+        opened(theirs)
+    # What its quantizers refuse, or write and cannot load, is none of ours.
+    except Exception:  # noqa: BLE001
+        theirs = None
+    if theirs is not None:
+        _dequantized(outcome, seed, "dequantize what onnxruntime wrote", theirs, feeds[0], note)
+    preset = sorted(PRESETS)[seed % len(PRESETS)]
+    ours = _tried(outcome, seed, f"quantize {preset}", model, feeds[0], note, lambda: by_onnxq(model, feeds, preset))
+    if ours is not None:
+        noise = 0.02 if preset.startswith(("int8", "torch", "burn-q8", "mxfp8", "mxint8", "float8")) else 0.2
+        _compared(outcome, seed, f"quantize {preset}", model, ours, feeds[0], noise)
+        _dequantized(outcome, seed, f"dequantize {preset}", ours, feeds[0], note)
+    return outcome
+
+
+def _dequantized(outcome: Outcome, seed: int, name: str, model: ModelProto, feed: Feed, note: Any) -> None:
+    made = _tried(outcome, seed, name, model, feed, note, lambda: to_model(dequantize(model)))
+    if made is not None:
+        _compared(outcome, seed, name, model, made, feed, 0.02)
+
+
+def _tried(
+    outcome: Outcome, seed: int, name: str, model: ModelProto, feed: Feed, note: Any, make: Callable[[], ModelProto]
+) -> ModelProto | None:
+    """Return what is made of a model; None where it is refused for a reason, or with a fault."""
+    note(name)
+    try:
+        with recorded() as applied:
+            made = make()
+    except OnnxqError as error:
+        if _REFUSALS.search(str(error)):
+            outcome.accepted["refusal"] += 1
+            return None
+        found: Exception = error
+    # Whatever is raised is what is looked for.
+    except Exception as error:  # noqa: BLE001
+        found = error
+    else:
+        outcome.fired += counted(applied)
+        return made
+    fault = Fault(named_in(found), "error", name, f"{type(found).__name__}: {found}")
+    outcome.faults.append(fault)
+    outcome.examples.append(Example(seed, fault, model.SerializeToString(), dict(feed)))
+    return None
+
+
+def _compared(outcome: Outcome, seed: int, name: str, model: ModelProto, made: ModelProto, feed: Feed, noise: float) -> None:
+    fault = None
+    if not checked(model) and (complaint := checked(made)):
+        fault = Fault(name, "checker", name, complaint[:300])
+    else:
+        try:
+            difference = worse(model, made, feed, noise)
+        # onnxruntime has a class for each kind of refusal.
+        except Exception as error:  # noqa: BLE001
+            fault = Fault(name, "refused", name, " ".join(str(error).split())[:300])
+        else:
+            fault = Fault(name, "values", name, difference) if difference else None
+    if fault is not None:
+        outcome.faults.append(fault)
+        outcome.examples.append(Example(seed, fault, model.SerializeToString(), dict(feed)))

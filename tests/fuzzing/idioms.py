@@ -52,7 +52,7 @@ def odd(b: Builder, *usual: float, share: float = 0.2) -> float:
 def weight(b: Builder, *shape: int) -> Any:
     """Return the values of a weight, now and then at an edge of its type."""
     values = b.normal(*shape)
-    if b.chance(0.1) and values.size:
+    if not b.calm and b.chance(0.1) and values.size:
         places = b.random.random(shape) < 0.3
         some = b.random.choice(edges(b.pick(("huge", "tiny", "grid")), b.dtype), shape)
         with np.errstate(over="ignore"):
@@ -122,12 +122,13 @@ def matmul(b: Builder, data: str, out: int | None = None) -> str:
     return b.op("MatMul", data, b.constant(matrix))
 
 
-def gemm(b: Builder, data: str, bias: float = 0.7, **attributes: Any) -> str:
+def gemm(b: Builder, data: str, out: int | None = None, **attributes: Any) -> str:
     """Add a Gemm of a constant weight."""
-    rows, out = b.shape(data)[1 - attributes.get("transA", 0)], int(b.pick([1, 3, 4]))
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    rows, out = b.shape(data)[1 - attributes.get("transA", 0)], out or int(b.pick([1, 3, 4]))
     turned = int(b.chance(0.5))
     inputs = [b.constant(weight(b, *((out, rows) if turned else (rows, out))))]
-    if b.chance(bias) or b.opset < 11:
+    if b.chance(0.7) or b.opset < 11:
         inputs.append(b.constant(weight(b, *b.pick([(out,), (1, out), (1,), ()]))))
     return b.op("Gemm", data, *inputs, **({"transB": 1} if turned else {}), **attributes)
 
@@ -282,21 +283,21 @@ def clamps(b: Builder) -> Any:
 
 @idiom("FuseLayerNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot")
 def layer_norm(b: Builder) -> Any:
-    x = b.find((2, 3, 4))
-    axes = b.pick([[-1], [-1], [b.rank(x) - 1], [0], [-2, -1]])
+    x = b.find((2, 3, 4)) if b.chance(0.4) else b.input(2, int(b.pick([1, 3])), 4, fixed=0.9)
+    axes = b.pick([[-1]] * 5 + [[b.rank(x) - 1], [0], [-2, -1]])
     centred = b.op("Sub", x, b.reduce("ReduceMean", x, axes))
     again = b.op("Sub", x, b.reduce("ReduceMean", x, axes)) if b.chance(0.2) else centred
     square = b.op("Pow", again, b.scalar(2.0, x)) if b.chance(0.5) else b.op("Mul", again, again)
-    moved = binary(b, "Add", b.reduce("ReduceMean", square, axes), b.scalar(odd(b, 1e-5, 1e-3, share=0.1), x))
+    moved = binary(b, "Add", b.reduce("ReduceMean", square, axes), b.scalar(odd(b, 1e-5, 1e-3, share=0.05), x))
     return _affine(b, _over_root(b, centred, moved))
 
 
 @idiom("FuseRmsNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot")
 def rms_norm(b: Builder) -> Any:
-    x = b.find((2, 3, 4))
-    axes = b.pick([[-1], [-1], [b.rank(x) - 1], [0]])
+    x = b.find((2, 3, 4)) if b.chance(0.4) else b.input(2, int(b.pick([1, 3])), 4, fixed=0.9)
+    axes = b.pick([[-1]] * 5 + [[b.rank(x) - 1], [0]])
     square = b.op("Pow", x, b.scalar(2.0, x)) if b.chance(0.5) else b.op("Mul", x, x)
-    moved = binary(b, "Add", b.reduce("ReduceMean", square, axes), b.scalar(odd(b, 1e-5, 1e-3, share=0.1), x))
+    moved = binary(b, "Add", b.reduce("ReduceMean", square, axes), b.scalar(odd(b, 1e-5, 1e-3, share=0.05), x))
     return _affine(b, _over_root(b, x, moved))
 
 
@@ -306,7 +307,7 @@ def _over_root(b: Builder, data: str, square: str) -> str:
     if form == "a":
         return b.op("Div", data, root)
     made = b.op("Reciprocal", root) if form == "b" else b.op("Div", b.scalar(1.0, root), root)
-    return binary(b, "Mul", made, b.pick([data, data, data, root, made]))
+    return binary(b, "Mul", made, b.pick([data] * 6 + [root, made]))
 
 
 def _affine(b: Builder, data: str) -> str:
@@ -423,8 +424,8 @@ def batched_weight(b: Builder) -> Any:
 def product_and_bias(b: Builder) -> Any:
     x = b.find((2, 3, 4))
     size, rows, out = b.shape(x)[-1], b.shape(x)[:-1], int(b.pick([1, 2, 3]))
-    flat = b.reshape(x, b.pick([[-1, size], [int(np.prod(rows)), size]])) if b.rank(x) > 2 and b.chance(0.8) else x
-    matrix, bias = b.constant(weight(b, size, out)), b.constant(weight(b, *b.pick([(out,), (out,), (1,), (1, out), ()])))
+    flat = b.reshape(x, b.pick([[-1, size], [int(np.prod(rows)), size]])) if b.rank(x) > 2 and b.chance(0.9) else x
+    matrix, bias = b.constant(weight(b, size, out)), b.constant(weight(b, *b.pick([(out,)] * 5 + [(1,), (1, out), ()])))
     if b.rank(flat) == 2 and b.chance(0.5):
         made = b.op("Gemm", flat, matrix, bias)
     else:
@@ -433,8 +434,17 @@ def product_and_bias(b: Builder) -> Any:
         if b.chance(0.4):
             target = b.op("Concat", *_lengths(b, x, range(b.rank(x) - 1)), b.numbers(out), axis=0)
             return b.reshape(made, target)
-        return b.reshape(made, b.pick([[*rows, out], [-1, *rows[1:], out], [0, -1], [-1]]))
+        return b.reshape(made, b.pick([[*rows, out], [*rows, out], [-1, *rows[1:], out], [0, -1], [-1]]))
     return made
+
+
+@idiom("ReplaceMatMulBetweenReshapes", "ReplaceGemmBetweenReshapes", dtypes=(F32, F32, F16))
+def rows_and_back(b: Builder) -> Any:
+    x = b.input(2, 3, 4)
+    matrix, bias = b.constant(weight(b, 4, 5)), b.constant(weight(b, 5))
+    flat = b.reshape(x, b.pick([[-1, 4], [6, 4]]))
+    made = b.op("Gemm", flat, matrix, bias) if b.chance(0.5) else binary(b, "Add", b.op("MatMul", flat, matrix), bias)
+    return b.reshape(made, b.pick([[2, 3, 5], [-1, 3, 5], [2, -1, 5], [3, 2, 5]]))
 
 
 @idiom("MergeScalesOfProduct", "FoldScalesIntoProducts", "MergeScalars", dtypes=(F32, F32, F64, F16))
@@ -529,6 +539,14 @@ def global_pool(b: Builder, x: str) -> str:
     if kind == "pool":
         return b.op("GlobalAveragePool", x)
     return b.op("AveragePool", x, kernel_shape=[2, 2])
+
+
+@idiom("ConvolvePooled", dtypes=(F32, F32, F16))
+def pooled_product(b: Builder) -> Any:
+    x = b.input(int(b.pick([1, 1, 2])), 3, 4, 4)
+    pooled = b.op("GlobalAveragePool", b.op("Relu", x) if b.chance(0.5) else x)
+    made = gemm(b, b.op("Flatten", pooled, axis=1), alpha=b.pick([None, None, 0.5]))
+    return b.op("Add", pooled, pooled) if b.chance(0.2) else made
 
 
 @idiom("UseGlobalAveragePool", dtypes=(F32, F32, F16))
@@ -883,6 +901,32 @@ def equal_weights(b: Builder) -> Any:
     return b.op(b.pick(["Add", "Mul"]), b.op("Relu", first), second)
 
 
+@idiom("StoreOnce", "ShareInitializers", dtypes=(F32, F32, F16))
+def tied_weights(b: Builder) -> Any:
+    matrix = b.normal(4, 3)
+    rows = b.op("Gather", b.constant(matrix, plain=1.0), b.input(2, dtype=I64, values=np.array([0, 3], I64)), axis=0)
+    twin = b.constant(np.ascontiguousarray(b.pick([matrix.T, matrix.T, matrix.reshape(3, 4)])), plain=1.0)
+    return b.op("MatMul", rows, twin)
+
+
+@idiom("NarrowConstants", dtypes=(F32,))
+def wide_constants(b: Builder) -> Any:
+    values = b.random.integers(-4, 5, (12, 12)).astype(F32)
+    if b.chance(0.3):
+        values[0, 0] = odd(b, 0.1, 1e30)
+    return b.op(b.pick(["Add", "MatMul"]), b.input(int(b.pick([1, 12])), 12), b.constant(values, plain=1.0))
+
+
+@idiom("StripMetadata", "NameNodes", "DropDefaults")
+def exporters_notes(b: Builder) -> Any:
+    x = b.find(4, dtype=F32)
+    made = b.op("Conv", x, b.constant(b.normal(2, b.shape(x)[1], 1, 1, dtype=F32)), group=1, dilations=[1, 1], strides=[1, 1])
+    b.nodes[-1].doc_string = "File model.py, line 7, in forward"
+    b.op("LeakyRelu", made, alpha=b.pick([0.01, 0.2]))
+    b.nodes[-1].name = b.pick(["", "leaky"])
+    return b.op("Relu", made)
+
+
 @idiom("FlushDenormals", dtypes=(F32,))
 def denormal_weights(b: Builder) -> Any:
     x = b.find(2)
@@ -1024,7 +1068,8 @@ def _few(b: Builder, x: str) -> str:
         elif form == "clamp":
             x = b.clip(x, b.pick([None, 0.0]), 6.0)
         elif form == "capture":
-            x = b.op(b.pick(["Add", "Mul"]), x, b.find())
+            alike = [name for name in b.sources() if b.shape(name) in (b.shape(x), ()) and b.value(name).dtype == b.dtype]
+            x = b.op(b.pick(["Add", "Mul"]), x, b.pick([x, *alike]))
         elif form == "Identity":
             x = b.op("Identity", x)
         else:
@@ -1034,15 +1079,15 @@ def _few(b: Builder, x: str) -> str:
 
 def _constant_in_body(b: Builder) -> str:
     """Add what is computed in a body from its own constants and those around it."""
-    own = b.constant(b.normal(2))
     around = b.find(kinds="f")
+    own = b.constant(b.normal(*b.shape(around)))
     form = b.pick(["Clip", "Add", "Mul", "Max"])
     if form == "Clip" and b.opset >= 11 and b.rank(around) == 0:
-        return b.op("Clip", own, around)
+        return b.op("Clip", b.constant(b.normal(2)), around)
     return b.op("Mul" if form == "Clip" else form, own, around)
 
 
-@idiom("InlineIfs", "FoldConstants", "LiftConstants", "NameTensors")
+@idiom("InlineIfs", "FoldConstants", "LiftConstants", "NameTensors", "FixInitializers")
 def branches(b: Builder) -> Any:
     x = b.find()
     if b.chance(0.3):

@@ -27,7 +27,6 @@ from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import PASSES
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
 from onnxq.passes.prepare.widen_floats import half_type
 from onnxq.preparation import prepare_in_place, widens
 from onnxq.scheme import Mode, Rule, Scheme
@@ -81,7 +80,8 @@ def alone(name: str, inferred: bool, opset: int = 0) -> Rewrite:
     def rewrite(model: ModelProto, without: frozenset[str] = frozenset()) -> Rewritten:
         graph = as_graph(model)
         declared = {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None}
-        step = UpgradeOpset(opset) if name == "UpgradeOpset" else PASSES[name]()
+        options = {"UpgradeOpset": {"version": opset}, "StoreOnce": {"smallest": 16}}
+        step = PASSES[name](**options.get(name, {}))
         if inferred and name not in _FIRST:
             Pipeline((PASSES["NameNodes"](), PASSES["LiftConstants"]())).apply(graph)
             infer_shapes(graph)

@@ -16,24 +16,14 @@ import numpy as np
 import onnx
 import onnx.printer
 from fuzzing.builder import Refused
-from fuzzing.checking import Fault, Outcome, check, examine, rewrites
+from fuzzing.checking import Example, Fault, Outcome, check, check_quantized, check_quantizers, examine, rewrites
 from fuzzing.comparing import Original
-from fuzzing.generator import Case, made
+from fuzzing.generator import Case, kind_of, made
 from fuzzing.runtime import checked
 from fuzzing.shrinking import shrunk
 
 _SHRUNK_OF_A_KIND = 2
 _PATIENCE = 120.0
-
-
-@dataclass
-class Example:
-    """A fault with the model that shows it."""
-
-    seed: int
-    fault: Fault
-    model: bytes
-    feed: dict[str, Any]
 
 
 @dataclass
@@ -64,6 +54,8 @@ class Summary:
         self.accepted += outcome.accepted
         for fault in outcome.faults:
             self.faults[fault.rule, fault.kind].append((seed, fault))
+        for example in outcome.examples:
+            self.examples[example.fault.rule, example.fault.kind].append(example)
 
 
 # One case
@@ -117,24 +109,26 @@ def _work(connection: Connection) -> None:
     """Check the seeds that come, until None does; say beforehand what might end the process."""
     seen: Counter[tuple[str, str]] = Counter()
     while (seed := connection.recv()) is not None:
-        connection.send(("at", seed, ""))
         try:
-            case = made(seed)
-        except Refused:
-            connection.send(("done", seed, None, []))
-            continue
-        try:
-            outcome = check(case, lambda name, seed=seed: connection.send(("at", seed, name)))
+            outcome = _checked(seed, lambda name, seed=seed: connection.send(("at", seed, name)))
             connection.send(("found", seed, outcome))
-            examples = []
-            for fault in outcome.faults:
+            for fault in outcome.faults if not outcome.examples else ():
                 seen[fault.rule, fault.kind] += 1
-                if seen[fault.rule, fault.kind] <= _SHRUNK_OF_A_KIND and fault.kind != "unstable":
-                    examples.append(shrink(case, fault))
-            connection.send(("done", seed, outcome, examples))
+                if seen[fault.rule, fault.kind] <= _SHRUNK_OF_A_KIND:
+                    outcome.examples.append(shrink(made(seed), fault))
+            connection.send(("done", seed, outcome))
+        except Refused:
+            connection.send(("done", seed, None))
         # A fault of the fuzzer itself.
         except Exception:  # noqa: BLE001
             connection.send(("broken", seed, traceback.format_exc()))
+
+
+def _checked(seed: int, note: Any) -> Outcome:
+    kind = kind_of(seed)
+    if kind == "quantized":
+        return check_quantized(seed, note)
+    return check_quantizers(seed, note) if kind == "quantizers" else check(made(seed), note)
 
 
 class _Worker:
@@ -208,10 +202,7 @@ def _took(worker: _Worker, summary: Summary) -> bool:
     elif kind == "broken":
         raise RuntimeError(f"seed {seed}: {said[0]}")
     else:
-        outcome, examples = said
-        summary.add(seed, outcome)
-        for example in examples:
-            summary.examples[example.fault.rule, example.fault.kind].append(example)
+        summary.add(seed, said[0])
         worker.seed = -1
     return True
 

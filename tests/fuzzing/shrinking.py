@@ -26,15 +26,13 @@ def shrunk(model: ModelProto, feed: Feed, shows: Callable[[ModelProto, Feed], bo
         shows: whether another model does.
     """
     best, until = (model, dict(feed)), time.monotonic() + _MOST_SECONDS
-    improved = True
-    while improved and time.monotonic() < until:
-        improved = False
-        for candidate in _smaller(*best):
-            if shows(*candidate):
-                best, improved = candidate, True
-                break
-            if time.monotonic() > until:
-                break
+    tried: set[bytes] = set()
+    while time.monotonic() < until:
+        smaller = (one for one in _smaller(*best) if (key := one[0].SerializeToString()) not in tried and not tried.add(key))
+        found = next((one for one in smaller if shows(*one) or time.monotonic() > until), None)
+        if found is None or time.monotonic() > until:
+            break
+        best = found
     return best
 
 
