@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     seeds = islice(seeds_for(count(options.seed), options.passes), options.graphs)
-    summary = run_cases(seeds, options.jobs, options.minutes * 60)
+    summary = run_cases(seeds, options.jobs, options.minutes * 60, progress)
     print(report(summary, time.perf_counter() - start))
     for examples in summary.examples.values():
         for example in examples:
@@ -41,6 +41,13 @@ def main() -> None:
                 save(example, options.save)
         print(f"\n{text_of(min(examples, key=lambda one: len(one.model)))}")
     sys.exit(1 if summary.faults else 0)
+
+
+def progress(summary: Summary) -> None:
+    """Say now and then how far a run is."""
+    if (done := summary.counts["graphs"]) and done % 200 == 0:
+        faults = {" ".join(key): len(found) for key, found in summary.faults.items()}
+        print(f"{done} graphs: {faults}", file=sys.stderr, flush=True)
 
 
 def report(summary: Summary, seconds: float) -> str:

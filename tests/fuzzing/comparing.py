@@ -24,7 +24,10 @@ _ALLOWANCE = 32.0
 # A factor of the largest number that sums of a few products may go beyond.
 _NEAR = 1e-3
 _SUMS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "GRU", "RNN", "MatMul", "ReduceMean", "ReduceSum"})
-_IN_ANY_ORDER = frozenset({"ArgMax", "ArgMin", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "TopK"})
+# Maxima compare NaN in any order, and recurrent kernels clamp it.
+_LOSING_NAN = frozenset(
+    {"ArgMax", "ArgMin", "GRU", "GlobalMaxPool", "LSTM", "MaxPool", "RNN", "ReduceMax", "ReduceMin", "TopK"}
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Difference:
     Attributes:
         kind: ``type``, ``shape``, ``values``, ``decision`` (of whole or truth values that rounding changes),
             ``nonfinite`` (NaN and infinity at other places), ``overflow`` (only the second model leaves the range of
-            its type), ``range`` (the first one leaves it on the way, or nearly so in a sum), or ``order`` (NaN, which
-            kernels of maxima compare in any order).
+            its type), ``range`` (the first one leaves it on the way, or nearly so in a sum), ``nan`` (the first one makes
+            NaN of infinity, or onnxruntime's kernels lose NaN), or ``invalid`` (onnxruntime joins what does not fit).
         detail: a line about it.
     """
 
@@ -89,20 +92,23 @@ class Original:
 
     def difference(self, name: str, found: list[Any]) -> Difference | None:
         """Return the worst difference between the model's answers to a feed and another's."""
-        kinds = ("type", "shape", "values", "nonfinite", "overflow", "decision", "range", "order")
+        kinds = ("type", "shape", "values", "nonfinite", "overflow", "decision", "range", "nan", "invalid")
         differences = sorted(self._differences(name, found), key=lambda one: kinds.index(one.kind))
-        if not differences or differences[0].kind in ("type", "range", "order"):
+        if not differences or differences[0].kind in ("type", "range", "nan"):
             return differences[0] if differences else None
         if reason := self._excuse(name, differences[0].kind):
             return Difference(reason, differences[0].detail)
         return differences[0]
 
     def _excuse(self, name: str, kind: str) -> str:
-        """Return ``range`` or ``order`` where what the model computes on the way explains any difference."""
+        """Return the kind of a difference where what the model computes on the way explains it."""
         operators = _operators(self.model.graph)
-        values = self._on_the_way(name)
-        if operators & _IN_ANY_ORDER and any(np.isnan(array).any() for array in values):
-            return "order"
+        known = self._on_the_way(name)
+        if not all(_fits(node, known) for node in self.model.graph.node if node.op_type == "Concat"):
+            return "invalid"
+        values = [array for array in known.values() if array.dtype.kind == "f"]
+        if operators & _LOSING_NAN and any(np.isnan(array).any() for array in values):
+            return "nan"
         if not self._is_finite(name):
             return ""
         if not all(np.isfinite(array).all() for array in values):
@@ -110,19 +116,20 @@ class Original:
         near = any(array.size and np.abs(array).max() > _NEAR * np.finfo(array.dtype).max for array in values)
         return "range" if kind == "overflow" and near and operators & _SUMS else ""
 
-    def _on_the_way(self, name: str) -> list[Any]:
-        """Return the floats that a model is fed and computes, as far as they are in its main graph."""
+    def _on_the_way(self, name: str) -> dict[str, Any]:
+        """Return what a model is fed, stores and computes, as far as it is in its main graph."""
         whole = ModelProto.FromString(self.model.SerializeToString())
         names = [made for node in whole.graph.node for made in node.output if made]
         del whole.graph.output[:]
         whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
         try:
-            found = run(opened(whole), self.feeds[name])
+            found = dict(zip(names, run(opened(whole), self.feeds[name]), strict=True))
         # Types that cannot come out: the answers say as much as can be known.
         except Exception:  # noqa: BLE001
-            found = self.answers[name]
-        arrays = [*self.feeds[name].values(), *found]
-        return [array for array in arrays if isinstance(array, np.ndarray) and array.dtype.kind == "f"]
+            found = dict(zip((entry.name for entry in self.model.graph.output), self.answers[name], strict=True))
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+        known = {**stored, **self.feeds[name], **found}
+        return {tensor: array for tensor, array in known.items() if isinstance(array, np.ndarray)}
 
     def _differences(self, name: str, found: list[Any]) -> Iterator[Difference]:
         for index, (one, other) in enumerate(zip(self.answers[name], found, strict=True)):
@@ -145,8 +152,9 @@ class Original:
         relative = _RELATIVE[one.dtype.itemsize]
         floor = float(np.finfo(one.dtype).tiny)
         with np.errstate(all="ignore"):
-            same = (np.abs(before - after) <= relative * np.abs(before) + floor) | (before == after)
-            same |= np.isnan(before) & np.isnan(after)
+            finite = np.isfinite(before) & np.isfinite(after)
+            same = finite & (np.abs(before - after) <= relative * np.abs(before) + floor)
+            same |= (before == after) | (np.isnan(before) & np.isnan(after))
         if same.all():
             return
         noisy = [answer[index].astype(np.float64) for answer in self.noisy(name)]
@@ -154,7 +162,6 @@ class Original:
         with np.errstate(all="ignore"):
             spread = np.max([np.abs(values - before) for values in noisy], axis=0, initial=0.0)
             varies = np.any([~np.isfinite(values) != ~np.isfinite(before) for values in noisy], axis=0) if noisy else False
-            finite = np.isfinite(before) & np.isfinite(after)
             close = np.abs(before - after) <= _ALLOWANCE * np.nan_to_num(spread, nan=np.inf) + relative * np.abs(before) + floor
         wrong = finite & ~close & ~same
         if wrong.any():
@@ -163,7 +170,9 @@ class Original:
         if not placed.any():
             return
         if not self._is_finite(name):
-            yield Difference("nonfinite", _shown(index, one, other, placed))
+            invented = np.isnan(before) & ~self._has_nan(name)
+            kind = "nan" if not (placed & ~invented).any() else "nonfinite"
+            yield Difference(kind, _shown(index, one, other, placed))
             return
         left = placed & np.isfinite(before)
         if left.any():
@@ -171,17 +180,32 @@ class Original:
         else:
             yield Difference("range", _shown(index, one, other, placed))
 
+    def _has_nan(self, name: str) -> bool:
+        """Whether anything that the model is fed or stores is NaN."""
+        return any(np.isnan(array).any() for array in self._given(name))
+
+    def _given(self, name: str) -> list[Any]:
+        stored = [onnx.numpy_helper.to_array(tensor) for tensor in _stored(self.model.graph)]
+        return [array for array in (*self.feeds[name].values(), *stored) if array.dtype.kind == "f"]
+
     def _is_finite(self, name: str) -> bool:
         """Whether all that the model is fed and stores is finite."""
-        stored = [onnx.numpy_helper.to_array(tensor) for tensor in _stored(self.model.graph)]
-        arrays = [*self.feeds[name].values(), *stored]
-        return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
+        return all(np.isfinite(array).all() for array in self._given(name))
 
 
 def _shown(index: int, one: Any, other: Any, wrong: Any) -> str:
     place = np.argwhere(np.atleast_1d(wrong))[0]
     where = tuple(int(axis) for axis in place) if np.ndim(one) else ()
     return f"output {index}{list(where)}: {one[where]!r} became {other[where]!r}, {int(np.sum(wrong))} of {np.size(one)}"
+
+
+def _fits(concat: NodeProto, known: Mapping[str, Any]) -> bool:
+    """Whether all that a Concat joins has the same lengths but for its axis, which onnxruntime does not ask of nothing."""
+    axis = next((one.i for one in concat.attribute if one.name == "axis"), 1)
+    shapes = [list(known[name].shape) for name in concat.input if name in known]
+    for shape in shapes:
+        shape[axis] = 0
+    return all(shape == shapes[0] for shape in shapes)
 
 
 def _operators(graph: GraphProto) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -24,6 +26,7 @@ from fuzzing.shrinking import shrunk
 
 _SHRUNK_OF_A_KIND = 2
 _PATIENCE = 120.0
+_LOOK_UP = 2.0
 
 
 @dataclass
@@ -85,7 +88,7 @@ def shrink(case: Case, fault: Fault) -> Example:
 
 def text_of(example: Example) -> str:
     """Return an example as a text that can be read and typed in again."""
-    with np.printoptions(threshold=60, linewidth=160):
+    with np.printoptions(threshold=40, edgeitems=2, linewidth=160):
         feed = "\n".join(f"  {name} = {value!r}" for name, value in example.feed.items())
     model = onnx.printer.to_text(onnx.ModelProto.FromString(example.model))
     fault = example.fault
@@ -107,8 +110,17 @@ def save(example: Example, folder: Path) -> Path:
 
 def _work(connection: Connection) -> None:
     """Check the seeds that come, until None does; say beforehand what might end the process."""
+    logging.disable(logging.WARNING)
     seen: Counter[tuple[str, str]] = Counter()
-    while (seed := connection.recv()) is not None:
+    parent = os.getppid()
+    while True:
+        while not connection.poll(_LOOK_UP):
+            # Siblings hold the other end as well, so that it does not close when the parent dies.
+            if os.getppid() != parent:
+                return
+        seed = connection.recv()
+        if seed is None:
+            return
         try:
             outcome = _checked(seed, lambda name, seed=seed: connection.send(("at", seed, name)))
             connection.send(("found", seed, outcome))

@@ -1,0 +1,85 @@
+"""Random graphs are rewritten to what computes the same: in a run that is always the same, and in one that never is."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count, islice
+
+import numpy as np
+import pytest
+from fuzzing.comparing import Original
+from fuzzing.generator import kind_of, made, seeds_for
+from fuzzing.idioms import IDIOMS
+from fuzzing.rewriting import SINGLE
+from fuzzing.running import Summary, run_cases, text_of
+from onnx import ModelProto, parser
+
+from onnxq.passes.canonical.merge_scalars import MergeScalars
+
+GRAPHS, SECONDS = 320, 40.0
+
+
+def told(summary: Summary) -> str:
+    """Return a text for each kind of fault."""
+    texts = [f"{rule}: {kind}, seeds {[seed for seed, _ in found]}" for (rule, kind), found in summary.faults.items()]
+    return "\n\n".join([*texts, *(text_of(examples[0]) for examples in summary.examples.values())])
+
+
+def test_graphs_that_are_always_the_same() -> None:
+    summary = run_cases(range(GRAPHS))
+    assert not summary.faults, told(summary)
+    assert summary.counts["graphs"] > 0.9 * GRAPHS
+    missing = {name for name in SINGLE if not summary.fired[name]} - {"SplitSwishes"}
+    assert not missing
+
+
+def test_graphs_that_nobody_has_seen() -> None:
+    seed = secrets.randbelow(2**40)
+    print(f"python benchmarks/differential.py --seed {seed}")  # noqa: T201
+    summary = run_cases(count(seed), seconds=SECONDS)
+    assert not summary.faults, f"python benchmarks/differential.py --seed {seed}\n{told(summary)}"
+
+
+def test_a_rule_that_is_wrong_is_found_and_its_graph_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MergeScalars, "obstacle", lambda self, found: "")
+    summary = run_cases(islice(seeds_for(count(), ["MergeScalars"]), 60))
+    found = [example for (rule, _), examples in summary.examples.items() if rule == "MergeScalars" for example in examples]
+    assert min(len(ModelProto.FromString(example.model).graph.node) for example in found) <= 2
+
+
+def test_a_seed_makes_the_same_case_again() -> None:
+    one, other = made(5), made(5)
+    assert one.model == other.model
+    assert all(np.array_equal(one.feeds[name][key], other.feeds[name][key], equal_nan=True) for name in one.feeds for key in one.feeds[name])
+
+
+def test_every_pass_has_an_idiom_and_every_kind_of_case_its_turn() -> None:
+    assert set(SINGLE) <= {rule for one in IDIOMS.values() for rule in one.rules}
+    assert {kind_of(seed) for seed in range(64)} == {"rewriting", "quantized", "quantizers"}
+
+
+def model_of(body: str, opset: int = 17) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g (float[3] x) => (float[3] y) {{ {body} }}')
+
+
+@pytest.mark.parametrize(
+    ("body", "other", "x", "kind"),
+    [
+        ("y = Exp(x)", "a = Exp(x) y = Identity(a)", [1, 2, 3], None),
+        ("a = Tan(x) y = Sub(a, a)", "a = Neg(x) b = Tan(a) c = Neg(b) d = Tan(x) y = Sub(c, d)", [1, 2, 3], None),
+        ("a = Mul(x, x) b = Sqrt(a) y = Sub(b, x)", "y = Sub(x, x)", [1.1, 0.1, 3], None),
+        ("y = Neg(x)", "y = Identity(x)", [1, 2, 3], "values"),
+        ("y = Relu(x)", "y = Neg(x)", [1, 2, float("inf")], "values"),
+        ("y = Identity(x)", "y = Sub(x, x)", [0, 0, float("inf")], "nonfinite"),
+        ("y = Identity(x)", "a = Mul(x, x) y = Div(a, x)", [1, 2, 3e38], "overflow"),
+        ("a = Mul(x, x) y = Div(a, x)", "y = Identity(x)", [1, 2, 3e38], "range"),
+        ("a = Sub(x, x) y = Add(a, x)", "y = Identity(x)", [1, 2, float("inf")], "nan"),
+    ],
+)
+def test_rounding_is_no_difference_and_anything_else_is(body: str, other: str, x: list[float], kind: str | None) -> None:
+    feed = {"x": np.array(x, np.float32)}
+    original, changed = (Original.of(model_of(one), {"": feed}) for one in (body, other))
+    assert original is not None
+    assert changed is not None
+    found = original.difference("", changed.answers[""])
+    assert (found and found.kind) == kind
