@@ -17,16 +17,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fuzzing.generator import seeds_for  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
-from fuzzing.rewriting import SINGLE  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
-from fuzzing.running import Summary, run_cases, save, text_of  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
+from fuzzing.generator import seeds_for  # type: ignore[import-not-found, unused-ignore]
+from fuzzing.rewriting import SINGLE  # type: ignore[import-not-found, unused-ignore]
+from fuzzing.running import Summary, run_cases, save, text_of  # type: ignore[import-not-found, unused-ignore]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=2000, help="how many graphs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first graph; the others follow")
-    parser.add_argument("--pass", dest="passes", action="append", default=[], metavar="NAME", help="idioms for it alone")
+    parser.add_argument(
+        "--pass", dest="passes", action="append", default=[], metavar="NAME", help="idioms for it alone"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--save", type=Path, metavar="DIR", help="folder for the models that show faults")

@@ -1,4 +1,4 @@
-"""A graph that grows node by node, each of which onnxruntime computes at once: shapes are known, and nodes are sound."""
+"""A graph that grows node by node; onnxruntime computes each at once, so that shapes are known and nodes are sound."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from fuzzing.parts import captured
 from fuzzing.runtime import evaluated, ir_version, value_info
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 F16, F32, F64 = np.float16, np.float32, np.float64
 I32, I64 = np.int32, np.int64
 _UNNAMED = ("?", "", None, "unk__1")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """onnxruntime does not compute a node; whoever wanted it does without."""
 
 
@@ -44,6 +46,7 @@ class Builder:
         self.count: list[int] = [0] if parent is None else parent.count
         self.prefix = self.fed = ""
         self.calm = False
+        self.unnamed = self.pick(_UNNAMED)
 
     # Chances
 
@@ -54,6 +57,10 @@ class Builder:
     def pick(self, options: Sequence[Any]) -> Any:
         """Choose one of a few."""
         return options[int(self.random.integers(len(options)))]
+
+    def word(self, words: str) -> str:
+        """Choose one of a few words."""
+        return str(self.pick(words.split()))
 
     def fresh(self, stem: str = "t") -> str:
         """Return a name that is not taken in any graph of the model."""
@@ -94,8 +101,8 @@ class Builder:
         return name
 
     def _dimension(self, length: int) -> Any:
-        if self.chance(0.35):
-            return self.pick(_UNNAMED)
+        if self.chance(0.5):
+            return self.unnamed if self.chance(0.8) else self.pick(_UNNAMED)
         alike = [name for name, known in self.lengths.items() if known == length]
         if alike and self.chance(0.6):
             return self.pick(alike)
@@ -162,7 +169,12 @@ class Builder:
         axes = self.pick(ranks or (1, 2, 3, 4))
         shape = [int(length) for length in self.random.choice([1, 2, 3, 4, 5], size=axes)]
         if axes == 4:
-            shape = [int(self.pick([1, 2])), int(self.pick([2, 3, 4])), int(self.pick([4, 5, 6])), int(self.pick([4, 5, 6]))]
+            shape = [
+                int(self.pick([1, 2])),
+                int(self.pick([2, 3, 4])),
+                int(self.pick([4, 5, 6])),
+                int(self.pick([4, 5, 6])),
+            ]
         return self.input(*shape, dtype=wanted)
 
     # Nodes
@@ -175,7 +187,7 @@ class Builder:
         """Add a node and return its outputs.
 
         Raises:
-            Refused: onnxruntime does not compute it.
+            RefusedError: onnxruntime does not compute it.
         """
         names = [self.fresh() for _ in range(outputs)]
         given = {name: value for name, value in attributes.items() if value is not None}
@@ -192,9 +204,9 @@ class Builder:
             results = evaluated(nodes, needed, outputs, self.opset, self.functions)
         # onnxruntime has a class for each kind of refusal.
         except Exception as error:
-            raise Refused(f"{[node.op_type for node in nodes]}: {error}") from error
+            raise RefusedError(f"{[node.op_type for node in nodes]}: {error}") from error
         if any(getattr(one, "size", 0) > 20_000 for one in results):
-            raise Refused("it makes too much")
+            raise RefusedError("it makes too much")
         self.nodes.extend(nodes)
         for name in needed:
             self.read[name] = self.read.get(name, 0) + 1
@@ -220,7 +232,9 @@ class Builder:
     def reshape(self, data: str, target: str | Sequence[int], **attributes: Any) -> str:
         return self.op("Reshape", data, target if isinstance(target, str) else self.numbers(*target), **attributes)
 
-    def slice(self, data: str, starts: list[int], ends: list[int], axes: list[int], steps: list[int] | None = None) -> str:
+    def slice(
+        self, data: str, starts: list[int], ends: list[int], axes: list[int], steps: list[int] | None = None
+    ) -> str:
         if self.opset < 10:
             return self.op("Slice", data, starts=starts, ends=ends, axes=axes)
         parts = [self.numbers(*part) for part in (starts, ends, axes, *([] if steps is None else [steps]))]
@@ -278,7 +292,8 @@ class Builder:
             value_info(name, self.stored[name].dtype, self.stored[name].shape) for name in sorted(self.overridable)
         ]
         made = [
-            value_info(name, self.value(name).dtype, None if blank and self.rank(name) else self._declared(name)) for name in outputs
+            value_info(name, self.value(name).dtype, None if blank and self.rank(name) else self._declared(name))
+            for name in outputs
         ]
         stored = [numpy_helper.from_array(values, name) for name, values in self.stored.items()]
         return helper.make_graph(self.nodes, self.fresh("graph"), entries, made, stored)
@@ -298,7 +313,7 @@ class Builder:
         outputs = [name for name in made if (not self.read.get(name) and name not in self.hidden) or self.chance(0.12)]
         outputs += [name for name in self.returned if name not in outputs]
         if not outputs:
-            raise Refused("it makes nothing")
+            raise RefusedError("it makes nothing")
         imports = [helper.make_opsetid("", self.opset)]
         imports += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in self.nodes} - {""})]
         version = ir_version(self.opset)
@@ -308,24 +323,6 @@ class Builder:
         model = helper.make_model(self.graph(outputs), opset_imports=imports, ir_version=version)
         model.functions.extend(self.functions)
         return model
-
-
-def captured(nodes: Sequence[NodeProto]) -> list[str]:
-    """Return what nodes and their bodies read from around them."""
-    made: set[str] = set()
-    found: dict[str, None] = {}
-    for node in nodes:
-        found.update(dict.fromkeys(name for name in node.input if name and name not in made))
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                body = attribute.g
-                own = {entry.name for entry in (*body.input, *body.initializer)}
-                inner = [*captured(body.node)]
-                here = {name for one in body.node for name in one.output}
-                inner += [entry.name for entry in body.output if entry.name not in here]
-                found.update(dict.fromkeys(name for name in inner if name not in own and name not in made))
-        made.update(node.output)
-    return list(found)
 
 
 def filled(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> Any:

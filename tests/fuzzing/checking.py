@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto
+
 from fuzzing.comparing import Original
 from fuzzing.generator import Case
 from fuzzing.quantized import by_onnxq, by_onnxruntime, handmade, network, recorded, worse
 from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, counted, named_in, prepared
 from fuzzing.runtime import Feed, checked, opened, run
-from onnx import AttributeProto, GraphProto, ModelProto
-
 from onnxq.dequantization import dequantize
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.modelfile import to_model
@@ -78,7 +78,10 @@ def rewrites(case: Case) -> Iterator[tuple[str, Rewrite]]:
     opset = next(entry.version for entry in case.model.opset_import if not entry.domain)
     for name in dict.fromkeys((*case.rules, str(random.choice(SINGLE)))):
         if name in SINGLE:
-            yield f"{name} alone", alone(name, bool(random.random() < 0.7), int(random.integers(opset, max(opset, 23) + 1)))
+            yield (
+                f"{name} alone",
+                alone(name, bool(random.random() < 0.7), int(random.integers(opset, max(opset, 23) + 1))),
+            )
 
 
 def check(case: Case, note: Any = lambda text: None) -> Outcome:
@@ -123,6 +126,9 @@ def examine(original: Original, name: str, rewrite: Rewrite, is_sound: bool) -> 
     # Whatever a rule raises is what is looked for.
     except Exception as error:  # noqa: BLE001
         return Fault(named_in(error), "error", name, f"{type(error).__name__}: {error}"), None
+    if result.failed:
+        rule, said = result.failed[0]
+        return Fault(rule, "error", name, said), result
     if not result.fired:
         return None, result
     found = _wrong(original, result.model, is_sound)
@@ -190,15 +196,20 @@ def _operators(graph: GraphProto) -> list[str]:
 
 _RENAMING = ("NameNodes", "NameTensors", "RemoveUnused", "StoreOnce", "ShareInitializers")
 _ON_PURPOSE = {
-    ("FlushDenormals", kind): "weights below the smallest normal number become zero, which shows beside infinity alone"
-    for kind in ("nonfinite", "values")
+    (
+        "FlushDenormals",
+        "nonfinite",
+    ): "weights below the smallest normal number become zero, whose product with infinity is NaN",
+    (
+        "FlushDenormals",
+        "values",
+    ): "weights below the smallest normal number become zero, which shows beside data of 1e30",
+    ("WidenFloats", "nonfinite"): "what leaves the range of 16 bits is finite in 32",
 }
 """What a pass may do, with the reason."""
 
 
-def _culprit(
-    original: Original, name: str, rewrite: Rewrite, result: Rewritten, kind: str, is_sound: bool
-) -> str:
+def _culprit(original: Original, name: str, rewrite: Rewrite, result: Rewritten, kind: str, is_sound: bool) -> str:
     """Return the pass or rule without which nothing is wrong."""
     if name.endswith(" alone"):
         return name.removesuffix(" alone")
@@ -215,7 +226,9 @@ def _culprit(
 
 # Quantized models
 
-_REFUSALS = re.compile(r"no float meaning|not known|nothing to (de)?quantize|computed, expected a constant|have one scale|does not know")
+_REFUSALS = re.compile(
+    r"no float meaning|not known|nothing to (de)?quantize|computed, expected a constant|have one scale|does not know"
+)
 
 
 def check_quantized(seed: int, note: Any = lambda text: None) -> Outcome:
@@ -282,7 +295,9 @@ def _tried(
     return None
 
 
-def _compared(outcome: Outcome, seed: int, name: str, model: ModelProto, made: ModelProto, feed: Feed, noise: float) -> None:
+def _compared(
+    outcome: Outcome, seed: int, name: str, model: ModelProto, made: ModelProto, feed: Feed, noise: float
+) -> None:
     fault = None
     if not checked(model) and (complaint := checked(made)):
         fault = Fault(name, "checker", name, complaint[:300])

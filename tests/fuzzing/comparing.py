@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime
-from fuzzing.runtime import Feed, is_float, opened, run
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from fuzzing.parts import pruned
+from fuzzing.runtime import Feed, is_float, opened, run
 
 # What an element may differ by that no rounding on the way explains.
 _RELATIVE = {2: 4e-3, 4: 1e-5, 8: 1e-10}
@@ -23,7 +25,9 @@ _RUNS = 6
 _ALLOWANCE = 32.0
 # A factor of the largest number that sums of a few products may go beyond.
 _NEAR = 1e-3
-_SUMS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "GRU", "RNN", "MatMul", "ReduceMean", "ReduceSum"})
+_SUMS = frozenset(
+    {"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "GRU", "RNN", "MatMul", "ReduceMean", "ReduceSum"}
+)
 # Maxima compare NaN in any order, and recurrent kernels clamp it.
 _LOSING_NAN = frozenset(
     {"ArgMax", "ArgMin", "GRU", "GlobalMaxPool", "LSTM", "MaxPool", "RNN", "ReduceMax", "ReduceMin", "TopK"}
@@ -37,13 +41,16 @@ class Difference:
     Attributes:
         kind: ``type``, ``shape``, ``values``, ``decision`` (of whole or truth values that rounding changes),
             ``nonfinite`` (NaN and infinity at other places), ``overflow`` (only the second model leaves the range of
-            its type), ``range`` (the first one leaves it on the way, or nearly so in a sum), ``nan`` (the first one makes
-            NaN of infinity, or onnxruntime's kernels lose NaN), or ``invalid`` (onnxruntime joins what does not fit).
+            its type), ``range`` (the first one leaves it on the way, or nearly so in a sum), ``nan`` (the first one
+            makes NaN of infinity, or onnxruntime's kernels lose NaN), or ``invalid`` (onnxruntime joins what does not
+            fit).
         detail: a line about it.
+        output: index of the output.
     """
 
     kind: str
     detail: str
+    output: int = 0
 
 
 @dataclass
@@ -60,6 +67,7 @@ class Original:
     answers: dict[str, list[Any]] = field(default_factory=dict)
     _noisy: Any = None
     _spreads: dict[str, list[list[Any]]] = field(default_factory=dict)
+    _parts: dict[int, ModelProto] = field(default_factory=dict)
 
     @staticmethod
     def of(model: ModelProto, feeds: Mapping[str, Feed]) -> Original | None:
@@ -96,29 +104,40 @@ class Original:
         differences = sorted(self._differences(name, found), key=lambda one: kinds.index(one.kind))
         if not differences or differences[0].kind in ("type", "range", "nan"):
             return differences[0] if differences else None
-        if reason := self._excuse(name, differences[0].kind):
-            return Difference(reason, differences[0].detail)
-        return differences[0]
+        worst = differences[0]
+        reason = self._excuse(name, worst)
+        return replace(worst, kind=reason) if reason else worst
 
-    def _excuse(self, name: str, kind: str) -> str:
+    def _excuse(self, name: str, difference: Difference) -> str:
         """Return the kind of a difference where what the model computes on the way explains it."""
-        operators = _operators(self.model.graph)
-        known = self._on_the_way(name)
-        if not all(_fits(node, known) for node in self.model.graph.node if node.op_type == "Concat"):
+        part = self._part(difference.output)
+        operators = _operators(part.graph)
+        known = self._on_the_way(name, part)
+        if not all(_fits(node, known) for node in part.graph.node if node.op_type == "Concat"):
             return "invalid"
         values = [array for array in known.values() if array.dtype.kind == "f"]
         if operators & _LOSING_NAN and any(np.isnan(array).any() for array in values):
             return "nan"
-        if not self._is_finite(name):
+        if not self._is_finite(name, part):
             return ""
         if not all(np.isfinite(array).all() for array in values):
             return "range"
         near = any(array.size and np.abs(array).max() > _NEAR * np.finfo(array.dtype).max for array in values)
-        return "range" if kind == "overflow" and near and operators & _SUMS else ""
+        return "range" if difference.kind == "overflow" and near and operators & _SUMS else ""
 
-    def _on_the_way(self, name: str) -> dict[str, Any]:
-        """Return what a model is fed, stores and computes, as far as it is in its main graph."""
-        whole = ModelProto.FromString(self.model.SerializeToString())
+    def _part(self, output: int) -> ModelProto:
+        """Return the model as far as an output needs it."""
+        if output not in self._parts:
+            part = ModelProto.FromString(self.model.SerializeToString())
+            kept = ValueInfoProto.FromString(part.graph.output[output].SerializeToString())
+            del part.graph.output[:]
+            part.graph.output.append(kept)
+            self._parts[output] = pruned(part)
+        return self._parts[output]
+
+    def _on_the_way(self, name: str, part: ModelProto) -> dict[str, Any]:
+        """Return what a part of the model is fed, stores and computes, as far as it is in its main graph."""
+        whole = ModelProto.FromString(part.SerializeToString())
         names = [made for node in whole.graph.node for made in node.output if made]
         del whole.graph.output[:]
         whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
@@ -127,8 +146,9 @@ class Original:
         # Types that cannot come out: the answers say as much as can be known.
         except Exception:  # noqa: BLE001
             found = dict(zip((entry.name for entry in self.model.graph.output), self.answers[name], strict=True))
-        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
-        known = {**stored, **self.feeds[name], **found}
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in part.graph.initializer}
+        read = {entry.name for entry in part.graph.input}
+        known = {**stored, **{tensor: array for tensor, array in self.feeds[name].items() if tensor in read}, **found}
         return {tensor: array for tensor, array in known.items() if isinstance(array, np.ndarray)}
 
     def _differences(self, name: str, found: list[Any]) -> Iterator[Difference]:
@@ -136,14 +156,16 @@ class Original:
             if not isinstance(one, np.ndarray):
                 continue
             if one.dtype != other.dtype:
-                yield Difference("type", f"output {index}: {one.dtype} became {other.dtype}")
+                yield Difference("type", f"output {index}: {one.dtype} became {other.dtype}", index)
             elif one.shape != other.shape:
                 varies = any(noisy[index].shape != one.shape for noisy in self.noisy(name))
-                yield Difference("decision" if varies else "shape", f"output {index}: {one.shape} became {other.shape}")
+                yield Difference(
+                    "decision" if varies else "shape", f"output {index}: {one.shape} became {other.shape}", index
+                )
             elif one.dtype.kind != "f":
                 if not np.array_equal(one, other):
                     varies = any(not np.array_equal(noisy[index], one) for noisy in self.noisy(name))
-                    yield Difference("decision" if varies else "values", _shown(index, one, other, one != other))
+                    yield Difference("decision" if varies else "values", _shown(index, one, other, one != other), index)
             else:
                 yield from self._of_floats(name, index, one, other)
 
@@ -161,46 +183,55 @@ class Original:
         noisy = [values for values in noisy if values.shape == before.shape]
         with np.errstate(all="ignore"):
             spread = np.max([np.abs(values - before) for values in noisy], axis=0, initial=0.0)
-            varies = np.any([~np.isfinite(values) != ~np.isfinite(before) for values in noisy], axis=0) if noisy else False
-            close = np.abs(before - after) <= _ALLOWANCE * np.nan_to_num(spread, nan=np.inf) + relative * np.abs(before) + floor
+            varies = (
+                np.any([~np.isfinite(values) != ~np.isfinite(before) for values in noisy], axis=0) if noisy else False
+            )
+            close = (
+                np.abs(before - after)
+                <= _ALLOWANCE * np.nan_to_num(spread, nan=np.inf) + relative * np.abs(before) + floor
+            )
         wrong = finite & ~close & ~same
         if wrong.any():
-            yield Difference("values", _shown(index, one, other, wrong))
+            yield Difference("values", _shown(index, one, other, wrong), index)
         placed = ~finite & ~same & ~np.asarray(varies)
         if not placed.any():
             return
-        if not self._is_finite(name):
-            invented = np.isnan(before) & ~self._has_nan(name)
+        part = self._part(index)
+        if not self._is_finite(name, part):
+            invented = np.isnan(before) & ~self._has_nan(name, part)
             kind = "nan" if not (placed & ~invented).any() else "nonfinite"
-            yield Difference(kind, _shown(index, one, other, placed))
+            yield Difference(kind, _shown(index, one, other, placed), index)
             return
         left = placed & np.isfinite(before)
         if left.any():
-            yield Difference("overflow", _shown(index, one, other, left))
+            yield Difference("overflow", _shown(index, one, other, left), index)
         else:
-            yield Difference("range", _shown(index, one, other, placed))
+            yield Difference("range", _shown(index, one, other, placed), index)
 
-    def _has_nan(self, name: str) -> bool:
-        """Whether anything that the model is fed or stores is NaN."""
-        return any(np.isnan(array).any() for array in self._given(name))
+    def _has_nan(self, name: str, part: ModelProto) -> bool:
+        """Whether anything that a part of the model is fed or stores is NaN."""
+        return any(np.isnan(array).any() for array in self._given(name, part))
 
-    def _given(self, name: str) -> list[Any]:
-        stored = [onnx.numpy_helper.to_array(tensor) for tensor in _stored(self.model.graph)]
-        return [array for array in (*self.feeds[name].values(), *stored) if array.dtype.kind == "f"]
+    def _is_finite(self, name: str, part: ModelProto) -> bool:
+        """Whether all that a part of the model is fed and stores is finite."""
+        return all(np.isfinite(array).all() for array in self._given(name, part))
 
-    def _is_finite(self, name: str) -> bool:
-        """Whether all that the model is fed and stores is finite."""
-        return all(np.isfinite(array).all() for array in self._given(name))
+    def _given(self, name: str, part: ModelProto) -> list[Any]:
+        stored = [onnx.numpy_helper.to_array(tensor) for tensor in _stored(part.graph)]
+        fed = [self.feeds[name][entry.name] for entry in part.graph.input if entry.name in self.feeds[name]]
+        return [array for array in (*fed, *stored) if array.dtype.kind == "f"]
 
 
 def _shown(index: int, one: Any, other: Any, wrong: Any) -> str:
     place = np.argwhere(np.atleast_1d(wrong))[0]
     where = tuple(int(axis) for axis in place) if np.ndim(one) else ()
-    return f"output {index}{list(where)}: {one[where]!r} became {other[where]!r}, {int(np.sum(wrong))} of {np.size(one)}"
+    return (
+        f"output {index}{list(where)}: {one[where]!r} became {other[where]!r}, {int(np.sum(wrong))} of {np.size(one)}"
+    )
 
 
 def _fits(concat: NodeProto, known: Mapping[str, Any]) -> bool:
-    """Whether all that a Concat joins has the same lengths but for its axis, which onnxruntime does not ask of nothing."""
+    """Whether what a Concat joins differs along its axis alone; onnxruntime does not ask that of empty tensors."""
     axis = next((one.i for one in concat.attribute if one.name == "axis"), 1)
     shapes = [list(known[name].shape) for name in concat.input if name in known]
     for shape in shapes:
@@ -265,9 +296,18 @@ def _add_noise(graph: GraphProto, renamed: dict[str, str], noise: _Noise, *, top
             if attribute.type == AttributeProto.GRAPH:
                 _add_noise(attribute.g, inner, noise, top=False)
         behind = []
-        if node.op_type == "Cast" and node.input[0] and any(one.name == "to" and one.i == TensorProto.BFLOAT16 for one in node.attribute):
+        if (
+            node.op_type == "Cast"
+            and node.input[0]
+            and any(one.name == "to" and one.i == TensorProto.BFLOAT16 for one in node.attribute)
+        ):
             # No noise can be made of these; their rounding is that of what becomes them.
-            made += _noise(node.input[0], f"{node.output[0]}~cast", types.get(node.input[0].rstrip("~"), 0), noise._replace(rounding=_BRAIN))
+            made += _noise(
+                node.input[0],
+                f"{node.output[0]}~cast",
+                types.get(node.input[0].rstrip("~"), 0),
+                noise._replace(rounding=_BRAIN),
+            )
             node.input[0] = f"{node.output[0]}~cast"
         for index, name in enumerate(node.output):
             if name and is_float(types.get(name, 0)):
@@ -290,11 +330,11 @@ def _noise(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]
     if wanted.opset < _NO_RANDOM_NUMBERS:
         return [helper.make_node("RandomUniformLike", [name], [noise], low=low, high=1.0), product]
     dtype = helper.tensor_dtype_to_np_dtype(elem)
-    parts = {"half": np.float32(0.5), "yes": np.True_, "one": dtype.type(1), "low": dtype.type(low)}
+    parts = {"half": np.float32(0.5), "yes": np.True_, "high": dtype.type((low + 1) / 2), "low": dtype.type(low)}
     stored = [
         helper.make_node("Constant", [], [f"{noise}~{part}"], value=onnx.numpy_helper.from_array(np.asarray(value)))
         for part, value in parts.items()
     ]
-    half, yes, one, less = (f"{noise}~{part}" for part in parts)
+    half, yes, high, less = (f"{noise}~{part}" for part in parts)
     mask = helper.make_node("Dropout", [name, half, yes], [f"{noise}~unused", f"{noise}~mask"])
-    return [*stored, mask, helper.make_node("Where", [f"{noise}~mask", one, less], [noise]), product]
+    return [*stored, mask, helper.make_node("Where", [f"{noise}~mask", high, less], [noise]), product]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fuzzing.builder import Builder, Refused, edges, filled
-from fuzzing.idioms import IDIOMS, Idiom
 from onnx import ModelProto
+
+from fuzzing.builder import Builder, RefusedError, edges, filled
+from fuzzing.idioms import IDIOMS, Idiom
 
 _OPSETS = (7, 8, 9, 10, 11, 12, 13, 13, 14, 15, 16, 17, 17, 18, 19, 20, 21, 22, 23, 23)
 _LENGTHS = (0, 1, 2, 5)
@@ -50,7 +51,7 @@ def made(seed: int) -> Case:
     """Return the case of a seed; idioms are taken in turn, so that each comes as often.
 
     Raises:
-        Refused: onnxruntime computes none of what was drawn.
+        RefusedError: onnxruntime computes none of what was drawn.
     """
     random = np.random.default_rng([seed, 20])
     first = first_of(seed)
@@ -65,7 +66,7 @@ def made(seed: int) -> Case:
         random.shuffle(wanted)
     rules: dict[str, None] = {}
     for one in wanted:
-        with suppress(Refused):
+        with suppress(RefusedError):
             one.write(builder)
             rules.update(dict.fromkeys(one.rules))
     model = builder.model()

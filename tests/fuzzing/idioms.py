@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fuzzing.builder import F16, F32, F64, I64, Builder, Refused, edges
 from onnx import TensorProto, helper, numpy_helper
+
+from fuzzing.builder import F16, F32, F64, I64, Builder, RefusedError, edges
 
 IDIOMS: dict[str, Idiom] = {}
 
@@ -46,7 +47,9 @@ def idiom(*rules: str, opsets: tuple[int, int] = (7, 24), dtypes: tuple[Any, ...
 
 def odd(b: Builder, *usual: float, share: float = 0.2) -> float:
     """Return one of the usual numbers, or now and then one at an edge."""
-    return float(b.pick(edges(b.pick(("huge", "tiny", "special", "grid")), b.dtype)) if b.chance(share) else b.pick(usual))
+    return float(
+        b.pick(edges(b.pick(("huge", "tiny", "special", "grid")), b.dtype)) if b.chance(share) else b.pick(usual)
+    )
 
 
 def weight(b: Builder, *shape: int) -> Any:
@@ -82,7 +85,11 @@ def binary(b: Builder, op: str, one: str, other: str) -> str:
 
 def channels(b: Builder, count: int, last: bool = False) -> str:
     """Store a number for each channel, or one for all."""
-    shape = b.pick([(count, 1, 1), (1, count, 1, 1), (1, 1, 1), (), (1,)]) if not last else b.pick([(count,), (1, count), ()])
+    shape = (
+        b.pick([(count, 1, 1), (1, count, 1, 1), (1, 1, 1), (), (1,)])
+        if not last
+        else b.pick([(count,), (1, count), ()])
+    )
     return b.constant(weight(b, *shape))
 
 
@@ -135,7 +142,7 @@ def gemm(b: Builder, data: str, out: int | None = None, **attributes: Any) -> st
 
 def product(b: Builder) -> str:
     """Add any product of a constant weight."""
-    kind = b.pick(["conv", "conv", "transpose", "matmul", "gemm"])
+    kind = b.word("conv conv transpose matmul gemm")
     if kind == "conv":
         return conv(b, b.find(4))
     if kind == "transpose":
@@ -223,7 +230,13 @@ def hard_swish_node(b: Builder) -> Any:
 def leaky(b: Builder) -> Any:
     x = b.find((2, 3, 4) if b.chance(0.8) else (1, 2))
     shape = b.shape(x)
-    slopes: list[tuple[int, ...]] = [(), (1,), (shape[1] if len(shape) > 1 else 1, *[1] * (len(shape) - 2)), shape[-1:], shape]
+    slopes: list[tuple[int, ...]] = [
+        (),
+        (1,),
+        (shape[1] if len(shape) > 1 else 1, *[1] * (len(shape) - 2)),
+        shape[-1:],
+        shape,
+    ]
     values = weight(b, *b.pick(slopes))
     values = b.pick([values, np.full_like(values, odd(b, 0.1, 0.25, 2.0, 0.0)), np.abs(values) + 1, -np.abs(values)])
     slope = b.constant(values.astype(b.dtype))
@@ -264,7 +277,7 @@ def silu(b: Builder) -> Any:
 def clamps(b: Builder) -> Any:
     x = b.find()
     for _ in range(int(b.pick([1, 2, 2, 3]))):
-        kind = b.pick(["Max", "Min", "Clip", "Relu"])
+        kind = b.word("Max Min Clip Relu")
         low, high = odd(b, 0.0, -1.0, 2.0, share=0.35), odd(b, 6.0, 1.0, 0.0, share=0.35)
         if kind == "Relu":
             x = b.op("Relu", x)
@@ -344,13 +357,11 @@ def affine_of_norm(b: Builder) -> Any:
 def batch_norms(b: Builder) -> Any:
     x = product(b) if b.chance(0.5) else b.find((3, 4))
     if b.rank(x) < 2:
-        raise Refused("it has no channels")
+        raise RefusedError("it has no channels")
     for _ in range(int(b.pick([1, 2, 3]))):
-        kind = b.pick(["norm", "norm", "Mul", "Add"])
-        if kind == "norm":
-            x = batch_norm(b, x)
-        else:
-            x = binary(b, kind, x, channels(b, b.shape(x)[1], last=b.rank(x) < 4))
+        kind = b.word("norm norm Mul Add")
+        factor = channels(b, b.shape(x)[1], last=b.rank(x) < 4)
+        x = batch_norm(b, x) if kind == "norm" else binary(b, kind, x, factor)
     return x
 
 
@@ -383,10 +394,16 @@ def into_next_product(b: Builder) -> Any:
 def channel_factors(b: Builder) -> Any:
     x = b.find(4)
     first = conv(b, x, pads=[0, 0, 0, 0], strides=[1, 1])
-    form = b.pick(["Concat", "Concat", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"])
+    form = b.word("Concat Concat AveragePool GlobalAveragePool GlobalMaxPool MaxPool")
     if form == "Concat":
         kernel = b.values[first].shape
-        other = b.op("Conv", x, b.constant(weight(b, 2, b.shape(x)[1], *(w - k + 1 for w, k in zip(b.shape(x)[2:], kernel[2:], strict=True)))))
+        other = b.op(
+            "Conv",
+            x,
+            b.constant(
+                weight(b, 2, b.shape(x)[1], *(w - k + 1 for w, k in zip(b.shape(x)[2:], kernel[2:], strict=True)))
+            ),
+        )
         made = b.op("Concat", first, other, axis=b.pick([1, 1, -3]))
     elif form.startswith("Global"):
         made = b.op(form, first)
@@ -420,7 +437,9 @@ def batched_weight(b: Builder) -> Any:
     return b.op("MatMul", x, b.constant(weight(b, *leading, b.shape(x)[-1], 3)))
 
 
-@idiom("ReplaceMatMulOfMatrices", "ReplaceMatMulBetweenReshapes", "ReplaceGemmBetweenReshapes", dtypes=(F32, F32, F16, F64))
+@idiom(
+    "ReplaceMatMulOfMatrices", "ReplaceMatMulBetweenReshapes", "ReplaceGemmBetweenReshapes", dtypes=(F32, F32, F16, F64)
+)
 def product_and_bias(b: Builder) -> Any:
     x = b.find((2, 3, 4))
     size, rows, out = b.shape(x)[-1], b.shape(x)[:-1], int(b.pick([1, 2, 3]))
@@ -489,10 +508,10 @@ def scale_behind_product(b: Builder) -> Any:
 
 @idiom("ReplaceEinsum", opsets=(12, 24), dtypes=(F32, F32, F64))
 def einsum(b: Builder) -> Any:
-    equation = b.pick(
-        ["ij,jk->ik", "bij,jk->bik", "bij,bjk->bik", "bhid,bhjd->bhij", "ij,kj->ik", "bij,kjl->bikl", "bi,i->b",
-         "ij,ij->ij", "bijd,djk->bijk", "ij,jk->ki", "ab,cb->ca", "i,j->ij", "bij,bij->b", "ij,jk"]
-    )  # fmt: skip
+    equation = b.word(
+        "ij,jk->ik bij,jk->bik bij,bjk->bik bhid,bhjd->bhij ij,kj->ik bij,kjl->bikl bi,i->b ij,ij->ij bijd,djk->bijk "
+        "ij,jk->ki ab,cb->ca i,j->ij bij,bij->b ij,jk"
+    )
     lengths = {letter: int(b.pick([1, 2, 3])) for letter in "abcdhijkl"}
     first, second = equation.split("->")[0].split(",")
     tensors = [b.input(*(lengths[letter] for letter in first)), b.input(*(lengths[letter] for letter in second))]
@@ -506,10 +525,18 @@ def einsum(b: Builder) -> Any:
 @idiom("FoldTransposeIntoWeight", dtypes=(F32, F32, F16))
 def flattened_image(b: Builder) -> Any:
     x = b.find((3, 4))
-    order = b.pick([[0, 2, 3, 1], [0, 3, 1, 2], [0, 1, 3, 2], [1, 0, 2, 3]]) if b.rank(x) == 4 else b.pick([[0, 2, 1], [1, 0, 2]])
+    order = (
+        b.pick([[0, 2, 3, 1], [0, 3, 1, 2], [0, 1, 3, 2], [1, 0, 2, 3]])
+        if b.rank(x) == 4
+        else b.pick([[0, 2, 1], [1, 0, 2]])
+    )
     turned = b.op("Transpose", x, perm=order)
     size = int(np.prod(b.shape(turned)[1:]))
-    flat = b.op("Flatten", turned, axis=1) if b.chance(0.5) else b.reshape(turned, b.pick([[-1, size], [0, -1], [0, size]]))
+    flat = (
+        b.op("Flatten", turned, axis=1)
+        if b.chance(0.5)
+        else b.reshape(turned, b.pick([[-1, size], [0, -1], [0, size]]))
+    )
     return gemm(b, flat) if b.chance(0.5) else matmul(b, flat)
 
 
@@ -523,7 +550,11 @@ def classifier(b: Builder) -> Any:
         if kind == "squeeze":
             flat = b.squeeze(pooled, b.pick([[2, 3], [-1, -2]]))
         else:
-            flat = b.op("Flatten", pooled, axis=1) if kind == "flatten" else b.reshape(pooled, b.pick([[0, -1], [-1, b.shape(pooled)[1]]]))
+            flat = (
+                b.op("Flatten", pooled, axis=1)
+                if kind == "flatten"
+                else b.reshape(pooled, b.pick([[0, -1], [-1, b.shape(pooled)[1]]]))
+            )
     made = gemm(b, flat)
     if b.chance(0.3):
         return b.unsqueeze(flat, [2, 3]) if b.chance(0.5) else b.reshape(flat, [0, b.shape(flat)[1], 1, 1])
@@ -531,7 +562,7 @@ def classifier(b: Builder) -> Any:
 
 
 def global_pool(b: Builder, x: str) -> str:
-    kind = b.pick(["mean", "mean", "window", "pool", "other"])
+    kind = b.word("mean mean window pool other")
     if kind == "mean":
         return b.reduce("ReduceMean", x, b.pick([[2, 3], [-1, -2], [3]]), keepdims=int(b.chance(0.5)))
     if kind == "window":
@@ -564,7 +595,7 @@ def upscaling(b: Builder) -> Any:
     kernel = b.constant(weight(b, b.shape(x)[1], int(b.pick([1, 2, 16])), size, size))
     bias = [b.constant(weight(b, b.value(kernel).shape[1]))] if b.chance(0.5) else []
     made = b.op("ConvTranspose", x, kernel, *bias, strides=[size, size], kernel_shape=b.pick([None, [size, size]]))
-    return b.op(b.pick(["Relu", "Sigmoid", "Tanh", "LeakyRelu"]), made) if b.chance(0.6) else made
+    return b.op(b.word("Relu Sigmoid Tanh LeakyRelu"), made) if b.chance(0.6) else made
 
 
 @idiom("FoldPads", dtypes=(F32, F32, F16))
@@ -579,7 +610,7 @@ def padded(b: Builder) -> Any:
     if value and abs(value) > 3.4028234e38:
         value = -math.inf
     x = b.pad(x, pads, value, b.pick(["constant"] * 6 + ["edge", "reflect"]))
-    form = b.pick(["conv", "conv", "transpose", "AveragePool", "MaxPool", "none"])
+    form = b.word("conv conv transpose AveragePool MaxPool none")
     if form == "conv":
         return conv(b, x, auto_pad=b.pick([None, None, "VALID", "SAME_UPPER"]))
     if form == "transpose":
@@ -587,15 +618,17 @@ def padded(b: Builder) -> Any:
     if form == "none":
         return x
     counts = {"count_include_pad": b.pick([None, 1])} if form == "AveragePool" else {}
-    return b.op(form, x, kernel_shape=[3, 3], pads=b.pick([None, [1, 1, 1, 1]]), strides=b.pick([None, [2, 2]]), **counts)
+    return b.op(
+        form, x, kernel_shape=[3, 3], pads=b.pick([None, [1, 1, 1, 1]]), strides=b.pick([None, [2, 2]]), **counts
+    )
 
 
 @idiom("ResolveAutomaticPadding", dtypes=(F32, F32, F16))
 def automatic_padding(b: Builder) -> Any:
     x = b.find(4)
-    mode = b.pick(["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
+    mode = b.word("SAME_UPPER SAME_LOWER VALID NOTSET")
     strides = b.pick([None, [2, 2], [1, 2]])
-    form = b.pick(["conv", "conv", "transpose", "MaxPool", "AveragePool"])
+    form = b.word("conv conv transpose MaxPool AveragePool")
     if form == "conv":
         return conv(b, x, auto_pad=mode, strides=strides)
     if form == "transpose":
@@ -618,10 +651,10 @@ def scalars(b: Builder) -> Any:
 @idiom("UseAddAndMul", dtypes=(F32, F32, F16, F64))
 def quotients(b: Builder) -> Any:
     x = b.find()
-    form = b.pick(["Div", "Div", "Div", "Sub", "Sum", "Mean"])
+    form = b.word("Div Div Div Sub Sum Mean")
     if form in ("Sum", "Mean"):
         others = [b.pick([x, b.constant(operand(b, x))]) for _ in range(int(b.pick([0, 1, 2])))]
-        return b.op(b.pick(["Sum", "Mean", "Max", "Min"]), x, *others)
+        return b.op(b.word("Sum Mean Max Min"), x, *others)
     values = operand(b, x) if b.chance(0.3) else np.full((), odd(b, 41.0, 3.0, 255.0, 2.0, 0.1)).astype(b.dtype)
     made = b.op(form, x, b.constant(values))
     return decision(b, made) if b.chance(0.6) else made
@@ -630,7 +663,7 @@ def quotients(b: Builder) -> Any:
 def decision(b: Builder, x: str) -> str:
     """Add operators to which the last bit of a number may matter, behind some that keep it."""
     for _ in range(int(b.pick([0, 0, 1, 2]))):
-        kind = b.pick(["Relu", "Reshape", "Neg", "Transpose", "MaxPool", "Identity", "Max", "Concat", "Mul2"])
+        kind = b.word("Relu Reshape Neg Transpose MaxPool Identity Max Concat Mul2")
         if kind == "Reshape":
             x = b.reshape(x, [-1])
         elif kind == "MaxPool":
@@ -641,7 +674,7 @@ def decision(b: Builder, x: str) -> str:
             x = b.op("Concat", x, x, axis=0) if b.rank(x) else x
         else:
             x = b.op("Mul", x, b.scalar(2.0, x)) if kind == "Mul2" else b.op(kind, x)
-    kind = b.pick(["Floor", "Ceil", "Cast", "Equal", "Less", "ArgMax", "Round", "Bool", "NonZero", "Sign"])
+    kind = b.word("Floor Ceil Cast Equal Less ArgMax Round Bool NonZero Sign")
     if kind == "Cast":
         return b.op("Cast", x, to=b.pick([TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL]))
     if kind == "Bool":
@@ -703,12 +736,12 @@ def inverse(order: list[int]) -> list[int]:
 
 @idiom("SinkTransposes", "MergeTransposes", dtypes=(F32, F32, F16, F64))
 def layouts(b: Builder) -> Any:
-    x = b.find((2, 3, 4))
+    x = b.find((2, 3, 4)) if b.chance(0.6) else b.input(*b.pick([(1, 3, 3), (2, 2, 2, 2), (1, 3, 3, 3), (3, 3)]))
     order = _permutation(b, b.rank(x))
     region = [b.op("Transpose", x, perm=order)]
     for _ in range(int(b.pick([1, 2, 3, 4]))):
         region.append(_layout_free(b, region, x))
-    back = region[-1]
+    back = binary(b, "Add", region[-1], x) if b.shape(region[-1]) == b.shape(x) and b.chance(0.3) else region[-1]
     if b.rank(back) == len(order) and b.chance(0.85):
         back = b.op("Transpose", back, perm=inverse(order) if b.chance(0.8) else _permutation(b, len(order)))
     return conv(b, back, auto_pad="SAME_UPPER") if b.rank(back) == 4 and b.chance(0.3) else back
@@ -716,10 +749,10 @@ def layouts(b: Builder) -> Any:
 
 def _layout_free(b: Builder, region: list[str], outside: str) -> str:
     x = region[-1]
-    kind = b.pick(["unary", "unary", "binary", "self", "outside", "Concat", "Split", "Pad", "Slice", "reduce", "again", "PRelu", "Softmax", "Clip"])
+    kind = b.word("unary unary binary self outside Concat Split Pad Slice reduce again PRelu Softmax Clip")
     rank = b.rank(x)
     if kind == "binary":
-        return binary(b, b.pick(["Add", "Mul", "Sub", "Div"]), x, b.constant(operand(b, x)))
+        return binary(b, b.word("Add Mul Sub Div"), x, b.constant(operand(b, x)))
     if kind == "self":
         return b.op(b.pick(["Add", "Mul", "Max"]), x, b.pick(region))
     if kind == "outside":
@@ -745,7 +778,7 @@ def _layout_free(b: Builder, region: list[str], outside: str) -> str:
         return b.op("Softmax", x, axis=axis if b.opset >= 13 else axis % rank)
     if kind == "Clip":
         return b.clip(x, 0.0, 1.0)
-    return b.op(b.pick(["Relu", "Sigmoid", "Neg", "Tanh", "Exp", "Abs", "Sqrt"]), x)
+    return b.op(b.word("Relu Sigmoid Neg Tanh Exp Abs Sqrt"), x)
 
 
 @idiom("MergeTransposes", "MergeEqual")
@@ -766,12 +799,18 @@ def reshapes(b: Builder) -> Any:
 
 def _reshaped(b: Builder, x: str) -> str:
     shape, rank = list(b.shape(x)), b.rank(x)
-    kind = b.pick(["Reshape", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Unsqueeze"])
+    kind = b.word("Reshape Reshape Flatten Squeeze Unsqueeze Unsqueeze")
     if kind == "Flatten":
         return b.op("Flatten", x, axis=int(b.random.integers(rank + 1)))
     if kind == "Unsqueeze":
         count = int(b.pick([1, 1, 2]))
-        return b.unsqueeze(x, [int(axis) for axis in b.random.choice(rank + count, count, replace=False) - (rank + count if b.chance(0.2) else 0)])
+        return b.unsqueeze(
+            x,
+            [
+                int(axis)
+                for axis in b.random.choice(rank + count, count, replace=False) - (rank + count if b.chance(0.2) else 0)
+            ],
+        )
     if kind == "Squeeze" and 1 in shape:
         return b.squeeze(x, None if b.chance(0.2) else [shape.index(1)])
     options = [[-1], [0, -1], [-1, *shape[1:]], shape[::-1], [*shape, 1], [0] * rank, [int(np.prod(shape))], [1, -1]]
@@ -794,7 +833,9 @@ def slices(b: Builder) -> Any:
     for _ in range(int(b.pick([1, 2, 2]))):
         axis = int(b.random.integers(b.rank(x)))
         axis -= b.rank(x) if b.chance(0.3) else 0
-        start, end = b.pick([(0, 2**31 - 1), (0, 2**63 - 1), (1, 3), (0, -1), (0, b.shape(x)[axis]), (-2, 9), (0, 1), (-9, 9)])
+        start, end = b.pick(
+            [(0, 2**31 - 1), (0, 2**63 - 1), (1, 3), (0, -1), (0, b.shape(x)[axis]), (-2, 9), (0, 1), (-9, 9)]
+        )
         x = b.slice(x, [start], [end], [axis], b.pick([None, None, [1], [2], [-1]]))
     return x
 
@@ -837,7 +878,7 @@ def expands(b: Builder) -> Any:
         made = b.op("Expand", x, b.op("Shape", other))
     else:
         made = b.op("Expand", x, b.numbers(*target))
-    form = b.pick(["none", "binary", "binary", "PRelu", "Where", "compare"])
+    form = b.word("none binary binary PRelu Where compare")
     if form == "none":
         return made
     full = b.shape(made)
@@ -850,7 +891,7 @@ def expands(b: Builder) -> Any:
         return b.op("Where", b.op("Cast", operand_, to=TensorProto.BOOL), *either(b, made, operand_))
     if form == "compare" and b.opset >= 9:
         return b.op(b.pick(["Less", "Greater"]), *either(b, made, operand_))
-    return b.op(b.pick(["Add", "Sub", "Mul", "Div", "Pow"]), *either(b, made, operand_))
+    return b.op(b.word("Add Sub Mul Div Pow"), *either(b, made, operand_))
 
 
 @idiom("DropWheres", opsets=(9, 24))
@@ -884,7 +925,11 @@ def no_ops(b: Builder) -> Any:
             x = b.op("Dropout", x, ratio=0.3)
         else:
             ratio = b.constant(np.asarray(0.3, F32))
-            x = b.op("Dropout", x, *([ratio, b.constant(np.asarray(False))] if b.chance(0.5) else [ratio] if b.chance(0.5) else []))
+            x = b.op(
+                "Dropout",
+                x,
+                *([ratio, b.constant(np.asarray(False))] if b.chance(0.5) else [ratio] if b.chance(0.5) else []),
+            )
     if b.chance(0.3):
         b.returned.append(x)
     return b.op("Neg", x) if b.chance(0.5) else x
@@ -920,7 +965,9 @@ def wide_constants(b: Builder) -> Any:
 @idiom("StripMetadata", "NameNodes", "DropDefaults")
 def exporters_notes(b: Builder) -> Any:
     x = b.find(4, dtype=F32)
-    made = b.op("Conv", x, b.constant(b.normal(2, b.shape(x)[1], 1, 1, dtype=F32)), group=1, dilations=[1, 1], strides=[1, 1])
+    made = b.op(
+        "Conv", x, b.constant(b.normal(2, b.shape(x)[1], 1, 1, dtype=F32)), group=1, dilations=[1, 1], strides=[1, 1]
+    )
     b.nodes[-1].doc_string = "File model.py, line 7, in forward"
     b.op("LeakyRelu", made, alpha=b.pick([0.01, 0.2]))
     b.nodes[-1].name = b.pick(["", "leaky"])
@@ -943,15 +990,17 @@ def computed_constants(b: Builder) -> Any:
     shape = b.pick([(), (1,), (3,), (2, 3)])
     made = b.constant(weight(b, *shape))
     for _ in range(int(b.pick([1, 2, 3]))):
-        form = b.pick(["unary", "binary", "Reshape", "Cast", "Concat", "Transpose"])
+        form = b.word("unary binary Reshape Cast Concat Transpose")
         if form == "unary":
-            made = b.op(b.pick(["Neg", "Abs", "Exp", "Floor", "Relu", "Reciprocal"]), made)
+            made = b.op(b.word("Neg Abs Exp Floor Relu Reciprocal"), made)
         elif form == "binary":
-            made = b.op(b.pick(["Add", "Mul", "Div", "Sub", "Max"]), made, b.constant(weight(b)))
+            made = b.op(b.word("Add Mul Div Sub Max"), made, b.constant(weight(b)))
         elif form == "Reshape":
             made = b.reshape(made, [-1])
         elif form == "Cast":
-            made = b.op("Cast", b.op("Cast", made, to=TensorProto.INT64), to=helper.np_dtype_to_tensor_dtype(np.dtype(b.dtype)))
+            made = b.op(
+                "Cast", b.op("Cast", made, to=TensorProto.INT64), to=helper.np_dtype_to_tensor_dtype(np.dtype(b.dtype))
+            )
         elif b.rank(made):
             made = b.op("Concat", made, made, axis=0) if form == "Concat" else b.op("Transpose", made)
     if b.chance(0.4):
@@ -975,9 +1024,13 @@ def _lengths(b: Builder, x: str, axes: Any) -> list[str]:
 
 @idiom("FoldShapes", "FoldConstants", dtypes=(F32, F32, F16))
 def shape_arithmetic(b: Builder) -> Any:
-    x = b.input(*[int(b.pick([1, 2, 3, 4])) for _ in range(int(b.pick([2, 3])))], fixed=0.3) if b.chance(0.7) else b.find((2, 3))
+    x = (
+        b.input(*[int(b.pick([1, 2, 3, 4])) for _ in range(int(b.pick([2, 3])))], fixed=0.3)
+        if b.chance(0.7)
+        else b.find((2, 3))
+    )
     shape, rank = b.shape(x), b.rank(x)
-    form = b.pick(["reshape", "flatten", "expand", "slice", "range", "zeros", "product", "other", "boxes"])
+    form = b.word("reshape flatten expand slice range zeros product other boxes")
     if form == "reshape":
         order = [int(axis) for axis in b.random.permutation(rank)]
         return b.reshape(x, b.op("Concat", *_lengths(b, x, order), axis=0))
@@ -1023,24 +1076,34 @@ def _cell(b: Builder, kind: str, **attributes: Any) -> Any:
     length, batch, size = int(b.pick([1, 3])), int(b.pick([1, 2])), int(b.pick([2, 4]))
     x = b.input(length, batch, size)
     directions = int(b.pick([1, 1, 2]))
-    inputs: list[str | None] = [x, b.constant(b.normal(directions, gates * hidden, size)), b.constant(b.normal(directions, gates * hidden, hidden))]
+    inputs: list[str | None] = [
+        x,
+        b.constant(b.normal(directions, gates * hidden, size)),
+        b.constant(b.normal(directions, gates * hidden, hidden)),
+    ]
     inputs.append(b.constant(b.normal(directions, 2 * gates * hidden)) if b.chance(0.5) else None)
     inputs.append(None)
     states = []
     for _ in range(2 if kind == "LSTM" else 1):
-        form = b.pick(["none", "zeros", "zeros", "filled", "computed"])
+        form = b.word("none zeros zeros filled computed")
         shape = (directions, batch, hidden)
         if form == "computed" and b.opset >= 9:
             filling = numpy_helper.from_array(np.array([b.pick([0.0, 0.0, 1.0, -0.0])]).astype(b.dtype))
             target = b.op("Concat", b.numbers(directions), *_lengths(b, x, [1]), b.numbers(hidden), axis=0)
             states.append(b.op("ConstantOfShape", target, value=filling))
         else:
-            states.append(None if form == "none" else b.constant(np.zeros(shape, b.dtype) if form == "zeros" else b.normal(*shape)))
+            states.append(
+                None
+                if form == "none"
+                else b.constant(np.zeros(shape, b.dtype) if form == "zeros" else b.normal(*shape))
+            )
     inputs += states
     while inputs[-1] is None:
         inputs.pop()
     direction = "bidirectional" if directions == 2 else b.pick([None, "forward", "reverse"])
-    outputs = b.ops(kind, *inputs, outputs=3 if kind == "LSTM" else 2, hidden_size=hidden, direction=direction, **attributes)
+    outputs = b.ops(
+        kind, *inputs, outputs=3 if kind == "LSTM" else 2, hidden_size=hidden, direction=direction, **attributes
+    )
     return b.squeeze(outputs[0], [1]) if directions == 1 else b.op("Transpose", outputs[0], perm=[0, 2, 1, 3])
 
 
@@ -1060,15 +1123,17 @@ def gated(b: Builder) -> Any:
 def _few(b: Builder, x: str) -> str:
     """Add a few operators of which most rules are made."""
     for _ in range(int(b.pick([1, 2, 3]))):
-        form = b.pick(["unary", "binary", "clamp", "idiom", "capture", "Identity"])
+        form = b.word("unary binary clamp idiom capture Identity")
         if form == "unary":
-            x = b.op(b.pick(["Relu", "Sigmoid", "Neg", "Tanh"]), x)
+            x = b.op(b.word("Relu Sigmoid Neg Tanh"), x)
         elif form == "binary":
-            x = b.op(b.pick(["Add", "Mul", "Sub", "Div"]), x, b.constant(operand(b, x) if b.chance(0.5) else b.normal()))
+            x = b.op(b.word("Add Mul Sub Div"), x, b.constant(operand(b, x) if b.chance(0.5) else b.normal()))
         elif form == "clamp":
             x = b.clip(x, b.pick([None, 0.0]), 6.0)
         elif form == "capture":
-            alike = [name for name in b.sources() if b.shape(name) in (b.shape(x), ()) and b.value(name).dtype == b.dtype]
+            alike = [
+                name for name in b.sources() if b.shape(name) in (b.shape(x), ()) and b.value(name).dtype == b.dtype
+            ]
             x = b.op(b.pick(["Add", "Mul"]), x, b.pick([x, *alike]))
         elif form == "Identity":
             x = b.op("Identity", x)
@@ -1079,9 +1144,9 @@ def _few(b: Builder, x: str) -> str:
 
 def _constant_in_body(b: Builder) -> str:
     """Add what is computed in a body from its own constants and those around it."""
-    around = b.find(kinds="f")
+    around = b.pick([name for name in b.sources() if b.value(name).dtype == b.dtype] or [b.find()])
     own = b.constant(b.normal(*b.shape(around)))
-    form = b.pick(["Clip", "Add", "Mul", "Max"])
+    form = b.word("Clip Add Mul Max")
     if form == "Clip" and b.opset >= 11 and b.rank(around) == 0:
         return b.op("Clip", b.constant(b.normal(2)), around)
     return b.op("Mul" if form == "Clip" else form, own, around)
@@ -1090,12 +1155,16 @@ def _constant_in_body(b: Builder) -> str:
 @idiom("InlineIfs", "FoldConstants", "LiftConstants", "NameTensors", "FixInitializers")
 def branches(b: Builder) -> Any:
     x = b.find()
-    if b.chance(0.3):
+    if b.chance(0.5):
         total = b.op("Add", b.constant(b.normal()), b.constant(b.normal()))
         if b.chance(0.7):
             b.returned.append(total)
-        x = total if b.chance(0.3) else x
-    truth = b.constant(np.asarray(b.chance(0.5))) if b.chance(0.5) else b.input(dtype=np.bool_, values=np.asarray(b.chance(0.5)))
+        x = total if b.chance(0.5) else x
+    truth = (
+        b.constant(np.asarray(b.chance(0.5)))
+        if b.chance(0.5)
+        else b.input(dtype=np.bool_, values=np.asarray(b.chance(0.5)))
+    )
     bodies = []
     for _ in range(2):
         body = b.body()
@@ -1113,7 +1182,7 @@ def loops(b: Builder) -> Any:
     states = [body.formal(b.value(start)) for start in starts]
     following, scanned = [], []
     for state in states:
-        form = b.pick(["same", "same", "identity", "changed"])
+        form = b.word("same same identity changed")
         if form == "changed":
             made = _few_keeping(body, state, states)
         else:
@@ -1153,7 +1222,9 @@ def scans(b: Builder) -> Any:
     body = b.body()
     states = [body.formal(b.value(start)) for start in starts]
     row = body.formal(b.value(sequence)[0])
-    following = [body.op("Identity", state) if b.chance(0.5) else _few_keeping(body, state, [*states, row]) for state in states]
+    following = [
+        body.op("Identity", state) if b.chance(0.5) else _few_keeping(body, state, [*states, row]) for state in states
+    ]
     made = body.op(b.pick(["Add", "Mul"]), row, b.pick(states))
     graph = body.graph([*following, made])
     outputs = b.ops("Scan", *starts, sequence, outputs=len(starts) + 1, body=graph, num_scan_inputs=1)
@@ -1190,10 +1261,14 @@ def contrib(b: Builder) -> Any:
 @idiom("UpgradeOpset", opsets=(7, 17), dtypes=(F32, F32, F16))
 def old_operators(b: Builder) -> Any:
     x = b.find((2, 3, 4))
-    form = b.pick(["Pad", "Softmax", "TopK", "Upsample", "Reduce", "Hardmax", "Clip", "Dropout", "Squeeze", "BN"])
+    form = b.word("Pad Softmax TopK Upsample Reduce Hardmax Clip Dropout Squeeze BN")
     if form == "Pad":
         pads = [int(b.pick([0, 1])) for _ in range(2 * b.rank(x))]
-        return b.op("Pad", x, pads=pads, mode=b.pick(["edge", "constant"]), value=0.0) if b.opset < 11 else b.pad(x, pads, mode="edge")
+        return (
+            b.op("Pad", x, pads=pads, mode=b.pick(["edge", "constant"]), value=0.0)
+            if b.opset < 11
+            else b.pad(x, pads, mode="edge")
+        )
     if form in ("Softmax", "Hardmax"):
         return b.op(form, x, axis=int(b.random.integers(b.rank(x))))
     if form == "TopK":
@@ -1204,7 +1279,13 @@ def old_operators(b: Builder) -> Any:
         return batch_norm(b, x)
     if form == "Clip":
         return b.clip(x, -1.0, 1.0)
-    return b.reduce(b.pick(["ReduceMax", "ReduceSum", "ReduceL2", "ReduceProd"]), x, [0])
+    return b.reduce(b.word("ReduceMax ReduceSum ReduceL2 ReduceProd"), x, [0])
+
+
+_UNARY = (
+    "Abs Ceil Cos Elu Erf Exp Floor HardSigmoid Log Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign "
+    "Sqrt Tan Tanh"
+)
 
 
 @idiom()
@@ -1212,15 +1293,21 @@ def plain(b: Builder) -> Any:
     """Add any operators, for rules to meet what they are not made for."""
     for _ in range(int(b.pick([1, 2, 4]))):
         x = b.find()
-        form = b.pick(["unary", "binary", "compare", "reduce", "topk", "gather", "nonzero", "argmax", "where", "pool", "product", "cumsum", "tile", "onehot", "resize"])
+        form = b.word(
+            "unary binary compare reduce topk gather nonzero argmax where pool product cumsum tile onehot resize"
+        )
         if form == "unary":
-            b.op(b.pick(["Abs", "Ceil", "Cos", "Elu", "Exp", "Floor", "HardSigmoid", "Log", "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Erf", "Sign", "Round"]), x)
+            b.op(b.word(_UNARY), x)
         elif form == "binary":
-            b.op(b.pick(["Add", "Div", "Mul", "Pow", "Sub", "Max", "Min"]), *either(b, x, b.constant(operand(b, x))))
+            b.op(b.word("Add Div Mul Pow Sub Max Min"), *either(b, x, b.constant(operand(b, x))))
         elif form == "compare":
             b.op(b.pick(["Greater", "Less"]), x, b.constant(operand(b, x)))
         elif form == "reduce":
-            b.reduce(b.pick(["ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd", "ReduceL1"]), x, [0] if b.rank(x) else None)
+            b.reduce(
+                b.word("ReduceMean ReduceMax ReduceMin ReduceSum ReduceProd ReduceL1"),
+                x,
+                [0] if b.rank(x) else None,
+            )
         elif form == "topk" and b.rank(x):
             b.ops("TopK", x, b.numbers(1), outputs=2) if b.opset > 9 else None
         elif form == "gather" and b.rank(x):

@@ -12,20 +12,32 @@ from unittest import mock
 
 import numpy as np
 import onnx
-from fuzzing.builder import F32, I64, Builder, Refused
-from fuzzing.comparing import with_noise
-from fuzzing.idioms import conv, gemm, matmul
-from fuzzing.runtime import Feed, opened, run
 from onnx import ModelProto, TensorProto
 
 import onnxq
+from fuzzing.builder import F32, I64, Builder, RefusedError
+from fuzzing.comparing import with_noise
+from fuzzing.idioms import conv, gemm, matmul
+from fuzzing.runtime import Feed, opened, run
 from onnxq.graph import Applied, Pipeline
 from onnxq.presets import PRESETS
 
 WRITERS: dict[str, Callable[[Builder], Any]] = {}
 _LOUDER = 20.0
 _LEAST_DB = 12.0
-_ORDINARY = ("Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Softmax")
+_ORDINARY = (
+    "Add",
+    "AveragePool",
+    "Clip",
+    "Concat",
+    "GlobalAveragePool",
+    "LeakyRelu",
+    "MaxPool",
+    "Mul",
+    "Relu",
+    "Sigmoid",
+    "Softmax",
+)
 
 
 def writer(write: Callable[[Builder], Any]) -> Callable[[Builder], Any]:
@@ -63,7 +75,9 @@ def moved_codes(b: Builder) -> Any:
     x = b.find((2, 3))
     q, scale, zero = quantized(b, x)
     for _ in range(int(b.pick([1, 2]))):
-        form = b.pick(["Reshape", "Shape", "Transpose", "Gather", "Slice", "Concat", "Unsqueeze", "Split", "Identity", "MaxPool", "Relu", "Expand", "Pad", "Where"])
+        form = b.word(
+            "Reshape Shape Transpose Gather Slice Concat Unsqueeze Split Identity MaxPool Relu Expand Pad Where"
+        )
         rank = b.rank(q)
         if form == "Reshape":
             q = b.reshape(q, b.op("Concat", b.numbers(-1), b.numbers(b.shape(q)[-1]), axis=0))
@@ -123,7 +137,7 @@ def table(b: Builder) -> Any:
         rows = b.op("Gather", b.op("DequantizeLinear", weight, scale, zero), indices, axis=0)
     else:
         rows = b.op("DequantizeLinear", b.op("Gather", weight, indices, axis=0), scale, zero)
-    form = b.pick(["none", "Reshape", "Transpose", "pair", "MatMul"])
+    form = b.word("none Reshape Transpose pair MatMul")
     if form == "Reshape":
         return b.reshape(rows, [0, -1])
     if form == "Transpose":
@@ -164,7 +178,9 @@ def quantized_operators(b: Builder) -> Any:
     real = (b.value(weight).astype(F32) - b.value(middle).astype(F32)) * b.value(small)
     product = np.einsum("ncij,oc->noij", b.value(x), real[:, :, 0, 0]) if b.rank(x) == 4 else b.value(x) @ real
     result, point = scale_of(b, product, dtype)
-    made = b.op("QLinearConv" if b.rank(x) == 4 else "QLinearMatMul", q, scale, zero, weight, small, middle, result, point)
+    made = b.op(
+        "QLinearConv" if b.rank(x) == 4 else "QLinearMatMul", q, scale, zero, weight, small, middle, result, point
+    )
     if b.chance(0.3):
         result = b.constant(b.value(result) * 2)
     return b.op("DequantizeLinear", made, result, point)
@@ -175,9 +191,14 @@ def contrib_operators(b: Builder) -> Any:
     """Compute with quantized values in operators of onnxruntime."""
     x = b.find((2, 3))
     q, scale, zero = quantized(b, x, np.uint8)
-    form = b.pick(["QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu"])
+    form = b.word("QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu")
     value = b.value(x)
-    outcome = {"QLinearAdd": value + value, "QLinearMul": value * value, "QLinearSigmoid": np.ones(1), "QLinearLeakyRelu": value}[form]
+    outcome = {
+        "QLinearAdd": value + value,
+        "QLinearMul": value * value,
+        "QLinearSigmoid": np.ones(1),
+        "QLinearLeakyRelu": value,
+    }[form]
     result, point = scale_of(b, outcome, np.uint8)
     operands = [q, scale, zero] * (2 if form in ("QLinearAdd", "QLinearMul") else 1)
     attributes = {"alpha": 0.1} if form == "QLinearLeakyRelu" else {}
@@ -198,14 +219,14 @@ def handmade(seed: int) -> tuple[ModelProto, Feed]:
     """Return a quantized model, and what it is fed.
 
     Raises:
-        Refused: onnxruntime computes none of it.
+        RefusedError: onnxruntime computes none of it.
     """
     random = np.random.default_rng([seed, 30])
     b = Builder(random, int(random.choice([11, 13, 13, 17, 19, 21])), F32)
     b.calm = True
     names = sorted(WRITERS)
     for name in (names[seed % len(names)], *(random.choice(names, 1) if random.random() < 0.5 else ())):
-        with suppress(Refused):
+        with suppress(RefusedError):
             WRITERS[name](b)
     model = b.model()
     return model, {name: b.values[name] for name in b.inputs}
@@ -221,7 +242,7 @@ def network(seed: int) -> tuple[ModelProto, list[Feed]]:
     b.calm, image = True, random.random() < 0.5
     x = b.input(1, 16, 6, 6, fixed=1.0) if image else b.input(4, 64, fixed=1.0)
     for _ in range(int(random.integers(1, 4))):
-        with suppress(Refused):
+        with suppress(RefusedError):
             x = conv(b, x, 32) if b.rank(x) == 4 else b.pick([gemm, matmul])(b, x, 64)
             kind = b.pick(_ORDINARY)
             if kind in ("MaxPool", "AveragePool"):
@@ -241,7 +262,13 @@ def network(seed: int) -> tuple[ModelProto, list[Feed]]:
 
 def by_onnxruntime(model: ModelProto, feeds: list[Feed], seed: int) -> ModelProto:
     """Return what onnxruntime's quantizers make of a model."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -315,5 +342,3 @@ def worse(model: ModelProto, other: ModelProto, feed: Feed, noise: float) -> str
         if lost > 10 ** (-_LEAST_DB / 20) and lost > _LOUDER * np.linalg.norm(expected.astype(np.float64)) / size:
             return f"output {index} differs by {lost:.3g} of its size"
     return ""
-
-

@@ -39,10 +39,11 @@ _STATIC = Scheme(rules=(Rule(Mode.STATIC),))
 
 @dataclass
 class Rewritten:
-    """A rewritten model, and how often each pass and rule changed something."""
+    """A rewritten model, how often each pass and rule changed something, and what those said that failed."""
 
     model: ModelProto
     fired: Counter[str]
+    failed: tuple[tuple[str, str], ...] = ()
 
 
 Rewrite = Callable[[ModelProto, frozenset[str]], Rewritten]
@@ -53,7 +54,10 @@ def canonical(model: ModelProto, without: frozenset[str] = frozenset()) -> Rewri
     """Return what `onnxq optimize` writes before it compares."""
     graph = as_graph(model)
     declared = {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None}
-    applied = (*prepare_in_place(graph, without=without), *Pipeline((StoreOnce(smallest=16), RemoveUnused())).apply(graph))
+    applied = (
+        *prepare_in_place(graph, without=without),
+        *Pipeline((StoreOnce(smallest=16), RemoveUnused())).apply(graph),
+    )
     return _written(graph, applied, declared)
 
 
@@ -98,8 +102,10 @@ SINGLE = tuple(name for name in passes_by_name() if name in PASSES and name not 
 
 
 def _written(graph: Graph, applied: Iterable[Applied], declared: set[str]) -> Rewritten:
+    applied = tuple(applied)
     forget_types(graph, declared | types_to_declare(graph))
-    return Rewritten(to_model(graph), counted(applied))
+    failed = tuple(pair for one in applied for pair in getattr(one.changes, "failed", ()))
+    return Rewritten(to_model(graph), counted(applied), failed)
 
 
 def counted(applied: Iterable[Applied]) -> Counter[str]:
@@ -115,11 +121,10 @@ def counted(applied: Iterable[Applied]) -> Counter[str]:
 
 def named_in(error: BaseException) -> str:
     """Return the pass or rule in which something was raised."""
-    if found := re.search(r"(?:rule|pass) (\w+)", str(error)):
+    if found := re.search(r"\brule (\w+)", str(error)) or re.search(r"\bpass (\w+)", str(error)):
         return found[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "/passes/" in frame.filename:
             return frame.filename.rsplit("/", 1)[1].removesuffix(".py")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename.rsplit('/', 1)[1]}:{last.name}"
-

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.printer
-from fuzzing.builder import Refused
+
+from fuzzing.builder import RefusedError
 from fuzzing.checking import Example, Fault, Outcome, check, check_quantized, check_quantizers, examine, rewrites
 from fuzzing.comparing import Original
 from fuzzing.generator import Case, kind_of, made
@@ -129,7 +130,7 @@ def _work(connection: Connection) -> None:
                 if seen[fault.rule, fault.kind] <= _SHRUNK_OF_A_KIND:
                     outcome.examples.append(shrink(made(seed), fault))
             connection.send(("done", seed, outcome))
-        except Refused:
+        except RefusedError:
             connection.send(("done", seed, None))
         # A fault of the fuzzer itself.
         except Exception:  # noqa: BLE001

@@ -55,7 +55,9 @@ def elem_type(dtype: Any) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def evaluated(nodes: Sequence[NodeProto], inputs: Feed, outputs: Sequence[str], opset: int, extra: Any = ()) -> list[Any]:
+def evaluated(
+    nodes: Sequence[NodeProto], inputs: Feed, outputs: Sequence[str], opset: int, extra: Any = ()
+) -> list[Any]:
     """Run a few nodes on their own; onnxruntime says what is wrong with them.
 
     Args:

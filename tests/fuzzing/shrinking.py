@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from fuzzing.builder import captured
-from fuzzing.runtime import Feed, opened, run, value_info
 from onnx import ModelProto, ValueInfoProto
+
+from fuzzing.parts import pruned
+from fuzzing.runtime import Feed, opened, run, value_info
 
 _MOST_SECONDS = 20.0
 
@@ -28,7 +29,9 @@ def shrunk(model: ModelProto, feed: Feed, shows: Callable[[ModelProto, Feed], bo
     best, until = (model, dict(feed)), time.monotonic() + _MOST_SECONDS
     tried: set[bytes] = set()
     while time.monotonic() < until:
-        smaller = (one for one in _smaller(*best) if (key := one[0].SerializeToString()) not in tried and not tried.add(key))
+        smaller = (
+            one for one in _smaller(*best) if (key := one[0].SerializeToString()) not in tried and not tried.add(key)
+        )
         found = next((one for one in smaller if shows(*one) or time.monotonic() > until), None)
         if found is None or time.monotonic() > until:
             break
@@ -85,29 +88,13 @@ def _values(model: ModelProto, feed: Feed) -> dict[str, Any]:
     # Some types do not come out; then no node is replaced.
     except Exception:  # noqa: BLE001
         found = {}
-    values = {name: value for name, value in found.items() if isinstance(value, np.ndarray) and value.dtype.kind in "fiub"}
+    values = {
+        name: value for name, value in found.items() if isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+    }
     return {**feed, **values}
 
 
 def _pruned(model: ModelProto, feed: Feed) -> tuple[ModelProto, dict[str, Any]]:
     """Leave out what no output needs."""
-    graph = model.graph
-    needed = {entry.name for entry in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if needed & set(node.output):
-            kept.append(node)
-            needed.update(captured([node]))
-    kept = [type(node).FromString(node.SerializeToString()) for node in reversed(kept)]
-    del graph.node[:]
-    graph.node.extend(kept)
-    for entries in (graph.input, graph.initializer):
-        left = [type(one).FromString(one.SerializeToString()) for one in entries if one.name in needed]
-        del entries[:]
-        entries.extend(left)
-    del graph.value_info[:]
-    used = {node.op_type for node in graph.node}
-    functions = [function for function in model.functions if function.name in used]
-    del model.functions[:]
-    model.functions.extend(functions)
-    return model, {name: value for name, value in feed.items() if name in needed}
+    entries = {entry.name for entry in pruned(model).graph.input}
+    return model, {name: value for name, value in feed.items() if name in entries}

@@ -7,13 +7,13 @@ from itertools import count, islice
 
 import numpy as np
 import pytest
+from onnx import ModelProto, parser
+
 from fuzzing.comparing import Original
 from fuzzing.generator import kind_of, made, seeds_for
 from fuzzing.idioms import IDIOMS
 from fuzzing.rewriting import SINGLE
 from fuzzing.running import Summary, run_cases, text_of
-from onnx import ModelProto, parser
-
 from onnxq.passes.canonical.merge_scalars import MergeScalars
 
 GRAPHS, SECONDS = 320, 40.0
@@ -43,14 +43,20 @@ def test_graphs_that_nobody_has_seen() -> None:
 def test_a_rule_that_is_wrong_is_found_and_its_graph_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MergeScalars, "obstacle", lambda self, found: "")
     summary = run_cases(islice(seeds_for(count(), ["MergeScalars"]), 60))
-    found = [example for (rule, _), examples in summary.examples.items() if rule == "MergeScalars" for example in examples]
+    found = [
+        example for (rule, _), examples in summary.examples.items() if rule == "MergeScalars" for example in examples
+    ]
     assert min(len(ModelProto.FromString(example.model).graph.node) for example in found) <= 2
 
 
 def test_a_seed_makes_the_same_case_again() -> None:
     one, other = made(5), made(5)
     assert one.model == other.model
-    assert all(np.array_equal(one.feeds[name][key], other.feeds[name][key], equal_nan=True) for name in one.feeds for key in one.feeds[name])
+    assert all(
+        np.array_equal(one.feeds[name][key], other.feeds[name][key], equal_nan=True)
+        for name in one.feeds
+        for key in one.feeds[name]
+    )
 
 
 def test_every_pass_has_an_idiom_and_every_kind_of_case_its_turn() -> None:
@@ -59,7 +65,9 @@ def test_every_pass_has_an_idiom_and_every_kind_of_case_its_turn() -> None:
 
 
 def model_of(body: str, opset: int = 17) -> ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g (float[3] x) => (float[3] y) {{ {body} }}')
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[3] x) => (float[3] y) {{ {body} }}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,9 @@ def model_of(body: str, opset: int = 17) -> ModelProto:
         ("a = Sub(x, x) y = Add(a, x)", "y = Identity(x)", [1, 2, float("inf")], "nan"),
     ],
 )
-def test_rounding_is_no_difference_and_anything_else_is(body: str, other: str, x: list[float], kind: str | None) -> None:
+def test_rounding_is_no_difference_and_anything_else_is(
+    body: str, other: str, x: list[float], kind: str | None
+) -> None:
     feed = {"x": np.array(x, np.float32)}
     original, changed = (Original.of(model_of(one), {"": feed}) for one in (body, other))
     assert original is not None
