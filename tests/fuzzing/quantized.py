@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto
 import onnxq
 from fuzzing.builder import F32, I64, Builder, RefusedError
 from fuzzing.comparing import with_noise
-from fuzzing.idioms import conv, gemm, matmul
+from fuzzing.idioms.writing import conv, gemm, matmul
 from fuzzing.runtime import Feed, opened, run
 from onnxq.graph import Applied, Pipeline
 from onnxq.presets import PRESETS

@@ -25,6 +25,7 @@ from onnxq.modelfile import as_graph, to_model
 from onnxq.named_passes import passes_by_name
 from onnxq.onnx_tools import infer_shapes
 from onnxq.passes import PASSES
+from onnxq.passes.place.expand_constants import ExpandConstants
 from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.widen_floats import half_type
@@ -54,10 +55,9 @@ def canonical(model: ModelProto, without: frozenset[str] = frozenset()) -> Rewri
     """Return what `onnxq optimize` writes before it compares."""
     graph = as_graph(model)
     declared = {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None}
-    applied = (
-        *prepare_in_place(graph, without=without),
-        *Pipeline((StoreOnce(smallest=16), RemoveUnused())).apply(graph),
-    )
+    last = (StoreOnce(smallest=16), ExpandConstants(smallest=16), RemoveUnused())
+    kept = Pipeline(tuple(step for step in last if type(step).__name__ not in without))
+    applied = (*prepare_in_place(graph, without=without), *kept.apply(graph))
     return _written(graph, applied, declared)
 
 
@@ -84,7 +84,11 @@ def alone(name: str, inferred: bool, opset: int = 0) -> Rewrite:
     def rewrite(model: ModelProto, without: frozenset[str] = frozenset()) -> Rewritten:
         graph = as_graph(model)
         declared = {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None}
-        options = {"UpgradeOpset": {"version": opset}, "StoreOnce": {"smallest": 16}}
+        options = {
+            "UpgradeOpset": {"version": opset},
+            "StoreOnce": {"smallest": 16},
+            "ExpandConstants": {"smallest": 16},
+        }
         step = PASSES[name](**options.get(name, {}))
         if inferred and name not in _FIRST:
             Pipeline((PASSES["NameNodes"](), PASSES["LiftConstants"]())).apply(graph)
@@ -104,7 +108,7 @@ SINGLE = tuple(name for name in passes_by_name() if name in PASSES and name not 
 def _written(graph: Graph, applied: Iterable[Applied], declared: set[str]) -> Rewritten:
     applied = tuple(applied)
     forget_types(graph, declared | types_to_declare(graph))
-    failed = tuple(pair for one in applied for pair in getattr(one.changes, "failed", ()))
+    failed = tuple(pair for one in applied for pair in one.changes.failed)
     return Rewritten(to_model(graph), counted(applied), failed)
 
 
