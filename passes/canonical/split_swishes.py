@@ -17,8 +17,16 @@ class SplitSwishes(RewriteRule):
         """Look for the operator of opset 24."""
         return op.Swish(op.any("x"))
 
+    def obstacle(self, found: Match) -> str:
+        """Refuse a slope whose type is not known."""
+        return "the type of its data is not known" if _slope(found) != 1 and found.x.dtype is None else ""
+
     def replacement(self, new: New, found: Match) -> Any:
         """Make the gate and the product."""
-        slope = found.root.attrs.get("alpha", 1.0)
+        slope = _slope(found)
         steep = found.x if slope == 1 else new.Mul(found.x, slope)
         return new.Mul(found.x, new.Sigmoid(steep))
+
+
+def _slope(found: Match) -> float:
+    return float(found.root.attrs.get("alpha", 1.0))

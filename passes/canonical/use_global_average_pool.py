@@ -87,7 +87,10 @@ def _axes_obstacle(found: Match) -> str:
 def _size_obstacle(shape: Sequence[Any]) -> str:
     if not all(isinstance(size, int) for size in shape[2:]):
         return "the size of its image is not known"
-    if not prod(shape[2:]):
+    # A mean over channels that are not there is empty, and onnxruntime pools none.
+    if not isinstance(shape[1], int):
+        return "the number of its channels is not known"
+    if not prod(shape[1:]):
         return "its image is empty"
     return "" if prod(shape[2:]) <= _LARGEST else "its image is large, and its sum would be less exact"
 

@@ -91,7 +91,8 @@ def _obstacle(node: Node) -> str:
         return "its weights are computed at run time"
     if node.inputs[0].dtype != np.float32:
         return "it does not compute in float32"
-    return ""
+    state = optional(node, 5)
+    return "the rank of its first state is not known" if state is not None and state.shape is None else ""
 
 
 def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:

@@ -7,6 +7,7 @@ import pytest
 from model_texts import apply_once, model, named_graph, ops, outputs, sample
 
 from onnxq.graph import Node
+from onnxq.modelfile import as_graph
 from onnxq.passes import SplitSwishes
 
 TEXT = "g (float[2, 3] x) => (float[2, 3] y) {{ [swish] y = Swish{} (x) }}"
@@ -35,3 +36,9 @@ def test_one_of_another_domain_is_left() -> None:
     node: Node = graph.nodes[0]
     node.domain = "mine"
     assert not apply_once(SplitSwishes(), graph)
+
+
+def test_a_slope_of_unknown_type_is_left() -> None:
+    graph = as_graph(model(TEXT.format(" <alpha = 1.702>"), opset=24))
+    graph.inputs[0].dtype = None
+    assert SplitSwishes().apply(graph).left == (("swish", "the type of its data is not known"),)

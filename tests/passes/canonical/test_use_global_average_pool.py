@@ -84,7 +84,12 @@ def test_other_means_stay(body: str, result: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"), [("N, 4, H, 6", "the size of its image is not known"), ("1, 2, 65, 65", "its image is large")]
+    ("data", "reason"),
+    [
+        ("N, 4, H, 6", "the size of its image is not known"),
+        ("N, C, 5, 6", "the number of its channels is not known"),
+        ("1, 2, 65, 65", "its image is large"),
+    ],
 )
 def test_sums_stay_exact(data: str, reason: str) -> None:
     _, changes = pooled("y = ReduceMean<axes = [2, 3], keepdims = 0>(x)", data, "N, C")

@@ -44,6 +44,12 @@ def test_a_cell_without_biases_becomes_products() -> None:
     assert difference(outputs(graph, sample(1, LARGE)), outputs(made, sample(1, LARGE))) < 1e-5
 
 
+def test_a_cell_whose_first_state_may_have_any_rank_stays() -> None:
+    graph = named_graph(cell(LARGE, state=True, linear_before_reset=1))
+    graph.nodes[-1].inputs[5].shape = None
+    assert not ScanCells().apply(graph)
+
+
 @pytest.mark.parametrize(
     "made",
     [
