@@ -207,6 +207,8 @@ class Builder:
             raise RefusedError(f"{[node.op_type for node in nodes]}: {error}") from error
         if any(getattr(one, "size", 0) > 20_000 for one in results):
             raise RefusedError("it makes too much")
+        if self.calm and any(getattr(one, "size", 1) == 0 for one in results):
+            raise RefusedError("it makes nothing")
         self.nodes.extend(nodes)
         for name in needed:
             self.read[name] = self.read.get(name, 0) + 1

@@ -204,6 +204,7 @@ _ON_PURPOSE = {
         "FlushDenormals",
         "values",
     ): "weights below the smallest normal number become zero, which shows beside data of 1e30",
+    ("WidenFloats", "decision"): "32 bits round less than 16",
     ("WidenFloats", "nonfinite"): "what leaves the range of 16 bits is finite in 32",
 }
 """What a pass may do, with the reason."""

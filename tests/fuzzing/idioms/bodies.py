@@ -140,10 +140,13 @@ def loops(b: Builder) -> Any:
     outputs = [body.op("Identity", going)]
     for name in (*following, *scanned):
         outputs.append(body.op("Identity", name) if name in outputs else name)
-    graph = body.graph(outputs, declared=b.chance(0.5))
-    count = b.constant(np.asarray(b.pick([3, 2, 0]), I64))
+    # Of no iterations onnxruntime says the rank only where it is declared.
+    count = int(b.pick([3, 2, 0]))
+    graph = body.graph(outputs, declared=not count or b.chance(0.5))
     first = b.pick([None, b.constant(np.asarray(True))])
-    made = b.ops("Loop", count, first, *starts, outputs=len(following) + len(scanned), body=graph)
+    made = b.ops(
+        "Loop", b.constant(np.asarray(count, I64)), first, *starts, outputs=len(following) + len(scanned), body=graph
+    )
     for name in made[: len(following)] if b.chance(0.5) else ():
         b.op("Neg", name)
     return made[-1]
