@@ -139,7 +139,7 @@ class Builder:
 
     def scalar(self, value: float, like: str, ranked: bool = True) -> str:
         """Store one number of the type that a tensor has, now and then in more axes."""
-        shapes: list[tuple[int, ...]] = [(), (), (1,), (1, 1)] if ranked else [()]
+        shapes: list[tuple[int, ...]] = [(), (), (), (1,), (1,), (1, 1)] if ranked else [()]
         dtype = self.value(like).dtype
         with np.errstate(over="ignore"):
             return self.constant(np.full(self.pick(shapes), value).astype(dtype))
@@ -149,13 +149,16 @@ class Builder:
         own = [name for name in self.values if name not in self.stored]
         return own if self.parent is None else [*own, *self.parent.sources()]
 
-    def find(self, rank: int | tuple[int, ...] | None = None, kinds: str = "f", dtype: Any = None) -> str:
+    def find(
+        self, rank: int | tuple[int, ...] | None = None, kinds: str = "f", dtype: Any = None, known: bool = False
+    ) -> str:
         """Choose a tensor that is there, the last ones first, or add an input.
 
         Args:
             rank: how many axes it has to have, or one of several numbers of them.
             kinds: kinds of types as numpy has them.
             dtype: its type; by default that of most floats.
+            known: whether it is rather an input of declared lengths.
         """
         wanted = np.dtype(dtype or (self.dtype if kinds == "f" else I64))
         ranks = (rank,) if isinstance(rank, int) else rank
@@ -164,7 +167,7 @@ class Builder:
             for name in self.sources()
             if self.value(name).dtype == wanted and (ranks is None or self.rank(name) in ranks)
         ]
-        if found and self.chance(0.7):
+        if found and self.chance(0.2 if known else 0.7):
             return str(found[-1] if self.chance(0.5) else self.pick(found))
         axes = self.pick(ranks or (1, 2, 3, 4))
         shape = [int(length) for length in self.random.choice([1, 2, 3, 4, 5], size=axes)]
@@ -175,7 +178,7 @@ class Builder:
                 int(self.pick([4, 5, 6])),
                 int(self.pick([4, 5, 6])),
             ]
-        return self.input(*shape, dtype=wanted)
+        return self.input(*shape, dtype=wanted, fixed=0.95 if known else 0.6)
 
     # Nodes
 

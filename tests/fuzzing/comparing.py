@@ -120,6 +120,8 @@ class Original:
         values = [array for array in known.values() if array.dtype.kind == "f"]
         if operators & _LOSING_NAN and any(np.isnan(array).any() for array in values):
             return "nan"
+        if operators & _RECURRENT and not all(np.isfinite(array).all() for array in values):
+            return "nan"
         if not self._is_finite(name, part):
             return ""
         if not all(np.isfinite(array).all() for array in values):

@@ -43,7 +43,7 @@ def kind_of(seed: int) -> str:
 
 def first_of(seed: int) -> Idiom:
     """Return the idiom that the case of a seed is sure to try; they take turns."""
-    names = sorted(IDIOMS)
+    names = [name for name in sorted(IDIOMS) for _ in range(IDIOMS[name].turns)]
     return IDIOMS[names[(seed // 8 * 7 + seed % 8) % len(names)]]
 
 

@@ -98,7 +98,7 @@ def text_of(example: Example) -> str:
 
 def save(example: Example, folder: Path) -> Path:
     """Write an example as a model and its feed, and return the folder."""
-    place = folder / f"{example.fault.rule}-{example.fault.kind}-{example.seed}"
+    place = folder / f"{example.fault.rule}-{example.fault.kind}-{example.seed}".replace(" ", "-")
     place.mkdir(parents=True, exist_ok=True)
     (place / "model.onnx").write_bytes(example.model)
     np.savez(place / "feed.npz", **example.feed)

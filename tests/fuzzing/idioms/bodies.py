@@ -54,7 +54,7 @@ def recurrent(b: Builder) -> Any:
     return _cell(b, b.pick(["LSTM", "GRU", "RNN"]))
 
 
-@idiom("ScanCells", "DropInitialStates", dtypes=(F32,))
+@idiom("ScanCells", "DropInitialStates", dtypes=(F32,), turns=3)
 def gated(b: Builder) -> Any:
     return _cell(b, "GRU", linear_before_reset=b.pick([1, 1, 1, 0]))
 
@@ -140,9 +140,9 @@ def loops(b: Builder) -> Any:
     outputs = [body.op("Identity", going)]
     for name in (*following, *scanned):
         outputs.append(body.op("Identity", name) if name in outputs else name)
-    # Of no iterations onnxruntime says the rank only where it is declared.
-    count = int(b.pick([3, 2, 0]))
-    graph = body.graph(outputs, declared=not count or b.chance(0.5))
+    # The shape of what no iteration collects is a guess of onnxruntime's.
+    count = int(b.pick([3, 2] if scanned else [3, 2, 0]))
+    graph = body.graph(outputs, declared=b.chance(0.5))
     first = b.pick([None, b.constant(np.asarray(True))])
     made = b.ops(
         "Loop", b.constant(np.asarray(count, I64)), first, *starts, outputs=len(following) + len(scanned), body=graph

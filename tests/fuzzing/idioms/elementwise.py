@@ -13,9 +13,9 @@ from fuzzing.builder import F16, F32, F64, I64, Builder
 from fuzzing.idioms.writing import binary, either, idiom, odd, operand, weight
 
 
-@idiom("FuseGelu", "UnifyGeluArgument")
+@idiom("FuseGelu", "UnifyGeluArgument", turns=3)
 def gelu(b: Builder) -> Any:
-    x = b.find()
+    x = b.find((1, 2, 3, 4, 4))
     if b.chance(0.6):
         inner = b.op("Erf", b.op("Div", x, b.scalar(odd(b, math.sqrt(2), share=0.05), x)))
         if b.chance(0.3):
@@ -75,7 +75,7 @@ def hard_swish_node(b: Builder) -> Any:
     return binary(b, "Mul", x, b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
 
-@idiom("UseLeakyRelu", "SplitPRelus")
+@idiom("UseLeakyRelu", "SplitPRelus", turns=3)
 def leaky(b: Builder) -> Any:
     x = b.find((2, 3, 4) if b.chance(0.8) else (1, 2))
     shape = b.shape(x)

@@ -107,7 +107,7 @@ def _reshaped(b: Builder, x: str) -> str:
 
 @idiom("MergeTransposeBetweenReshapes", dtypes=(F32, F32, F64))
 def batched_transpose(b: Builder) -> Any:
-    x = b.find((3, 4))
+    x = b.find((3, 4), known=True)
     shape = list(b.shape(x))
     rows = b.pick([[-1, *shape[-2:]], [int(np.prod(shape[:-2])), *shape[-2:]], [-1, shape[-2], shape[-1]]])
     turned = b.op("Transpose", b.reshape(x, rows), perm=[0, 2, 1])
@@ -182,9 +182,9 @@ def expands(b: Builder) -> Any:
     return b.op(b.word("Add Sub Mul Div Pow"), *either(b, made, operand_))
 
 
-@idiom("DropWheres", opsets=(9, 24))
+@idiom("DropWheres", opsets=(9, 24), turns=2)
 def wheres(b: Builder) -> Any:
-    x = b.find()
+    x = b.find(known=True)
     shape = b.shape(x)
     truth = b.constant(np.full(b.pick([(), (1,), shape, (1, *shape)]), b.chance(0.5)))
     if b.chance(0.2):

@@ -23,7 +23,7 @@ from fuzzing.idioms.writing import (
 )
 
 
-@idiom("FuseLayerNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot")
+@idiom("FuseLayerNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot", turns=2)
 def layer_norm(b: Builder) -> Any:
     x = b.find((2, 3, 4)) if b.chance(0.4) else b.input(2, int(b.pick([1, 3])), 4, fixed=0.9)
     axes = b.pick([[-1]] * 5 + [[b.rank(x) - 1], [0], [-2, -1]])
@@ -34,7 +34,7 @@ def layer_norm(b: Builder) -> Any:
     return _affine(b, _over_root(b, centred, moved))
 
 
-@idiom("FuseRmsNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot")
+@idiom("FuseRmsNormalization", "FoldAffineIntoNormalization", "DivideBySquareRoot", turns=2)
 def rms_norm(b: Builder) -> Any:
     x = b.find((2, 3, 4)) if b.chance(0.4) else b.input(2, int(b.pick([1, 3])), 4, fixed=0.9)
     axes = b.pick([[-1]] * 5 + [[b.rank(x) - 1], [0]])

@@ -49,13 +49,13 @@ def product_and_bias(b: Builder) -> Any:
     return made
 
 
-@idiom("ReplaceMatMulBetweenReshapes", "ReplaceGemmBetweenReshapes", dtypes=(F32, F32, F16))
+@idiom("ReplaceMatMulBetweenReshapes", "ReplaceGemmBetweenReshapes", dtypes=(F32, F32, F16), turns=3)
 def rows_and_back(b: Builder) -> Any:
-    x = b.input(2, 3, 4)
+    x = b.input(2, 3, 4, fixed=0.9)
     matrix, bias = b.constant(weight(b, 4, 5)), b.constant(weight(b, 5))
     flat = b.reshape(x, b.pick([[-1, 4], [6, 4]]))
     made = b.op("Gemm", flat, matrix, bias) if b.chance(0.5) else binary(b, "Add", b.op("MatMul", flat, matrix), bias)
-    return b.reshape(made, b.pick([[2, 3, 5], [-1, 3, 5], [2, -1, 5], [3, 2, 5]]))
+    return b.reshape(made, b.pick([[2, 3, 5], [2, 3, 5], [-1, 3, 5], [2, -1, 5], [3, 2, 5]]))
 
 
 @idiom("MergeScalesOfProduct", "FoldScalesIntoProducts", "MergeScalars", dtypes=(F32, F32, F64, F16))
@@ -79,7 +79,7 @@ def attention(b: Builder) -> Any:
     return b.op("Softmax", scores, axis=-1) if b.chance(0.4) else scores
 
 
-@idiom("MergeScalesOfProduct", dtypes=(F32, F64))
+@idiom("MergeScalesOfProduct", dtypes=(F32, F64), turns=2)
 def scales_of_product(b: Builder) -> Any:
     x = b.find((2, 3))
     first = binary(b, "Mul", x, b.scalar(odd(b, 0.5, 1e-10), x))
@@ -88,7 +88,7 @@ def scales_of_product(b: Builder) -> Any:
     return b.op("MatMul", first, second)
 
 
-@idiom("FoldScalesIntoProducts", dtypes=(F32, F32, F16, F64))
+@idiom("FoldScalesIntoProducts", dtypes=(F32, F32, F16, F64), turns=3)
 def scale_behind_product(b: Builder) -> Any:
     x = product(b)
     if b.chance(0.5):
@@ -98,15 +98,15 @@ def scale_behind_product(b: Builder) -> Any:
     return b.op(b.pick(["Mul", "Div"]), x, b.scalar(odd(b, 0.5, 3.0), x))
 
 
-@idiom("ReplaceEinsum", opsets=(12, 24), dtypes=(F32, F32, F64))
+@idiom("ReplaceEinsum", opsets=(12, 24), dtypes=(F32, F32, F64), turns=2)
 def einsum(b: Builder) -> Any:
     equation = b.word(
         "ij,jk->ik bij,jk->bik bij,bjk->bik bhid,bhjd->bhij ij,kj->ik bij,kjl->bikl bi,i->b ij,ij->ij bijd,djk->bijk "
         "ij,jk->ki ab,cb->ca i,j->ij bij,bij->b ij,jk"
     )
-    lengths = {letter: int(b.pick([1, 2, 3])) for letter in "abcdhijkl"}
+    lengths = {letter: int(b.pick([1, 2, 2, 3, 3, 4])) for letter in "abcdhijkl"}
     first, second = equation.split("->")[0].split(",")
-    tensors = [b.input(*(lengths[letter] for letter in first)), b.input(*(lengths[letter] for letter in second))]
+    tensors = [b.input(*(lengths[letter] for letter in term), fixed=0.9) for term in (first, second)]
     if b.chance(0.4):
         tensors[1] = b.constant(weight(b, *b.shape(tensors[1])))
     if b.chance(0.1):
@@ -114,9 +114,9 @@ def einsum(b: Builder) -> Any:
     return b.op("Einsum", *tensors, equation=equation)
 
 
-@idiom("FoldTransposeIntoWeight", dtypes=(F32, F32, F16))
+@idiom("FoldTransposeIntoWeight", dtypes=(F32, F32, F16), turns=2)
 def flattened_image(b: Builder) -> Any:
-    x = b.find((3, 4))
+    x = b.find((3, 4), known=True)
     order = (
         b.pick([[0, 2, 3, 1], [0, 3, 1, 2], [0, 1, 3, 2], [1, 0, 2, 3]])
         if b.rank(x) == 4

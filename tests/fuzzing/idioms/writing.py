@@ -22,19 +22,26 @@ class Idiom:
         rules: the passes and rules that it is for.
         opsets: the first and last version of the default domain that it is for.
         dtypes: types of its floats.
+        turns: how often it comes while others come once.
     """
 
     write: Callable[[Builder], Any]
     rules: tuple[str, ...]
     opsets: tuple[int, int]
     dtypes: tuple[Any, ...]
+    turns: int = 1
 
 
-def idiom(*rules: str, opsets: tuple[int, int] = (7, 24), dtypes: tuple[Any, ...] = (F32, F32, F16, F64)) -> Any:
+def idiom(
+    *rules: str,
+    opsets: tuple[int, int] = (7, 24),
+    dtypes: tuple[Any, ...] = (F32, F32, F16, F64),
+    turns: int = 1,
+) -> Any:
     """Register a function that writes an idiom."""
 
     def keep(write: Callable[[Builder], Any]) -> Callable[[Builder], Any]:
-        IDIOMS[write.__name__] = Idiom(write, rules, opsets, dtypes)
+        IDIOMS[write.__name__] = Idiom(write, rules, opsets, dtypes, turns)
         return write
 
     return keep
