@@ -12,7 +12,7 @@ from onnxq.samples.inputs import Input, Sample, is_floating, required
 _LARGEST_DIM = 4
 # Small integers are indices that exist, numbers of axes and lengths; zeros and ones are masks.
 _INTEGERS = ((0, 3), (0, 1), (-2, 3))
-_LARGE = 100.0
+_LARGE = 10.0
 _SHARE_OF_ZEROS = 0.05
 
 
@@ -21,7 +21,7 @@ def made_up_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
 
     Dims that are not fixed are equal where they have one name and differ from all others. In every second sample all of
     them are equal, for models that do not name dims that belong together. One element is among the lengths. Floats are
-    standard normal, some of them 0, and in every fourth sample 100 times as large. Integers are small, in some samples
+    standard normal, some of them 0, and in every fourth sample 10 times as large. Integers are small, in some samples
     negative. A model may refuse some samples, or all.
 
     Args:

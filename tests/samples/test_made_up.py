@@ -35,7 +35,7 @@ def test_the_first_samples_have_values_of_all_kinds() -> None:
     inputs = (Input("x", np.dtype(np.float32), ("N", 50)), Input("i", np.dtype(np.int64), ("N", 9)))
     samples = list(made_up_samples(inputs, 4))
     assert all((sample["x"] == 0).any() and (sample["x"] < 0).any() for sample in samples)
-    assert max(np.abs(sample["x"]).max() for sample in samples) > 100
+    assert max(np.abs(sample["x"]).max() for sample in samples) > 10
     assert {np.sign(number) for sample in samples for number in sample["i"].flat} == {-1, 0, 1}
 
 
