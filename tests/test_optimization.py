@@ -92,8 +92,8 @@ def test_a_result_that_is_slower_is_not_taken(
 
 def test_a_larger_result_is_not_taken(build: Callable[..., ModelProto]) -> None:
     model = build(
-        "(float[64,64] x) => (float[64,64] y) { s = Constant<value_ints=[64,64]>() w = Expand(v, s) y = Add(x, w) }",
-        v=np.ones((1, 1), np.float32),
+        "(float[64,64] x) => (float[64,64] y) { s = Constant<value_ints=[32,1]>() w = Tile(v, s) y = Add(x, w) }",
+        v=np.arange(128, dtype=np.float32).reshape(2, 64),
     )
     done = optimize(model, seconds=0)
     assert done.after.bytes <= done.before.bytes
