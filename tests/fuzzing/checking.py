@@ -245,8 +245,8 @@ def check_quantizers(seed: int, note: Any = lambda text: None) -> Outcome:
     model, feeds = network(seed)
     try:
         theirs = by_onnxruntime(model, feeds, seed)
-        opened(theirs)
-    # What its quantizers refuse, or write and cannot load, is none of ours.
+        run(opened(theirs), feeds[0])
+    # What its quantizers refuse, or write and cannot run, is none of ours.
     except Exception:  # noqa: BLE001
         theirs = None
     if theirs is not None:
