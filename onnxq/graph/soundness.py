@@ -90,7 +90,8 @@ def affine_of(norm: Node) -> tuple[Doubles, Doubles] | str:
         return "its parameters are no vectors of one length"
     scale, bias, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in parameters)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factor = scale / np.sqrt(variance + float(norm.attrs.get("epsilon", 1e-5)))
+        # Attributes are float32, and so is their default.
+        factor = scale / np.sqrt(variance + float(np.float32(norm.attrs.get("epsilon", 1e-5))))
         return factor, bias - mean * factor
 
 

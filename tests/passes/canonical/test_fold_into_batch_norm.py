@@ -61,3 +61,14 @@ def test_data_of_unknown_rank_stays() -> None:
     for info in (*made.graph.input, *made.graph.output):
         info.type.tensor_type.ClearField("shape")
     assert FoldIntoBatchNorm().apply(named_graph(made)).left[0][1] == "the type of its data is not known"
+
+
+def test_the_default_of_epsilon_is_a_float32() -> None:
+    parts = {name: array.astype(np.float64) for name, array in (batch_norm("p", 4) | batch_norm("q", 4)).items()}
+    # Beside a small variance the last digits of epsilon show.
+    parts["qv"] = np.full(4, 1e-4)
+    text = f"g (double[2, 4, 5, 5] x) => (double[2, 4, 5, 5] y) {{ {NORM} y = BatchNormalization(a, qs, qb, qm, qv) }}"
+    made = model(text, **parts)
+    graph = named_graph(made)
+    assert FoldIntoBatchNorm().apply(graph)
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-12
