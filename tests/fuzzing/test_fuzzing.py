@@ -16,7 +16,7 @@ from fuzzing.rewriting import SINGLE
 from fuzzing.running import Summary, run_cases, text_of
 from onnxq.passes.canonical.merge_scalars import MergeScalars
 
-GRAPHS, SECONDS = 320, 40.0
+GRAPHS, SECONDS = 500, 40.0
 
 
 def told(summary: Summary) -> str:
