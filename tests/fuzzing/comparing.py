@@ -29,6 +29,7 @@ _NEAR = 1e-3
 _SUMS = frozenset(
     {"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "GRU", "RNN", "MatMul", "ReduceMean", "ReduceSum"}
 )
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 # Maxima compare NaN in any order, and recurrent kernels clamp it.
 _LOSING_NAN = frozenset({"ArgMax", "ArgMin", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "TopK"}) | _RECURRENT
@@ -177,9 +178,13 @@ class Original:
         before, after = one.astype(np.float64), other.astype(np.float64)
         relative = _RELATIVE[one.dtype.itemsize]
         floor = float(np.finfo(one.dtype).tiny)
+        casts = (node for node in self.model.graph.node if node.op_type == "Cast")
+        if any(one.name == "to" and one.i in _HALVES for node in casts for one in node.attribute):
+            # What is wider than 16 bits keeps what those lose.
+            floor = max(floor, float(np.finfo(np.float16).tiny))
         if _operators(self.model.graph) & _RECURRENT:
             # Their kernels approximate functions whose values are around one.
-            floor = _OF_CELLS
+            floor = max(floor, _OF_CELLS)
         with np.errstate(all="ignore"):
             finite = np.isfinite(before) & np.isfinite(after)
             same = finite & (np.abs(before - after) <= relative * np.abs(before) + floor)
