@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -96,7 +97,11 @@ class Original:
                     self._noisy = opened(with_noise(self.model))
                 except Exception:  # noqa: BLE001
                     self._noisy = False
-            self._spreads[name] = [run(self._noisy, self.feeds[name]) for _ in range(_RUNS)] if self._noisy else []
+            self._spreads[name] = found = []
+            for _ in range(_RUNS if self._noisy else 0):
+                # What is decided by a rounded number may not fit what follows.
+                with suppress(Exception):
+                    found.append(run(self._noisy, self.feeds[name]))
         return self._spreads[name]
 
     def difference(self, name: str, found: list[Any]) -> Difference | None:
