@@ -348,9 +348,9 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(body)
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
+def _session(path: Path, threads: int = 1) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -393,14 +393,14 @@ def _relative(expected: Sequence[Any], found: Sequence[Any]) -> float:
     return float(apart / largest if largest else apart) if np.isfinite(apart) else math.inf
 
 
-def interleaved(paths: Sequence[Path], samples: Sequence[Sample], seconds: float) -> list[float]:
+def interleaved(paths: Sequence[Path], samples: Sequence[Sample], seconds: float, threads: int = 1) -> list[float]:
     """Return the median seconds of a run of each model, all run by turns and loaded anew in each round.
 
     Where its weights come to lie makes a model a few percent faster or slower for as long as it is loaded.
     """
     medians: list[list[float]] = [[] for _ in paths]
     for number in range(ROUNDS):
-        sessions = [_session(path) for path in paths]
+        sessions = [_session(path, threads) for path in paths]
         feeds = [[_feed(session, sample) for sample in samples] for session in sessions]
         for session, feed in zip(sessions, feeds, strict=True):
             session.run(None, feed[0])

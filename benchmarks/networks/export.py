@@ -103,7 +103,7 @@ def torchscript(network: Network, opset: int = 17) -> onnx.ModelProto:
     axes = {name: dict(axes) for name, axes in network.dynamic.items()}
     with torch.no_grad():
         torch.onnx.export(
-            network.make(),
+            torch.jit.script(network.make()) if network.scripted else network.make(),
             _arguments(network),
             buffer,
             input_names=list(network.inputs),
@@ -118,7 +118,11 @@ def torchscript(network: Network, opset: int = 17) -> onnx.ModelProto:
 def dynamo(network: Network, *, optimize: bool = True) -> onnx.ModelProto:
     """Write the module with torch's newer exporter, which optimises it with onnxscript unless told not to."""
     # A dimension that two inputs share must be one object.
-    dims = {name: torch.export.Dim(name, min=1, max=64) for axes in network.dynamic.values() for name in axes.values()}
+    dims = {
+        name: torch.export.Dim(name, min=1, max=network.longest)
+        for axes in network.dynamic.values()
+        for name in axes.values()
+    }
     shapes = tuple(
         {axis: dims[dim] for axis, dim in network.dynamic.get(name, {}).items()} or None for name in network.inputs
     )

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 Array = NDArray[Any]
 Sampler = Callable[[np.random.Generator], Array]
+_BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Network:
         dynamic: the axes of an input that may vary, to their names.
         older_opset: of the second TorchScript export: 11, or one without LayerNormalization; None where it makes no
             difference, and the third form is what the newer exporter writes before it optimises.
+        longest: largest length of the axes that may vary.
+        scripted: whether the older exporter is given the module's source, so that loops stay loops.
+        finish: what is added to either export.
     """
 
     name: str
@@ -36,6 +41,9 @@ class Network:
     outputs: tuple[str, ...]
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     older_opset: int | None = 14
+    longest: int = 64
+    scripted: bool = False
+    finish: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model
 
     def sample(self, seed: int) -> dict[str, Array]:
         random = np.random.default_rng(seed)
@@ -55,15 +63,15 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     torch.manual_seed(seed)
     module = make()
     for part in module.modules():
-        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d):
+        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d):
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
         elif isinstance(part, nn.Linear):
             nn.init.xavier_normal_(part.weight)
         elif isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, std=0.5)
-        elif isinstance(part, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm):
+        elif isinstance(part, _BATCH_NORMS | nn.LayerNorm | nn.GroupNorm):
             nn.init.uniform_(part.weight, 0.7, 1.3)
-        elif isinstance(part, nn.LSTM):
+        elif isinstance(part, nn.LSTM | nn.GRU | nn.LSTMCell):
             for parameter in part.parameters():
                 nn.init.normal_(parameter, std=1.5 * part.hidden_size**-0.5)
     for name, parameter in module.named_parameters():
@@ -72,22 +80,23 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return module.eval()
 
 
-def settled(module: nn.Module, draw: Sampler, runs: int = 8) -> nn.Module:
+def settled(module: nn.Module, *draws: Sampler, runs: int = 8, batch: int = 8) -> nn.Module:
     """Let BatchNormalization see samples, so that its statistics are those of its activations.
 
     Args:
         module: with its weights; edited in place.
-        draw: makes a sample of its one input.
-        runs: batches of eight samples.
+        draws: make a sample of each input.
+        runs: how many batches.
+        batch: samples in each, joined along the first axis.
     """
     random = np.random.default_rng(0)
     module.train()
     for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
+        if isinstance(part, _BATCH_NORMS):
             part.momentum = None  # the average of all runs
     with torch.no_grad():
         for _ in range(runs):
-            module(torch.from_numpy(np.concatenate([draw(random) for _ in range(8)])))
+            module(*(torch.from_numpy(np.concatenate([draw(random) for _ in range(batch)])) for draw in draws))
     return module.eval()
 
 

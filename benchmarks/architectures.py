@@ -1,0 +1,230 @@
+"""Quantize many small architectures by defaults, and see whether the promise holds on each.
+
+    python benchmarks/networks/export_architectures.py MODELS    # in an environment of its own, see export.py
+    python benchmarks/architectures.py --models MODELS [--only NAME ...] [--exporter NAME] [--looks 3] [--save FILE]
+
+MODELS/NAME/EXPORTER.onnx is quantized with MODELS/NAME/calib in a process of its own and judged on MODELS/NAME/eval,
+both by onnxruntime as it is used: decibels of each float output as it comes, and in each look the medians of
+interleaved runs of the given and of the written model. A float output whose shape depends on the answer is compared in
+the samples where both shapes are equal. A fault is any end but a written model, the exit code 0, or a refusal.
+"""
+
+# mypy: disable-error-code="import-not-found"
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from rewrite import Sample, interleaved, outputs_of
+
+LEAST_SPEED, LEAST_SQNR = 0.97, 20.0
+REFUSED = 3
+TIMED_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one model.
+
+    Attributes:
+        model: its name and exporter.
+        exit_code: of `quantize`; negative where a signal ended it, and None where it took too long.
+        sentence: the last line that it wrote.
+        seconds: that it took.
+        sqnr: decibels by output, of outputs that are floats; NaN where no sample has the same shape.
+        other_shapes: share of samples by output in which its shape is another one.
+        claimed: decibels of the worst output as `quantize` reports them.
+        speeds: how many times as fast as the given model the written one is, one for each look.
+        claimed_speed: the same as `quantize` reports it.
+        size: share of the given model's bytes.
+    """
+
+    model: str
+    exit_code: int | None
+    sentence: str
+    seconds: float
+    sqnr: Mapping[str, float] = field(default_factory=dict)
+    other_shapes: Mapping[str, float] = field(default_factory=dict)
+    claimed: float | None = None
+    speeds: Sequence[float] = ()
+    claimed_speed: float | None = None
+    size: float = math.nan
+
+    @property
+    def is_fault(self) -> bool:
+        return self.exit_code not in (0, REFUSED)
+
+    @property
+    def speed(self) -> float:
+        """The median of all looks."""
+        return statistics.median(self.speeds) if self.speeds else math.nan
+
+    @property
+    def worst(self) -> float:
+        """Decibels of the worst output that has any."""
+        return min((value for value in self.sqnr.values() if not math.isnan(value)), default=math.nan)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True, help="what export_architectures.py wrote")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="an architecture; repeatable")
+    parser.add_argument("--exporter", choices=("torchscript", "dynamo"), help="its exports alone")
+    parser.add_argument("--looks", type=int, default=3, help="how often the two models are timed beside each other")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each look")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that quantize may take")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="while timing")
+    parser.add_argument("--keep", type=Path, help="folder for what was written, and for the whole output of each run")
+    parser.add_argument("--save", type=Path, help="write the tables here; as JSON where the name ends so")
+    options = parser.parse_args()
+    paths = [
+        path
+        for path in sorted(options.models.glob(f"*/{options.exporter or '*'}.onnx"))
+        if not options.only or path.parent.name in options.only
+    ]
+    if not paths:
+        sys.exit(f"there are no such models in {options.models}")
+    rows = []
+    print(header(options.threads), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = options.keep or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            rows.append(judge(path, kept, options))
+            print(line(rows[-1]), flush=True)
+    print(summary(rows))
+    if options.save and options.save.suffix == ".json":
+        options.save.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    elif options.save:
+        options.save.write_text("\n".join([header(options.threads), *map(line, rows), summary(rows)]) + "\n")
+
+
+def judge(path: Path, folder: Path, options: argparse.Namespace) -> Row:
+    """Quantize one model through the command line, and compare what was written with what was given."""
+    name = f"{path.parent.name}/{path.stem}"
+    stem = name.replace("/", "-")
+    output, report = folder / f"{stem}.onnx", folder / f"{stem}.json"
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "onnxq", "quantize", str(path), "--calib", str(path.parent / "calib")]
+    start = time.perf_counter()
+    try:
+        run = subprocess.run(
+            [*command, "-o", str(output), "--report", str(report)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=options.timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return Row(name, None, f"no end in {options.timeout:.0f} s", time.perf_counter() - start)
+    took = time.perf_counter() - start
+    (folder / f"{stem}.txt").write_text(run.stdout + run.stderr)
+    sentence = (run.stderr.strip().splitlines() or [""])[-1].replace(str(folder), "").strip()
+    if run.returncode or not output.exists():
+        return Row(name, run.returncode or 1, sentence, took)
+    samples = [arrays(file) for file in sorted((path.parent / "eval").glob("*.npz"))]
+    sqnr, other_shapes = compared(outputs_of(path, samples), outputs_of(output, samples))
+    speeds = []
+    for _ in range(options.looks):
+        given, written = interleaved([path, output], samples[:TIMED_SAMPLES], options.seconds, options.threads)
+        speeds.append(given / written)
+    told = json.loads(report.read_text())
+    latency = told["performance"]["latency"]
+    return Row(
+        name,
+        0,
+        sentence,
+        took,
+        sqnr,
+        other_shapes,
+        told["worst_sqnr"],
+        speeds,
+        latency["speed"] if latency else None,
+        output.stat().st_size / path.stat().st_size,
+    )
+
+
+def arrays(path: Path) -> Sample:
+    with np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+def compared(
+    given: Mapping[str, Sequence[Any]], written: Mapping[str, Sequence[Any]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return decibels of each float output, and the share of samples in which an output has another shape."""
+    sqnr, other_shapes = {}, {}
+    for name, expected in given.items():
+        pairs = list(zip(expected, written[name], strict=True))
+        alike = [(one.astype(np.float64), other) for one, other in pairs if one.shape == other.shape]
+        other_shapes[name] = 1 - len(alike) / len(pairs)
+        if expected[0].dtype.kind != "f":
+            continue
+        # What is infinite or no number in both is equal.
+        finite = [(one, other, np.isfinite(one) | (one != other)) for one, other in alike]
+        signal = sum(float(np.square(one[where]).sum()) for one, _, where in finite)
+        noise = sum(float(np.square(one[where] - other[where]).sum()) for one, other, where in finite)
+        sqnr[name] = math.nan if not alike else math.inf if not noise else 10 * math.log10(signal / noise)
+    return sqnr, other_shapes
+
+
+def header(threads: int) -> str:
+    ran_on = f"{platform.processor() or platform.machine()}, onnxruntime {version('onnxruntime')}, {threads} threads"
+    columns = ["model", "end", "worst output dB", "as reported", "speed by look", "as reported", "size", "seconds"]
+    return f"{ran_on}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def line(row: Row) -> str:
+    if row.exit_code:
+        end = f"{'refused' if not row.is_fault else 'fault'}, exit {row.exit_code}: {row.sentence[:200]}"
+        return f"| {row.model} | {end} | | | | | | {row.seconds:.0f} |"
+    if row.exit_code is None:
+        return f"| {row.model} | fault: {row.sentence} | | | | | | {row.seconds:.0f} |"
+    moved = max(row.other_shapes.values(), default=0.0)
+    cells = [
+        row.model,
+        f"written; another shape in {moved:.0%} of the samples" if moved else "written",
+        f"{row.worst:.1f}",
+        "equal" if row.claimed is None else f"{row.claimed:.1f}",
+        ", ".join(f"{speed:.2f}" for speed in row.speeds),
+        "-" if row.claimed_speed is None else f"{row.claimed_speed:.2f}",
+        f"{row.size:.2f}",
+        f"{row.seconds:.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return which models break a part of the promise."""
+    written = [row for row in rows if row.exit_code == 0]
+    parts = {
+        "faults": [row.model for row in rows if row.is_fault],
+        f"slower than {LEAST_SPEED}x": [f"{row.model} {row.speed:.2f}" for row in written if row.speed < LEAST_SPEED],
+        f"below {LEAST_SQNR:.0f} dB and not refused": [
+            f"{row.model} {row.worst:.1f}" for row in written if row.worst < LEAST_SQNR
+        ],
+        "larger than given": [f"{row.model} {row.size:.2f}" for row in written if row.size > 1],
+        "refused": [row.model for row in rows if row.exit_code == REFUSED],
+    }
+    lines = [f"- {part}: {len(models)}{': ' if models else ''}{', '.join(models)}" for part, models in parts.items()]
+    return "\n".join([f"\n{len(rows)} models, {len(written)} written", *lines])
+
+
+if __name__ == "__main__":
+    onnxruntime.set_default_logger_severity(4)
+    main()
