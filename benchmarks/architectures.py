@@ -5,8 +5,10 @@
 
 MODELS/NAME/EXPORTER.onnx is quantized with MODELS/NAME/calib in a process of its own and judged on MODELS/NAME/eval,
 both by onnxruntime as it is used: decibels of each float output as it comes, and in each look the medians of
-interleaved runs of the given and of the written model. A float output whose shape depends on the answer is compared in
-the samples where both shapes are equal. A fault is any end but a written model, the exit code 0, or a refusal.
+interleaved runs of the given and of the written model. An output whose shape depends on the answer is compared where
+both shapes are equal, and is told of beside the worst output, since one row more or less moves all others. So does an
+answer of TopK: what lies behind one is judged as it comes all the same. A fault is any end but a written model with
+exit code 0, or a refusal.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -46,8 +48,8 @@ class Row:
         exit_code: of `quantize`; negative where a signal ended it, and None where it took too long.
         sentence: the last line that it wrote.
         seconds: that it took.
-        sqnr: decibels by output, of outputs that are floats; NaN where no sample has the same shape.
-        other_shapes: share of samples by output in which its shape is another one.
+        sqnr: decibels by output, of outputs that are floats and always have the same shape.
+        moving: decibels by output, of floats whose shape depends on the answer; NaN where no sample has the same shape.
         claimed: decibels of the worst output as `quantize` reports them.
         speeds: how many times as fast as the given model the written one is, one for each look.
         claimed_speed: the same as `quantize` reports it.
@@ -59,8 +61,8 @@ class Row:
     sentence: str
     seconds: float
     sqnr: Mapping[str, float] = field(default_factory=dict)
-    other_shapes: Mapping[str, float] = field(default_factory=dict)
-    claimed: float | None = None
+    moving: Mapping[str, float] = field(default_factory=dict)
+    claimed: float = math.nan
     speeds: Sequence[float] = ()
     claimed_speed: float | None = None
     size: float = math.nan
@@ -76,8 +78,8 @@ class Row:
 
     @property
     def worst(self) -> float:
-        """Decibels of the worst output that has any."""
-        return min((value for value in self.sqnr.values() if not math.isnan(value)), default=math.nan)
+        """Decibels of the worst output of fixed shape, NaN where there is none."""
+        return min(self.sqnr.values(), default=math.nan)
 
 
 def main() -> None:
@@ -138,23 +140,22 @@ def judge(path: Path, folder: Path, options: argparse.Namespace) -> Row:
     if run.returncode or not output.exists():
         return Row(name, run.returncode or 1, sentence, took)
     samples = [arrays(file) for file in sorted((path.parent / "eval").glob("*.npz"))]
-    sqnr, other_shapes = compared(outputs_of(path, samples), outputs_of(output, samples))
+    sqnr, moving = compared(outputs_of(path, samples), outputs_of(output, samples))
     speeds = []
     for _ in range(options.looks):
         given, written = interleaved([path, output], samples[:TIMED_SAMPLES], options.seconds, options.threads)
         speeds.append(given / written)
     told = json.loads(report.read_text())
-    latency = told["performance"]["latency"]
     return Row(
         name,
         0,
         sentence,
         took,
         sqnr,
-        other_shapes,
-        told["worst_sqnr"],
+        moving,
+        math.inf if told["worst_sqnr"] is None else float(told["worst_sqnr"]),
         speeds,
-        latency["speed"] if latency else None,
+        told["speed"],
         output.stat().st_size / path.stat().st_size,
     )
 
@@ -167,20 +168,31 @@ def arrays(path: Path) -> Sample:
 def compared(
     given: Mapping[str, Sequence[Any]], written: Mapping[str, Sequence[Any]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return decibels of each float output, and the share of samples in which an output has another shape."""
-    sqnr, other_shapes = {}, {}
+    """Return decibels of each float output, of fixed shapes and of shapes that depend on the answer."""
+    fixed: dict[str, float] = {}
+    moving: dict[str, float] = {}
     for name, expected in given.items():
         pairs = list(zip(expected, written[name], strict=True))
-        alike = [(one.astype(np.float64), other) for one, other in pairs if one.shape == other.shape]
-        other_shapes[name] = 1 - len(alike) / len(pairs)
-        if expected[0].dtype.kind != "f":
-            continue
-        # What is infinite or no number in both is equal.
-        finite = [(one, other, np.isfinite(one) | (one != other)) for one, other in alike]
-        signal = sum(float(np.square(one[where]).sum()) for one, _, where in finite)
-        noise = sum(float(np.square(one[where] - other[where]).sum()) for one, other, where in finite)
-        sqnr[name] = math.nan if not alike else math.inf if not noise else 10 * math.log10(signal / noise)
-    return sqnr, other_shapes
+        if expected[0].dtype.kind == "f":
+            alike = [(one, other) for one, other in pairs if one.shape == other.shape]
+            if len({one.shape for one in expected}) > 1:
+                moving[name] = decibels(alike)
+            else:
+                fixed[name] = decibels(alike) if len(alike) == len(pairs) else math.nan
+    return fixed, moving
+
+
+def decibels(pairs: Sequence[tuple[Any, Any]]) -> float:
+    """Compare arrays; what is infinite or no number in both is equal."""
+    signal = noise = 0.0
+    for one, other in pairs:
+        wide = one.astype(np.float64)
+        compared = np.isfinite(wide) | ~np.isclose(wide, other, equal_nan=True)
+        signal += float(np.square(wide[compared]).sum())
+        noise += float(np.square(wide[compared] - other[compared]).sum())
+    if not pairs or math.isnan(noise):
+        return math.nan
+    return math.inf if not noise else 10 * math.log10(signal / noise) if signal else -math.inf
 
 
 def header(threads: int) -> str:
@@ -195,18 +207,23 @@ def line(row: Row) -> str:
         return f"| {row.model} | {end} | | | | | | {row.seconds:.0f} |"
     if row.exit_code is None:
         return f"| {row.model} | fault: {row.sentence} | | | | | | {row.seconds:.0f} |"
-    moved = max(row.other_shapes.values(), default=0.0)
+    moving = ", ".join(f"{name} {value:.1f}" for name, value in row.moving.items())
     cells = [
         row.model,
-        f"written; another shape in {moved:.0%} of the samples" if moved else "written",
+        f"written; shapes depend on the answer: {moving}" if moving else "written",
         f"{row.worst:.1f}",
-        "equal" if row.claimed is None else f"{row.claimed:.1f}",
+        f"{row.claimed:.1f}",
         ", ".join(f"{speed:.2f}" for speed in row.speeds),
         "-" if row.claimed_speed is None else f"{row.claimed_speed:.2f}",
         f"{row.size:.2f}",
         f"{row.seconds:.0f}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def is_below(row: Row) -> bool:
+    """Return whether an output of fixed shape is below the goal, or no number at all."""
+    return any(not value >= LEAST_SQNR for value in row.sqnr.values())
 
 
 def summary(rows: Sequence[Row]) -> str:

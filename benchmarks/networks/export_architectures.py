@@ -150,7 +150,7 @@ def main() -> None:
 def write_samples(folder: Path, network: Network, seeds: range) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds):
-        np.savez(folder / f"{number:02}.npz", **network.sample(seed))  # type: ignore[arg-type]
+        np.savez(folder / f"{number:02}.npz", **network.sample(seed))
 
 
 if __name__ == "__main__":

@@ -133,8 +133,8 @@ def with_suppression(model: onnx.ModelProto) -> onnx.ModelProto:
     """Keep the best boxes only, each with its score and class."""
     graph = model.graph
     boxes, scores = (value.name for value in graph.output)
-    constants = {"most": np.int64([10]), "overlap": np.float32([0.5]), "least": np.float32([0.6])}
-    constants |= {"class_column": np.int64(1), "box_column": np.int64(2), "first": np.int64([0])}
+    constants = {"most": np.array([10]), "overlap": np.float32(0.5), "least": np.float32(0.6)}
+    constants |= {"class_column": np.int64(1), "box_column": np.int64(2), "first": np.array([0])}
     graph.initializer.extend(numpy_helper.from_array(np.asarray(values), name) for name, values in constants.items())
     graph.node.extend(
         [
@@ -147,12 +147,9 @@ def with_suppression(model: onnx.ModelProto) -> onnx.ModelProto:
         ]
     )
     del graph.output[:]
-    for name, kind, shape in (
-        ("kept_boxes", TensorProto.FLOAT, ["kept", 4]),
-        ("kept_scores", TensorProto.FLOAT, ["kept"]),
-        ("kept_classes", TensorProto.INT64, ["kept"]),
-    ):
-        graph.output.append(helper.make_tensor_value_info(name, kind, shape))
+    graph.output.append(helper.make_tensor_value_info("kept_boxes", TensorProto.FLOAT, ["kept", 4]))
+    graph.output.append(helper.make_tensor_value_info("kept_scores", TensorProto.FLOAT, ["kept"]))
+    graph.output.append(helper.make_tensor_value_info("kept_classes", TensorProto.INT64, ["kept"]))
     return model
 
 
