@@ -31,7 +31,7 @@ from handwritten import FORMS, SIZE, handwritten
 from seeded import Array, Network, image, normal, padding_mask, tokens, uniform
 
 SAMPLES = 12
-_TEXT = {0: "batch", 1: "sequence"}
+TEXT = {0: "batch", 1: "sequence"}
 
 NETWORKS = (
     Network("resnet", convolutional.resnet, {"image": image(3, 64)}, ("scores",), {"image": {0: "batch"}}, 11),
@@ -44,17 +44,17 @@ NETWORKS = (
         transformers.bert,
         {"input_ids": tokens(1000, 64), "attention_mask": padding_mask(64), "token_type_ids": tokens(2, 64)},
         ("last_hidden_state", "scores"),
-        dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), _TEXT),
+        dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), TEXT),
     ),
-    Network("gpt2", transformers.gpt2, {"input_ids": tokens(3000, 48)}, ("logits",), {"input_ids": _TEXT}),
-    Network("llama", transformers.llama, {"input_ids": tokens(2000, 48)}, ("logits",), {"input_ids": _TEXT}, None),
+    Network("gpt2", transformers.gpt2, {"input_ids": tokens(3000, 48)}, ("logits",), {"input_ids": TEXT}),
+    Network("llama", transformers.llama, {"input_ids": tokens(2000, 48)}, ("logits",), {"input_ids": TEXT}, None),
     Network("whisper-encoder", transformers.whisper_encoder, {"mel": normal(1, 80, 200)}, ("memory",)),
     Network(
         "whisper-decoder",
         transformers.whisper_decoder,
         {"input_ids": tokens(2000, 32), "memory": normal(1, 100, 192)},
         ("logits",),
-        {"input_ids": _TEXT, "memory": {0: "batch"}},
+        {"input_ids": TEXT, "memory": {0: "batch"}},
     ),
     Network(
         "unet",
@@ -128,7 +128,7 @@ def dynamo(network: Network, *, optimize: bool = True) -> onnx.ModelProto:
     )
     # A batch or a sequence of one would be taken for a constant.
     arguments = tuple(
-        torch.cat([value, value]) if name in network.dynamic else value
+        torch.cat([value, value]) if 0 in network.dynamic.get(name, {}) else value
         for name, value in zip(network.inputs, _arguments(network), strict=True)
     )
     program = torch.onnx.export(

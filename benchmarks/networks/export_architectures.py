@@ -1,4 +1,4 @@
-"""Export thirty-five small architectures by both of torch's exporters, with made-up samples beside them.
+"""Export fifty-three small architectures by both of torch's exporters, with made-up samples beside them.
 
     python benchmarks/networks/export_architectures.py DEST [NAME ...]
 
@@ -21,13 +21,15 @@ import numpy as np
 import onnx
 import rows
 import sequences
-from export import dynamo, torchscript
-from seeded import Network, uniform
+import unusual
+from export import TEXT, dynamo, torchscript
+from seeded import Network, padding_mask, uniform
 from structured import (
     edges,
     film,
     frequent,
     neighbours,
+    orbits,
     pair_of_frames,
     photograph,
     raster,
@@ -43,6 +45,7 @@ from structured import (
 CALIBRATED, EVALUATED = 24, 12
 EXPORTS = {"torchscript": torchscript, "dynamo": dynamo}
 _BATCH = {0: "batch"}
+_SIZE = {2: "height", 3: "width"}
 _CACHE = {
     "input_ids": {0: "batch"},
     "past_keys": {0: "batch", 3: "past"},
@@ -117,6 +120,46 @@ ARCHITECTURES = (
     Network("siren", rows.siren, {"places": raster(32)}, ("colours",), {"places": _BATCH}, longest=65536),
     Network("nerf", rows.nerf, {"rays": rays(32, 16)}, ("colours", "densities"), {"rays": _BATCH}, longest=65536),
     Network("hash-grid", rows.hash_grid, {"places": raster(32)}, ("colours",), {"places": _BATCH}, longest=65536),
+    Network("early-exit", unusual.early_exit, {"image": photograph(3, 64)}, ("scores",), scripted=True, branches=True),
+    Network(
+        "greedy-decoder",
+        unusual.greedy_decoder,
+        {"input_ids": words(400, 16)},
+        ("scores", "words"),
+        scripted=True,
+        branches=True,
+    ),
+    Network("tabnet", unusual.tabnet, {"rows": series(256, 40)}, ("scores",), {"rows": _BATCH}, longest=65536),
+    Network("evoformer", unusual.evoformer, {"input_ids": words(21, 20)}, ("pairs",)),
+    Network("neural-ode", unusual.neural_ode, {"state": series(64, 16)}, ("later",), {"state": _BATCH}, longest=65536),
+    Network(
+        "style-transfer", unusual.style_transfer, {"image": photograph(3, 64, 0.0)}, ("image_again",), {"image": _SIZE}
+    ),
+    Network("pyramid", unusual.pyramid, {"image": photograph(3, 64)}, ("classes",), {"image": _SIZE}),
+    Network("shufflenet", unusual.shufflenet, {"image": photograph(3, 64)}, ("scores",), {"image": _BATCH}),
+    Network("binary", unusual.binary, {"image": photograph(3, 48)}, ("scores",)),
+    Network("capsules", unusual.capsules, {"image": photograph(3, 32)}, ("lengths", "capsules")),
+    Network("transformer-xl", unusual.transformer_xl, {"input_ids": words(1200, 32)}, ("logits",)),
+    Network("slot-attention", unusual.slot_attention, {"image": photograph(3, 48)}, ("found_slots", "masks")),
+    Network("matcher", unusual.matcher, {"first": series(1, 48, 34), "second": series(1, 40, 34)}, ("matches",)),
+    Network("text-cnn", unusual.text_cnn, {"input_ids": words(3000, 40)}, ("classes",), {"input_ids": _BATCH}),
+    Network(
+        "autoencoder",
+        unusual.autoencoder,
+        {"rows": series(128, 256)},
+        ("again", "code"),
+        {"rows": _BATCH},
+        longest=4096,
+    ),
+    Network("half-precision", unusual.half_precision, {"image": photograph(3, 64)}, ("scores",)),
+    Network("orbit", unusual.orbit, {"state": orbits(64)}, ("force",), {"state": _BATCH}, longest=4096),
+    Network(
+        "windowed-pooling",
+        unusual.windowed_pooling,
+        {"input_ids": words(1000, 32), "mask": padding_mask(32)},
+        ("classes",),
+        {"input_ids": TEXT, "mask": TEXT},
+    ),
 )
 
 
@@ -135,6 +178,8 @@ def main() -> None:
         write_samples(folder / "calib", network, range(100, 100 + CALIBRATED))
         write_samples(folder / "eval", network, range(1000, 1000 + EVALUATED))
         for name, export in EXPORTS.items():
+            if network.branches and export is dynamo:
+                continue
             try:
                 model = network.finish(export(network))
             # Exporters fail in any way; the others are still worth having.

@@ -32,6 +32,7 @@ class Network:
             difference, and the third form is what the newer exporter writes before it optimises.
         longest: largest length of the axes that may vary.
         scripted: whether the older exporter is given the module's source, so that loops stay loops.
+        branches: whether it goes on as its own data says, which the newer exporter cannot write.
         finish: what is added to either export.
     """
 
@@ -43,6 +44,7 @@ class Network:
     older_opset: int | None = 14
     longest: int = 64
     scripted: bool = False
+    branches: bool = False
     finish: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model
 
     def sample(self, seed: int) -> dict[str, Array]:

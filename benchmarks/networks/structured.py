@@ -219,3 +219,15 @@ def edges(nodes: int, count: int) -> Sampler:
         return np.stack([source, target]).astype(np.int64)
 
     return draw
+
+
+def orbits(count: int) -> Sampler:
+    """Draw places on circles with their velocities, and six parameters, as float64 of (count, 12)."""
+
+    def draw(random: np.random.Generator) -> Array:
+        angle, radius = random.uniform(0, 2 * np.pi, count), random.uniform(0.7, 2, count)
+        place = np.stack([radius * np.cos(angle), radius * np.sin(angle), 0.1 * random.normal(size=count)], 1)
+        speed = np.stack([-np.sin(angle), np.cos(angle), np.zeros(count)], 1) / np.sqrt(radius)[:, None]
+        return np.concatenate([place, speed, np.tile(random.normal(size=6), (count, 1))], 1)
+
+    return draw
