@@ -42,7 +42,7 @@ from structured import (
     words,
 )
 
-CALIBRATED, EVALUATED = 24, 12
+CALIBRATED, EVALUATED = 32, 12
 EXPORTS = {"torchscript": torchscript, "dynamo": dynamo}
 _BATCH = {0: "batch"}
 _SIZE = {2: "height", 3: "width"}

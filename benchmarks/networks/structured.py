@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Sampler = Callable[[np.random.Generator], Array]
 SUCCESSORS = 12
+LARGEST = 2.2
 
 
 def photograph(channels: int, size: int, low: float | None = None) -> Sampler:
-    """Draw a smooth background with two soft-edged ellipses on it.
+    """Draw a smooth background with two soft-edged ellipses on it, its values bounded as those of a camera are.
 
     Args:
         channels: of the image.
         size: height and width.
-        low: lower end of the values, whose upper end is 1; None for a mean of zero and a deviation of about one.
+        low: lower end of the values, whose upper end is 1; None for a mean of about zero and 2.2 as the largest.
     """
 
     def draw(random: np.random.Generator) -> Array:
         picture = _scene(random, channels, size, 1)[:, 0]
         if low is not None:
-            picture = low + (1 - low) / (1 + np.exp(-picture))
+            picture = low + (1 - low) * (picture + LARGEST) / (2 * LARGEST)
         return picture[None].astype(np.float32)
 
     return draw
@@ -64,7 +65,7 @@ def _scene(random: np.random.Generator, channels: int, size: int, frames: int) -
         distance = ((y - top - fall * when) / high) ** 2 + ((x - left - slide * when) / wide) ** 2
         inside = 1 / (1 + np.exp(np.clip(12 * (distance - 1), -50, 50)))
         scene = scene * (1 - inside) + random.normal(0, 1.2, (channels, 1, 1, 1)) * inside
-    return scene + 0.03 * random.normal(size=scene.shape)
+    return LARGEST * np.tanh((scene + 0.03 * random.normal(size=scene.shape)) / LARGEST)
 
 
 def sound(length: int, rate: int = 16000) -> Sampler:
