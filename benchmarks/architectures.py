@@ -35,7 +35,8 @@ import onnxruntime
 from rewrite import Sample, interleaved, outputs_of
 
 LEAST_SPEED, LEAST_SQNR = 0.97, 20.0
-REFUSED = 3
+BAD_INPUT, REFUSED = 2, 3
+NOTHING = "there is nothing to quantize"
 TIMED_SAMPLES = 4
 
 
@@ -68,8 +69,13 @@ class Row:
     size: float = math.nan
 
     @property
+    def is_refused(self) -> bool:
+        """Whether nothing was written, for a reason that the model gives."""
+        return self.exit_code == REFUSED or (self.exit_code == BAD_INPUT and NOTHING in self.sentence)
+
+    @property
     def is_fault(self) -> bool:
-        return self.exit_code not in (0, REFUSED)
+        return self.exit_code != 0 and not self.is_refused
 
     @property
     def speed(self) -> float:
@@ -236,7 +242,7 @@ def summary(rows: Sequence[Row]) -> str:
             f"{row.model} {row.worst:.1f}" for row in written if row.worst < LEAST_SQNR
         ],
         "larger than given": [f"{row.model} {row.size:.2f}" for row in written if row.size > 1],
-        "refused": [row.model for row in rows if row.exit_code == REFUSED],
+        "refused": [row.model for row in rows if row.is_refused],
     }
     lines = [f"- {part}: {len(models)}{': ' if models else ''}{', '.join(models)}" for part, models in parts.items()]
     return "\n".join([f"\n{len(rows)} models, {len(written)} written", *lines])
