@@ -133,7 +133,7 @@ def with_suppression(model: onnx.ModelProto) -> onnx.ModelProto:
     """Keep the best boxes only, each with its score and class."""
     graph = model.graph
     boxes, scores = (value.name for value in graph.output)
-    constants = {"most": np.array([10]), "overlap": np.float32(0.5), "least": np.float32(0.6)}
+    constants = {"most": np.array([50]), "overlap": np.float32(0.4), "least": np.float32(0.6)}
     constants |= {"class_column": np.int64(1), "box_column": np.int64(2), "first": np.array([0])}
     graph.initializer.extend(numpy_helper.from_array(np.asarray(values), name) for name, values in constants.items())
     graph.node.extend(
