@@ -89,5 +89,5 @@ def test_what_repeats_one_row_or_number_stays_small(
         quantize_to(model, tmp_path / "small.onnx")
     # Indices of 8 bytes stay what they are.
     most = stored["w"].nbytes // (1 if how == "optimized" else 2) + (17_000 if "Gather" in body else 0)
-    assert (tmp_path / "small.onnx").stat().st_size <= most + 1000
+    assert (tmp_path / "small.onnx").stat().st_size <= most + 2000
     onnx.checker.check_model(tmp_path / "small.onnx", full_check=True)
