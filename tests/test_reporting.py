@@ -102,7 +102,8 @@ def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callab
         np.savez(tmp_path / "stacks" / f"{file}.npz", x=random.uniform(-1, 1, (3, 64)).astype(np.float32))
     model = build("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=(64, 64))
     budget = Budget(search="off", accuracy="off", latency=0)
-    report = quantize(model, tmp_path / "stacks", goal=Goal(force=True), budget=budget).report
+    data = Data(tmp_path / "stacks", batch=1)
+    report = quantize(model, data, goal=Goal(force=True), budget=budget).report
     assert (report.samples.judged.samples, report.samples.judged.files, report.agreement.files) == (24, 8, 8)
     assert report.verdict.endswith("on 24 samples of 8 files it had not seen")
     assert report.agreement.outputs[0].bound < report.agreement.outputs[0].sqnr

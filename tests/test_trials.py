@@ -131,7 +131,7 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
         np.savez(tmp_path / "stacks" / f"{file}.npz", image=images[2 * file : 2 * file + 2])
     save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
     bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    stacks = open_samples(tmp_path / "stacks", model_inputs(onnx.load(MODELS / "resnet.onnx")))
+    stacks = open_samples(tmp_path / "stacks", model_inputs(onnx.load(MODELS / "resnet.onnx")), batch=1)
     plan = bench.plan({})
     together = Trials.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
     by_itself = Trials.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)

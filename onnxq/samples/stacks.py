@@ -29,6 +29,7 @@ def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | No
 def is_batch(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> bool:
     """Return whether the model takes arrays of these shapes as they are, with as many rows as they have.
 
+    >>> import numpy as np
     >>> from onnxq.samples.inputs import Input
     >>> row, one = (Input("x", np.dtype(np.float32), (first, 3)) for first in ("batch", 1))
     >>> is_batch({"x": (1024, 3)}, [row]), is_batch({"x": (1024, 3)}, [one]), is_batch({"x": (9, 1024, 3)}, [row])

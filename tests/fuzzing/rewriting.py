@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-import onnxq.passes.prepare.scan_cells as scan_cells
 from onnxq.graph import (
     Applied,
     Graph,
@@ -33,8 +32,6 @@ from onnxq.preparation import prepare_in_place, widens
 from onnxq.scheme import Mode, Rule, Scheme
 from onnxq.targets import target_named
 
-# Small cells become what large ones do.
-scan_cells.LARGE_WEIGHT = 1
 _STATIC = Scheme(rules=(Rule(Mode.STATIC),))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx.printer
 
+import onnxq.passes.prepare.scan_cells as scan_cells
 from fuzzing.builder import RefusedError
 from fuzzing.checking import Example, Fault, Outcome, check, check_quantized, check_quantizers, examine, rewrites
 from fuzzing.comparing import Original
@@ -112,6 +113,8 @@ def save(example: Example, folder: Path) -> Path:
 def _work(connection: Connection) -> None:
     """Check the seeds that come, until None does; say beforehand what might end the process."""
     logging.disable(logging.WARNING)
+    # Small cells become what large ones do.
+    scan_cells.LARGE_WEIGHT = 1
     seen: Counter[tuple[str, str]] = Counter()
     parent = os.getppid()
     while True:

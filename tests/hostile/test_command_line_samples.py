@@ -86,5 +86,5 @@ def test_values_too_large_for_the_model_are_told(place: Place, onnxq: Run) -> No
     replace_samples(x=large)(place)
     edit(lambda model: stored(model, 3e38))(place)
     before = place.files()
-    assert "NaN or infinite values" in refused(onnxq(*quantize_arguments(place)))
+    assert "NaN or infinite" in refused(onnxq(*quantize_arguments(place)))
     assert place.files() == before
