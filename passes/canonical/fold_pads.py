@@ -143,6 +143,8 @@ def _pooling_obstacle(found: Match, pads: Pads) -> str:
     kernel = window.attrs.get("kernel_shape", ())
     if len(kernel) != len(pads) - 2:
         return f"{name} has no kernel of its rank"
+    if not all(isinstance(length, int) and length > 0 for length in (found.x.shape or (None,))[2:]):
+        return f"its data may be empty, which {name} only takes padded"
     own = _own_pads(window, len(kernel))
     if any(
         first + before >= size or last + after >= size

@@ -42,6 +42,8 @@ class MergeScalars(RewriteRule):
         dtype, merged = found.second.dtype, _merged(found)
         if merged is None:
             return "the merged number is not one of its type"
+        if found.root.op == "Mul" and 0 in (first, second):
+            return "zero times what overflows is no number"
         if found.root.op == "Mul":
             return "" if stays_in_range([first, second], dtype) else "a factor is too far from 1"
         # What is added and taken away again rounds on purpose.

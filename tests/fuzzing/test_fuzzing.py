@@ -1,8 +1,7 @@
-"""Random graphs are rewritten to what computes the same: in a run that is always the same, and in one that never is."""
+"""Random graphs are rewritten to what computes the same, in a run that is always the same."""
 
 from __future__ import annotations
 
-import secrets
 from itertools import count, islice
 
 import numpy as np
@@ -16,7 +15,7 @@ from fuzzing.rewriting import SINGLE
 from fuzzing.running import Summary, run_cases, text_of
 from onnxq.passes.canonical.merge_scalars import MergeScalars
 
-GRAPHS, SECONDS = 500, 40.0
+GRAPHS = 500
 
 
 def told(summary: Summary) -> str:
@@ -31,13 +30,6 @@ def test_graphs_that_are_always_the_same() -> None:
     assert summary.counts["graphs"] > 0.9 * GRAPHS
     missing = {name for name in SINGLE if not summary.fired[name]} - {"SplitSwishes"}
     assert not missing
-
-
-def test_graphs_that_nobody_has_seen() -> None:
-    seed = secrets.randbelow(2**40)
-    print(f"python benchmarks/differential.py --seed {seed}")  # noqa: T201
-    summary = run_cases(count(seed), seconds=SECONDS)
-    assert not summary.faults, f"python benchmarks/differential.py --seed {seed}\n{told(summary)}"
 
 
 def test_a_rule_that_is_wrong_is_found_and_its_graph_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

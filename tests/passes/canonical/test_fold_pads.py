@@ -149,3 +149,15 @@ def test_inside_a_branch() -> None:
             else_branch = no () => (float[N, 6, h, w] e) { q = Pad(x, pads) k = Conv(q, w) e = Neg(k) }> }"""
     graph, _ = fold(model(text, pads=IMAGE, w=values(6, 4, 3, 3)))
     assert ops(graph) == ["If", "Conv", "Conv", "Neg"]
+
+
+@pytest.mark.parametrize(("window", "left"), [("AveragePool<kernel_shape = [3, 3]>(p)", 2), ("Conv(p, w)", 1)])
+def test_pools_of_what_may_be_empty_keep_their_padding(window: str, left: int) -> None:
+    used = {"w": values(6, 4, 3, 3)} if "w)" in window else {}
+    text = f"g (float[1, 4, H, 6] x) => (float[1, c, h, v] y) {{ p = Pad(x, pads) y = {window} }}"
+    made = model(text, pads=np.array([0, 0, 1, 0, 0, 0, 2, 2]), **used)
+    graph = as_graph(made)
+    FoldPads().apply(graph)
+    assert len(graph.nodes) == left
+    feed = {"x": np.zeros((1, 4, 0, 6), np.float32)}
+    assert difference(outputs(graph, feed), outputs(made, feed)) == 0
