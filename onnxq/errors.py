@@ -35,6 +35,10 @@ class LoadError(ModelError):
     """A runtime refuses to load a model, which may be one that was given or one that onnxq built."""
 
 
+class CandidateError(ModelError):
+    """A model that onnxq made from the float model fails where the float model runs."""
+
+
 class RunError(DataError):
     """A runtime fails while it runs a model on a sample."""
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from onnxq.errors import EngineError, LoadError, OnnxqError, RunError
+from onnxq.errors import CandidateError, EngineError, LoadError, OnnxqError, RunError
 
 _LOG = logging.getLogger(__name__)
 # These may be about a model that onnxq built; all other errors of its own are about what the user gave.
-_OF_CANDIDATES = (EngineError, LoadError, RunError)
+_OF_CANDIDATES = (CandidateError, EngineError, LoadError, RunError)
 
 
 @dataclass(frozen=True)

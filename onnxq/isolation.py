@@ -144,7 +144,7 @@ def _exit_as(code: int) -> None:
     name = signal.Signals(-code).name
     if name in _ASKED_TO_STOP:
         sys.exit(128 - code)
-    cause = "memory ran out" if name == "SIGKILL" else "onnxruntime crashed"
+    cause = "memory ran out" if name == "SIGKILL" else "onnxruntime failed on the model or on one made of it"
     sys.stderr.write(
         f"onnxq: the process was ended by {name}, most likely because {cause}; no unfinished file is left\n"
     )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.errors import LoadError, ModelError, OutputError, RunError
+from onnxq.errors import CandidateError, LoadError, ModelError, OutputError, RunError
 from onnxq.large_models import is_large
 
 Array = npt.NDArray[Any]
@@ -152,7 +152,12 @@ def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy:
 
 
 def run(
-    session: Session, sample: Mapping[str, Array], outputs: Sequence[str] | None = None, *, index: int | None = None
+    session: Session,
+    sample: Mapping[str, Array],
+    outputs: Sequence[str] | None = None,
+    *,
+    index: int | None = None,
+    made: Path | None = None,
 ) -> list[Any]:
     """Run one sample.
 
@@ -161,12 +166,14 @@ def run(
         sample: arrays by input name.
         outputs: names of the wanted outputs; None wants all.
         index: number of the sample, for the message of an error.
+        made: file of the model, if it was made from a float model that runs the sample.
 
     Returns:
         The outputs in order, numpy arrays unless the model gives sequences or maps.
 
     Raises:
         RunError: the run fails; the message holds onnxruntime's reason.
+        CandidateError: a model that was made from another fails.
     """
     if outputs is not None and not outputs:
         return []
@@ -177,6 +184,11 @@ def run(
         values: list[Any] = session.run(wanted, dict(sample))
     except _runtime_errors() as error:
         where = "the sample" if index is None else f"sample {index}"
+        if made is not None:
+            raise CandidateError(
+                f"{made} cannot run {where} on onnxruntime: {_reason(error)}; the float model runs it, so the fault "
+                "lies in how this model was made from it"
+            ) from error
         raise RunError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
     return values
 

@@ -214,7 +214,7 @@ class ChildEngine(Engine):
             return f"engine {self.name} did not {doing} within {seconds:g} s and was ended; try a smaller model"
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            cause = "memory ran out" if name == "SIGKILL" else "it cannot cope with the model"
+            cause = "memory ran out" if name == "SIGKILL" else "it failed on the model or on one made of it"
             return f"engine {self.name} was ended by {name} when it was to {doing}, most likely because {cause}"
         return f"engine {self.name} has ended when it was to {doing}{self._last_words()}"
 

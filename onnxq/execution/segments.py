@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +15,11 @@ from onnxq.runtime import serialized
 
 TAPS = 8
 """A segment ends where so many tapped tensors have been computed in it and nothing else is needed later."""
+TAPS_BYTES = 1 << 26
+"""A segment ends where tapped tensors that are declared to take so many bytes have been computed in it likewise."""
+
+# Bytes of an element of nearly all tensors that are tapped.
+_WIDTH = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,8 @@ def segments(
     last = {name: index for index, names in enumerate(needs) for name in names}
     made_by_nodes = {name for node in graph.node for name in node.output}
     taps, each = (given | sized, TAPS) if cuts is None else (cuts, 1)
-    bounds = list(_bounds(graph, needs, last, taps, types.keys(), each))
+    sizes = {name: declared_bytes(types[name]) if name in types else 0 for name in taps}
+    bounds = list(_bounds(graph, needs, last, sizes, types.keys(), each))
     cut = _Parts(model, types)
     live = [value.name for value in graph.input]
     found = []
@@ -129,22 +136,29 @@ def _bounds(
     graph: onnx.GraphProto,
     needs: Sequence[Collection[str]],
     last: dict[str, int],
-    taps: Collection[str],
+    taps: Mapping[str, int],
     crossing: Collection[str],
     each: int,
 ) -> Iterator[tuple[int, int]]:
     """Yield first and last node, the latter excluded, of each segment; one segment where nodes are out of order."""
     place = {name: index for index, node in enumerate(graph.node) for name in node.output}
     ordered = all(place.get(name, -1) < index for index, names in enumerate(needs) for name in names)
-    start, counted, blocking = 0, 0, set[str]()
+    start, counted, size, blocking = 0, 0, 0, set[str]()
     for index, node in enumerate(graph.node):
         counted += sum(name in taps for name in node.output)
+        size += sum(taps.get(name, 0) for name in node.output)
         blocking |= {name for name in node.output if last.get(name, -1) > index and name not in crossing}
         blocking -= {name for name in needs[index] if last[name] == index}
-        if ordered and counted >= each and not blocking and index + 1 < len(graph.node):
+        enough = counted >= each or size >= TAPS_BYTES
+        if ordered and enough and not blocking and index + 1 < len(graph.node):
             yield start, index + 1
-            start, counted = index + 1, 0
+            start, counted, size = index + 1, 0, 0
     yield start, len(graph.node)
+
+
+def declared_bytes(value: onnx.ValueInfoProto) -> int:
+    """Return the bytes of a tensor of float32 as a model declares it; a dimension that is not known counts as one."""
+    return _WIDTH * math.prod(max(int(dim.dim_value), 1) for dim in value.type.tensor_type.shape.dim)
 
 
 def _needs(node: onnx.NodeProto) -> tuple[str, ...]:

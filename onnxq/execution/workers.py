@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 8
 """Each thread holds the taps of one sample in memory."""
+_MOST_ROOM = 4
+"""So many times the taps of a thread are in memory at most, however many threads there are."""
 _SECONDS = 2.0
 """How long a thread or process keeps the statistics of its samples to itself; an interruption costs as much."""
 _FRUITLESS = 3
@@ -96,7 +98,7 @@ class Threads:
         """Start the threads, and end them when whoever gives them work is done; they hold so many bytes of taps."""
         executor = ThreadPoolExecutor(self._threads)
         try:
-            yield executor, self._threads * TAPS_BYTES
+            yield executor, min(self._threads, _MOST_ROOM) * TAPS_BYTES
         finally:
             # What runs is waited for, and what has not begun forgotten, so that an error is not held up.
             executor.shutdown(wait=True, cancel_futures=True)

@@ -16,7 +16,7 @@ from onnxq.samples.selection import Selection
 from onnxq.samples.stretches import even_places
 
 # Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
-_HELD = 1 << 29
+_HELD = 1 << 27
 _FEWEST_SAMPLES = 2
 # No two samples of a process have the same.
 _NUMBERS = itertools.count()

@@ -6,7 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -16,7 +17,7 @@ import numpy as np
 
 from onnxq.cores import each_at_once
 from onnxq.evidence.provenance import sample_digest
-from onnxq.judging.views import EngineView, View, Views
+from onnxq.judging.views import RUN_MEMORY, EngineView, View, Views
 from onnxq.large_models import is_large
 from onnxq.runtime import Array
 from onnxq.samples.inputs import Sample
@@ -104,13 +105,19 @@ class Reference:
         return self.answer(sample).outputs
 
     def answer_each(self, samples: Iterable[Sample]) -> Iterator[Answer]:
-        """Yield what `answer` gives for samples, in order."""
-        return each_at_once(self.answer, samples) if self.at_once else map(self.answer, samples)
+        """Yield what `answer` gives for samples, in order; the first run shows how many there may be at once."""
+        samples = iter(samples)
+        if not self.views.most:
+            yield from map(self.answer, islice(samples, 1))
+        if self.at_once and self.views.most != 1:
+            yield from each_at_once(self.answer, samples, self.views.most)
+        else:
+            yield from map(self.answer, samples)
 
     def _given(self, sample: Sample) -> Answer:
         view = self._view
         start = time.perf_counter()
-        given = view.run(sample)
+        given = RUN_MEMORY.learn(self.model, partial(view.run, sample))
         seconds, count = time.perf_counter() - start, len(self.views.names)
         return Answer(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
 
@@ -151,4 +158,4 @@ def run_beside(
         answer = one.answer(sample)
         return answer.outputs, other.run({**sample, **answer.choices})
 
-    return each_at_once(both, samples) if one.at_once and other.at_once else map(both, samples)
+    return each_at_once(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)

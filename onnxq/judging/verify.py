@@ -225,7 +225,8 @@ def verify(
     kernels = Kernels.of(kernel_types)
     views = Views.of(reference, candidate)
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
-    view = View(session, views.names, views, at_once=not large) if views.plain else opened()
+    at_once = not large and views.most != 1
+    view = View(session, views.names, views, at_once, made=candidate) if views.plain else opened()
     agreement = compare(Reference(reference, views), view, samples, risk, COMPARED_SAMPLES)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import onnx
 
-from onnxq.cores import each_at_once
+from onnxq.cores import available_cores, each_at_once, resident_bytes
 from onnxq.engines.engine import Engine, LoadedModel
 from onnxq.errors import DataError, EngineError
 from onnxq.execution.runner import read_without_data
@@ -32,6 +32,31 @@ from onnxq.samples.inputs import Sample
 
 # The opset from which on there is a GatherElements.
 _GATHER_ELEMENTS = 11
+# Bytes that runs of one model may take together; where one takes more, samples run one after the other.
+_ROOM = 1 << 27
+
+
+class RunMemory:
+    """How much memory a run of each float model takes, as its first run has shown."""
+
+    def __init__(self) -> None:
+        self._taken: dict[Path, int] = {}
+
+    def learn(self, model: Path, run: Callable[[], list[Any]]) -> list[Any]:
+        """Run a float model, and see what it takes if nobody has before: its session keeps it for later runs."""
+        before = resident_bytes()
+        found = run()
+        self._taken.setdefault(model.resolve(), resident_bytes() - before)
+        return found
+
+    def most_at_once(self, model: Path | None) -> int:
+        """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if nobody knows."""
+        taken = self._taken.get(model.resolve()) if model is not None else None
+        return 0 if taken is None else min(available_cores(), max(_ROOM // max(taken, 1), 1))
+
+
+RUN_MEMORY = RunMemory()
+"""Of the float models of this process."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +69,7 @@ class View:
         views: by what models are compared.
         at_once: whether several samples run at once, each on one core, which takes less time than one on all.
         fed: the inputs that take what the float model chose, by what the float model calls it.
+        made: its file, unless it is the float model.
     """
 
     session: Session
@@ -51,15 +77,17 @@ class View:
     views: Views
     at_once: bool = False
     fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    made: Path | None = None
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return what is compared of one sample, which holds what the float model chose; see `onnxq.runtime.run`."""
         # An output that is kept would keep all memory of its session.
-        return [as_own(value) for value in run(self.session, _renamed(sample, self.fed), self.names, index=index)]
+        given = _renamed(sample, self.fed)
+        return [as_own(value) for value in run(self.session, given, self.names, index=index, made=self.made)]
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield what is compared of samples, in order."""
-        return each_at_once(self.run, samples) if self.at_once else map(self.run, samples)
+        return each_at_once(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +152,7 @@ class Views:
         unseen: names of nodes with weights whose error shows in nothing that is compared.
         random: whether the model draws random numbers.
         parts: that outputs are joined of, by output.
+        reference: file of the float model.
     """
 
     outputs: tuple[str, ...]
@@ -133,6 +162,7 @@ class Views:
     unseen: tuple[str, ...] = ()
     random: bool = False
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    reference: Path | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, reference: Path, candidate: Path) -> Views:
@@ -177,18 +207,24 @@ class Views:
             here.weighted if entering else (),
             seen.random,
             {output: parts for output, parts in seen.parts.items() if output not in decided},
+            reference,
         )
 
     @classmethod
     def whole(cls, reference: Path) -> Views:
         """Return views of all outputs as they are, for which the same random numbers are drawn."""
         seen = _seen(reference)
-        return cls(seen.outputs, random=seen.random, parts=seen.parts)
+        return cls(seen.outputs, random=seen.random, parts=seen.parts, reference=reference)
 
     @property
     def plain(self) -> bool:
         """Whether models are compared as they are."""
         return not self.stand_ins and not self.random and not self.choices
+
+    @property
+    def most(self) -> int:
+        """How many samples run at once; 0 where nobody knows what a run takes."""
+        return RUN_MEMORY.most_at_once(self.reference)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -228,13 +264,14 @@ class Views:
         return self._open(open_decoded, model, at_once=at_once)
 
     def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
-        at_once = at_once and not self.random
+        at_once = at_once and not self.random and self.most != 1
+        made = None if model == self.reference else model
         if self.plain:
             session = load(model, threads=1 if at_once else None)
             self._check(output_names(session))
-            return View(session, self.names, self, at_once)
+            return View(session, self.names, self, at_once, made=made)
         proto, names, fed = self._widened(model)
-        return self._opened(load, proto, View(None, names, self, at_once, fed), model)
+        return self._opened(load, proto, View(None, names, self, at_once, fed, made), model)
 
     def _opened(self, load: Callable[..., Session], proto: onnx.ModelProto, view: View, model: Path) -> View:
         at_once = view.at_once and not self.random

@@ -67,7 +67,10 @@ def test_it_is_told_how_many_threads_its_models_have(
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("crash", "engine fake was ended by SIGSEGV when it was to run the sample, most likely because it cannot cope"),
+        (
+            "crash",
+            "engine fake was ended by SIGSEGV when it was to run the sample, most likely because it failed on",
+        ),
         (
             "memory",
             "engine fake was ended by SIGKILL when it was to run the sample, most likely because memory ran out",

@@ -152,3 +152,11 @@ def test_cut_and_uncut_statistics_of_a_network_differ_by_rounding_only(
     for name in TAPS:
         ends, expected = (found.of(name).need(SampleExtremes).ends for found in (cut, uncut))
         assert ends == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_a_segment_ends_where_its_taps_are_declared_to_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = chained(*LAYERS, dims=(1, 2))
+    monkeypatch.setattr(module, "TAPS", 8)
+    assert len(segments(model, ["a", "b", "c", "d"])) == 1
+    monkeypatch.setattr(module, "TAPS_BYTES", 2 * 2 * 4)
+    assert segments(model, ["a", "b", "c", "d"])[0].outputs == ("a", "b")

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.judging import reference
+from onnxq.errors import DataError, ModelError
+from onnxq.judging import reference, views
 from onnxq.judging.reference import Answer, Answers, Reference
 from onnxq.judging.views import Views
 from onnxq.samples.inputs import Sample
@@ -85,3 +86,37 @@ def test_runs_are_timed_where_they_were_made(model: Path) -> None:
     assert Reference(model, Views.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
     assert first.nbytes == 2 * 3 * 4
     assert first.nbytes <= reference._HELD
+
+
+def test_an_answer_lies_in_memory_of_its_own(model: Path) -> None:
+    answer = Reference(model, Views.whole(model), Answers()).answer(SAMPLES[0])
+    assert all(output.flags.owndata for output in answer.outputs)
+
+
+def test_fewer_samples_run_at_once_where_a_run_takes_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = iter([0, 1 << 26, 0, 1 << 30])
+    monkeypatch.setattr(views, "resident_bytes", lambda: next(resident))
+    monkeypatch.setattr(views, "available_cores", lambda: 8)
+    memory = views.RunMemory()
+    assert memory.most_at_once(Path("small")) == 0
+    memory.learn(Path("small"), list)
+    memory.learn(Path("large"), list)
+    assert [memory.most_at_once(Path(name)) for name in ("small", "large")] == [2, 1]
+
+
+def test_a_model_that_was_made_is_blamed_and_not_the_sample(
+    model: Path, build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    made = tmp_path / "made.onnx"
+    text = (
+        "(float[n,4] x) => (float[n,3] y, float[n,3] z)"
+        " { t = Reshape(x, s) u = Reshape(t, s2) y = MatMul(u, w) z = Relu(y) }"
+    )
+    shapes = {"s": np.array([-1, 8], np.int64), "s2": np.array([-1, 4], np.int64)}
+    onnx.save(build(text, w=(4, 3), **shapes), made)
+    seen = Views.whole(model)
+    assert seen.open(model).run(SAMPLES[0])
+    with pytest.raises(ModelError, match=r"made.onnx cannot run the sample on .*; the float model runs it"):
+        seen.open(made).run(SAMPLES[0])
+    with pytest.raises(DataError, match=r"the sample cannot be run by onnxruntime"):
+        seen.open(model).run({"x": np.zeros((2, 2, 2), np.float32)})
