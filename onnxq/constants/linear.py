@@ -38,7 +38,8 @@ def dequantize_linear(
     if zero_point is not None and codes.dtype.kind in "iu" and codes.dtype.itemsize > 2:
         # float32 does not hold every difference of codes so wide.
         codes, zero_point = np.subtract(codes, spread(zero_point), dtype=np.int64), None
-    values = codes.astype(np.float32)
+    # Differences of single numbers are no arrays.
+    values = np.array(codes, np.float32)
     if zero_point is not None:
         np.subtract(values, spread(zero_point.astype(np.float32)), out=values)
     with np.errstate(all="ignore"):

@@ -17,3 +17,8 @@ def test_blocks_lie_along_their_axis() -> None:
     codes = np.ones((2, 5), np.int8)
     found = dequantize_linear(codes, np.float32([[1, 2, 3], [4, 5, 6]]), None, 1, 2)
     assert found.tolist() == [[1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
+
+
+def test_a_single_wide_number_is_decoded() -> None:
+    found = dequantize_linear(np.array(939, np.int32), np.array([0.5], np.float32), np.array(0, np.int32))
+    assert (found.shape, found.dtype, float(found)) == ((), np.float32, 469.5)
