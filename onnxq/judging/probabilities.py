@@ -176,7 +176,8 @@ def _unsure(array: Array) -> _Unsure:
     likeliest = np.argpartition(unsure, -count, -1)[:, -count:]
     order = np.argsort(-np.take_along_axis(unsure, likeliest, -1), -1, kind="stable")
     outcomes = np.take_along_axis(likeliest, order, -1)
-    return _Unsure(places, int(margins.argmin()), outcomes, _first_and_rest(unsure, outcomes))
+    least = int((margins if places is None else margins[places]).argmin())
+    return _Unsure(places, least, outcomes, _first_and_rest(unsure, outcomes))
 
 
 def _rows(array: Array) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.failures import tolerated
 from onnxq.judging.bounds import RISK, Energies, lower_bound, of_files, spread_of_parts
 from onnxq.judging.joined import Part
 from onnxq.judging.labels import decibels_of_labels, telling
@@ -68,7 +69,11 @@ class Tally:
         expected = self._expected
         if not (self.finite and self.same_shapes and math.isfinite(sum(map(sum, expected)))):
             return -math.inf
-        unseen = unseen_noise(self._rows, halves=self.halves) if self._is_probable else 0.0
+        unseen = 0.0
+        if self._is_probable:
+            # Without this term the bound still is one of what was seen.
+            with tolerated("the error of probabilities that were not seen"):
+                unseen = unseen_noise(self._rows, halves=self.halves)
         energies = [(signal, noise + unseen * bool(signal)) for signal, noise in expected]
         return lower_bound(of_files(energies, files), risk, self.spreads)
 
@@ -105,8 +110,10 @@ class Tally:
         """The energies of each sample, the noise of probabilities as the mean over errors that might have been."""
         if not (self._is_probable and self.finite and len(self._rows) == sum(1 for one in self.energies if one[0])):
             return self.energies
-        noises = iter(expected_noises(self._rows, halves=self.halves))
-        return [(signal, next(noises) if signal else noise) for signal, noise in self.energies]
+        with tolerated("the error that probabilities might have had"):
+            noises = iter(expected_noises(self._rows, halves=self.halves))
+            return [(signal, next(noises) if signal else noise) for signal, noise in self.energies]
+        return self.energies
 
     def _add(self, expected: Any, found: Any, within: tuple[int, ...]) -> None:
         if isinstance(expected, list) and isinstance(found, list):

@@ -125,6 +125,17 @@ def test_samples_may_have_rows_of_other_lengths() -> None:
     assert 0 < unseen(pairs) < math.inf
 
 
+def test_of_many_rows_the_least_sure_is_found_wherever_it_is() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 3, (300, 5))
+    logits[299, :2] = 9.0, 9.001
+    one, other = softmax(logits), softmax(logits + generator.normal(0, 0.1, logits.shape))
+    rows = unsure_rows(one, other, 1.0)
+    assert rows.least < len(rows.expected) == 128
+    assert rows.expected[rows.least, 0] == pytest.approx(one[299].max())
+    assert 0 < unseen([(one, other)]) < math.inf
+
+
 def test_a_row_that_is_less_sure_meets_errors_by_rank_of_the_outcome() -> None:
     """Which class is likely differs from sample to sample, and so may the number of classes."""
     ranked = np.float32([[2.0, 1.0, -30.0]]), np.float32([[2.3, 0.9, -30.0]])
